@@ -18,7 +18,19 @@ start here:
 
 
 VERBS = (
-    *("compare", "run", "watch", "runs", "report", "init", "hub", "member", "keys", "bundle"),
+    *(
+        "compare",
+        "run",
+        "watch",
+        "runs",
+        "report",
+        "init",
+        "hub",
+        "gateway",
+        "member",
+        "keys",
+        "bundle",
+    ),
     *("privacy", "strategies", "codecs", "devices", "networks", "sweep", "capacity"),
     *("topology", "plan", "rank", "calibrate", "doctor", "completion"),
 )

@@ -15,7 +15,7 @@ Doors: auto, base, kernels.chosen, table.
 from edgetrain.codecs.auto import Auto, OnRungs
 from edgetrain.codecs.base import Codec
 from edgetrain.codecs.blocks import Blockwise, Planes, Sign
-from edgetrain.codecs.dense import BFloat, Dense, Half
+from edgetrain.codecs.dense import BFloat, Dense, Half, verbatim
 from edgetrain.codecs.feedback import Deep, DeepGradient, Feedback
 from edgetrain.codecs.kernels.chosen import Backend, backend
 from edgetrain.codecs.lowrank import BoundTwoTrips, LowRank, PowerSGD, TwoTrips
@@ -52,4 +52,5 @@ __all__ = [
     "check_ranges",
     "memory",
     "parse",
+    "verbatim",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgetrain.codecs.base import add_scaled, check_vector
+from edgetrain.codecs.base import Codec, add_scaled, check_vector
 from edgetrain.codecs.fixed import FixedSize, Ranged
 from edgetrain.codecs.kernels import chosen as kernels
 from edgetrain.codecs.kernels.contract import Bytes
@@ -48,6 +48,13 @@ class Dense(Ranged):
 
     def max_bytes(self, elements: int) -> int:
         return 4 * elements
+
+
+def verbatim(codec: Codec) -> Dense:
+    """Full precision in parts of as many elements as this codec's, so that one merge reads both."""
+    dense = Dense()
+    dense.part_elements = codec.part_elements
+    return dense
 
 
 class Half(FixedSize):

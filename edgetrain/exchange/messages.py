@@ -173,10 +173,12 @@ class Join:
     """Digest of their values in this member (vectors/blob.py): the hub does not send equal ones."""
     steps: int = _integer(0, MAX_COUNT, default=0)
     """Local steps of the run, where the member brings its own loop and knows; 0: not known."""
-    payload: Buffer = _payload(default=b"")  # noqa: RUF009
     address: str = _optional(_text(MAX_ADDRESS, default=""))
     """Where members connect to each other: tcp://HOST:PORT of this one, or CLIENT: it only dials.
     "": it does neither."""
+    behind: int = _optional(_integer(0, 1 << 20, default=0))
+    """Members of the site that a gateway joins for; 0: it is a member itself."""
+    payload: Buffer = _payload(default=b"")  # noqa: RUF009
     """Text that describes the tensors of the vector, see vectors/layout.py; may be empty."""
 
 
@@ -241,6 +243,7 @@ CODES = {
     "masks": "a message about masks is wrong, or was not asked for",
     "ended": "the job is over",
     "peers": "members connect to each other, and this one does not",
+    "gateway": "this job's rounds cannot be merged at a site first, or a gateway joined a gateway",
     "few": "too few members are left to unmask a round: the job ends, and may be resumed",
 }
 """Every reason for a refusal, with its meaning."""
@@ -339,7 +342,7 @@ class Contribute:
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
     weight: float = _number(NO_WEIGHT, 1e15)
-    """NO_WEIGHT: it is not merged. Otherwise the weight in Join counts."""
+    """NO_WEIGHT: it is not merged. Otherwise the weight in Join counts; of a gateway this one."""
     applied: int = _integer(0, MAX_COUNT)
     checksum: int = _integer(0, MAX_CHECKSUM)
     """Of the member's base after `applied` replies."""
@@ -348,6 +351,8 @@ class Contribute:
     payload: Buffer = _payload()  # noqa: RUF009
     step_s: float = _number(1e-9, 1e9, default=1.0)
     """Seconds of one of these steps."""
+    members: int = _optional(_integer(0, 1 << 20, default=0))
+    """From a gateway: contributions of its site that are in this one; 0: it is a member's own."""
 
 
 @dataclass(frozen=True)

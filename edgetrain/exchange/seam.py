@@ -68,6 +68,8 @@ class Request:
     """Local steps of the run, from a member with its own loop; 0: not known."""
     address: str = ""
     """Where members connect to each other: see `messages.Join`."""
+    behind: int = 0
+    """Members of the site that a gateway joins for; 0: it is a member itself."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,20 @@ class Past:
     """Of its base after them."""
     has_base: bool
     """Whether it still has that base; otherwise it takes the hub's."""
+    oldest: int | None = None
+    """The oldest round whose contribution it can send again; None: there is none."""
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Of a gateway's contribution: what its site's members contributed."""
+
+    members: int
+    """Contributions in it."""
+    applied: int
+    """Replies in the bases they were made from."""
+    checksum: int
+    """Checksum of these bases."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +121,16 @@ class Submission:
     """Seconds of one of them."""
     rest_later: bool = True
     """Whether what a lossy codec leaves out goes with a later contribution."""
+    behind: Behind | None = None
+    """Of a gateway: `applied` and `checksum` are then of its own base."""
 
     @property
     def head(self) -> Contribute:
         """Its message, without a payload."""
+        site = self.behind or Behind(0, self.applied, self.checksum)
         return Contribute(
-            self.round, 0, 1, self.weight, self.applied, self.checksum, self.wanted_delay, b"",
-            self.step_s,
+            self.round, 0, 1, self.weight, site.applied, site.checksum, self.wanted_delay, b"",
+            self.step_s, site.members,
         )  # fmt: skip
 
 
@@ -140,6 +159,8 @@ class RoundReply:
     """Of the member's own contribution to this round, as encoded; 0: it was not sent."""
     received_bytes: int = 0
     """Of this reply, as encoded."""
+    payloads: Sequence[Buffer] = ()
+    """To a gateway, in place of `pieces`: the reply as it came, part by part."""
     merged: int = 0
     """Out of step: with this reply the member's contributions with numbers below this are merged;
     0: none of them is in it."""

@@ -29,13 +29,14 @@ def hub_of(
     source: Source = system,
     most_elements: int = MAX_ELEMENTS,
     keeps_windows: bool | None = None,
+    site: int = 0,
 ) -> Hub:
     """A fresh hub of a job, as `rules.resolve` found it.
 
     With `any_job` it admits members whatever job they run. `source` is what noise is made of, if
     the hub adds it. `most_elements`: of the largest model, where the job does not say.
-    `keeps_windows`: see `Delay`; None: as the job's network profiles say. ConfigError if its noise
-    cannot be worked out.
+    `keeps_windows`: see `Delay`; None: as the job's network profiles say. `site`: of the gateway of
+    a site with this many members. ConfigError if its noise cannot be worked out.
     """
     job = found.job
     masks = None
@@ -43,12 +44,15 @@ def hub_of(
         from edgetrain.exchange.masks.aggregator import Aggregator
 
         masks = Aggregator(found.mask_terms)
+    terms = _terms(found, any_job, found.keeps_windows if keeps_windows is None else keeps_windows)
+    # A site's round has to be on its way while the hub above still waits for it.
+    quorum, wait = (1, SITE_WAIT) if site else (job.hub.quorum, 1.0)
     return Hub(
-        _terms(found, any_job, found.keeps_windows if keeps_windows is None else keeps_windows),
+        replace(terms, gateways=job.fleet.gateways and not site),
         Policy(
-            job.fleet.members,
-            job.hub.quorum,
-            job.hub.longest_deadline_s,
+            site or job.fleet.members,
+            quorum,
+            wait * job.hub.longest_deadline_s,
             job.hub.gone_s,
             job.hub.beat_s,
             job.hub.return_s,
@@ -56,6 +60,7 @@ def hub_of(
             int(250_000 * job.hub.most_mb) or most_elements,
             job.hub.status_s,
             job.hub.deadline_s == AUTO,
+            job.fleet.members,
         ),
         _merge_rule(found, source),
         found.codec,
@@ -80,15 +85,20 @@ LARGEST_PART_BYTES = 1 << 30
 """Of codecs whose parts are as large as the model, which a hub does not know before it listens."""
 
 
-def message_limit(codec: Codec) -> int:
+SITE_WAIT = 0.5
+"""Share of `hub.deadline_s` that a gateway waits for late members of its site."""
+
+
+def message_limit(codec: Codec, gateways: bool = False) -> int:
     """Bytes of the largest frame that a member has a reason to send, if contributions have this
-    codec. A connection that announces a larger one is closed before anything is allocated for
-    it."""
+    codec; with `gateways` also in full precision. A connection that announces a larger one is
+    closed before anything is allocated for it."""
     try:
-        largest = codec.max_bytes(codec.part_elements)
+        largest, exact = codec.max_bytes(codec.part_elements), 4 * codec.part_elements
     except ConfigError:  # it depends on the shapes of the tensors
         largest = LARGEST_PART_BYTES
-    return max(largest, 4 * BASE_PART_ELEMENTS, MAX_HEADER_BYTES)
+        exact = LARGEST_PART_BYTES
+    return max(largest, exact if gateways else 0, 4 * BASE_PART_ELEMENTS, MAX_HEADER_BYTES)
 
 
 def _merge_rule(found: Resolved, source: Source) -> SliceRule | RoundRule:

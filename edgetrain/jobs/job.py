@@ -67,6 +67,7 @@ class Fleet:
     hub_network: str = _said("none", "network profile(s) of the hubs' own links, as of members")
     nat: str = _said("", "members to which nobody can connect: '0-2 5'")
     sites: str = _said("", "members behind one shared uplink: 'home-fixed: 0-3, 4g-good: 4 5'")
+    gateways: bool = _switch(False, "a site may merge its rounds first: `edgetrain gateway`")
     congestion: str = _said("cubic", "TCP's congestion control on all links: cubic, reno, bbr, …")
     pace_s: float = _ranged(0.0, 0.0, 3600.0, "seconds a step takes; 0: as the device profile says")
     stays_s: float = _ranged(0.0, 0.0, 1e9, "simulated: mean seconds until a device goes; 0: never")

@@ -65,6 +65,7 @@ def check(found: Resolved) -> None:
     _check_merged(found)
     _check_out_of_step(found)
     _check_topology(found)
+    _check_gateways(found)
 
 
 def _check_accumulated(found: Resolved) -> None:
@@ -396,6 +397,47 @@ def why_not_topology(name: str, found: Resolved) -> Refusal | None:
     `fleet.topology` says it, or "hubs" (several), or "gateways"."""
     if name in _TO_COME:
         return "it is not there yet", "say star, or leave it out"
+    return _why_no_gateways(found) if name == "gateways" else None
+
+
+def _check_gateways(found: Resolved) -> None:
+    if found.job.fleet.gateways and (refused := _why_no_gateways(found)):
+        raise ConfigError(f"fleet.gateways = true: {refused[0]}", refused[1])
+
+
+def refuse_gateways(job: Job) -> None:
+    """ConfigError for a job with gateways where one machine plays all of the fleet."""
+    if job.fleet.gateways:
+        raise ConfigError(
+            "fleet.gateways = true: gateways are between real machines so far",
+            "start `edgetrain gateway` at each site, or say gateways = false to run it here",
+        )
+
+
+def _why_no_gateways(found: Resolved) -> Refusal | None:
+    """Why a site's contributions cannot be merged before they reach the hub."""
+    table, strategy = found.job.strategy, found.strategy
+    if table.secure:
+        return "masks are removed from the sum of all members at one hub", "leave out secure"
+    if table.merge != "mean":
+        return f"strategy.merge = '{table.merge}' judges members one by one", "say merge = 'mean'"
+    if not strategy.in_step:
+        return f"{strategy.name}: its members have no rounds together", "choose dga or fedavg"
+    if strategy.ranges > 1:
+        return (
+            f"{strategy.name}: a round is of one fragment, and a gateway passes on whole vectors",
+            "choose diloco",
+        )
+    if found.codec.sums_only or found.codec.two_trips:
+        return (
+            f"strategy.codec = '{found.codec.name}': its payloads mean something at one hub only",
+            "choose fp16, int8 or topk",
+        )
+    if found.job.privacy.unit == "member" and found.job.privacy.where == "hub":
+        return (
+            "privacy.where = 'hub': the hub cuts each member's contribution to its length",
+            "say where = 'member'",
+        )
     return None
 
 

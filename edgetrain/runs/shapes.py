@@ -146,6 +146,7 @@ LINES: dict[str, dict[str, Is]] = {
     "round": _USED | {
         "round": count, "members": texts, "missing": texts, "weight": number, "close_s": seconds,
         "delay": count, "every": count, "cuts": cuts, "codec": text, "lands": flag,
+        "above_sent_bytes": size, "above_received_bytes": size,
     },
     "figure": {
         "about": text, "metric": text, "value": number, "better": text, "step": count,

@@ -18,6 +18,7 @@ from typing import Any
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.addresses import Interface, Listening, split_address, wait_to_listen
 from edgetrain.exchange.descriptors import RESERVED, raise_limit
+from edgetrain.exchange.gateway.site import SiteHub
 from edgetrain.exchange.hub.effects import Note
 from edgetrain.exchange.hub.journal import LOCK, Journal
 from edgetrain.exchange.hub.protocol import Hub
@@ -26,7 +27,7 @@ from edgetrain.exchange.hub.terms import ANY_JOB
 from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.keyring import Keyring, keys_folder
 from edgetrain.exchange.keys.pairs import spell
-from edgetrain.exchange.transport import owner_of
+from edgetrain.exchange.transport import Traffic, owner_of
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.files.toml import read_toml
 from edgetrain.fleet.networks.congestion import restarts_after_idle
@@ -39,6 +40,7 @@ from edgetrain.jobs.topology import take_star
 from edgetrain.runs import folder as run_folders
 from edgetrain.runs.environment import free_memory, utc
 from edgetrain.runs.summary import summarise
+from edgetrain.training.gateway import Uplink
 from edgetrain.training.hub_recorder import HubRecorder
 from edgetrain.training.stopping import Stop
 
@@ -76,6 +78,28 @@ class HubRequest:
     """The run folder of a hub that has ended: continue from its journal."""
     runs: Path = Path("runs")
     """Where a new run folder is made, if this is not resumed."""
+    uplink: Uplink | None = None
+    """To the hub above, where this is the gateway of a site; None: it is not."""
+
+    @property
+    def members(self) -> int:
+        """Members that join here."""
+        return self.job.fleet.members if self.uplink is None else self.uplink.members
+
+    @property
+    def traffic_above(self) -> Callable[[], Traffic] | None:
+        """Counts the bytes to and from the hub above; None: there is none."""
+        return None if self.uplink is None else self.uplink.traffic
+
+    def leave_above(self, finished: bool, say: Say) -> None:
+        """Close the way to the hub above, if there is one."""
+        if self.uplink is not None:
+            self.uplink.close(finished, say)
+
+    @property
+    def verb(self) -> str:
+        """What serves it, on the command line."""
+        return "hub" if self.uplink is None else "gateway"
 
 
 def job_to_resume(run: Path, overrides: list[str]) -> Job:
@@ -110,16 +134,15 @@ def serve_job(
     too few members are left to unmask anything.
     """
     job = request.job
-    _check_connections(job.fleet.members, warn)
+    _check_connections(request.members, warn)
     listening = wait_to_listen(*split_address(request.bind), say=say)
     gate = _gate(request, listening)
     found, journal = _looked_up(job, say), None
-    for doubt in doubts(found.strategy, [str(job.train.optimizer.get("name", "sgd"))]):
-        warn(f"warning: {doubt}")
-    fresh = _maker(found)
+    _warn_of_doubts(found, warn)
+    fresh = _maker(found, request.uplink)
     hub = fresh(any_job=request.any_job)
     _check_resume(request)
-    socket = HubSocket(listening.bind, message_limit(found.codec), gate)
+    socket = _open(request, found, listening, gate)
     with contextlib.ExitStack() as on_error:
         on_error.callback(socket.close)
         folder, earlier_s = _run_folder(request)
@@ -129,13 +152,14 @@ def serve_job(
             hub = _restored(hub, fresh, journal, request, clock, say)
         on_error.pop_all()
     _announce(listening.reachable, socket.port, gate, say)
-    say(f"waiting for {job.fleet.members} members; run folder: {folder}")
+    say(f"waiting for {request.members} members; run folder: {folder}")
     began: list[str] = []
     follow(folder)
     recorder = HubRecorder(
         folder, clock, socket.traffic, say=say, earlier_s=earlier_s, name_of=_names(gate),
         on_start=lambda at: began.append(utc(clock() - at)),
     )  # fmt: skip
+    recorder.above = request.traffic_above
     socket.refusals.report = lambda line: recorder(Note("refused", "?", line))
     try:
         stop.defer()
@@ -143,8 +167,9 @@ def serve_job(
         serve(hub, socket, clock, recorder, lambda: bool(stop.asked), journal, keys, earlier_s)
     finally:
         if (stop.asked and not hub.finished) or hub.rounds.ended_short:
-            _save_last(hub, journal, folder, say)
+            _save_last(hub, journal, folder, say, request.verb)
         known = {"rounds": hub.round, "began": began[0] if began else None}
+        request.leave_above(hub.finished, say)
         _close(folder, known, recorder, socket, journal, warn)
     if not hub.finished:
         stop.check()
@@ -162,11 +187,34 @@ def _looked_up(job: Job, say: Say) -> Resolved:
     return found
 
 
-def _maker(found: Resolved) -> partial[Hub]:
+def _warn_of_doubts(found: Resolved, warn: Say) -> None:
+    for doubt in doubts(found.strategy, [str(found.job.train.optimizer.get("name", "sgd"))]):
+        warn(f"warning: {doubt}")
+
+
+def _open(
+    request: HubRequest, found: Resolved, listening: Listening, gate: Gate | None
+) -> HubSocket:
+    """The socket that members join."""
+    uplink, gateways = request.uplink, request.job.fleet.gateways
+    if uplink is None:
+        return HubSocket(listening.bind, message_limit(found.codec, gateways), gate)
+    uplink.check(request.bind, [each.address for each in listening.reachable])
+    socket = HubSocket(listening.bind, message_limit(found.codec), gate)
+    uplink.wake = socket.wake_for
+    return socket
+
+
+def _maker(found: Resolved, uplink: Uplink | None) -> Callable[..., Hub]:
     """Makes hubs of this job, for this machine's memory and its TCP."""
     most_elements = max(1, free_memory() // (4 * LARGEST_SHARE))
-    return partial(
+    made = partial(
         hub_of, found, most_elements=most_elements, keeps_windows=not restarts_after_idle()
+    )
+    if uplink is None:
+        return made
+    return lambda any_job: SiteHub(
+        made(any_job=any_job, site=uplink.members), uplink.name, uplink.connect
     )
 
 
@@ -224,7 +272,7 @@ def _run_folder(request: HubRequest) -> tuple[Path, float]:
     if request.resume is not None:
         folder = request.resume
         return folder, max((line["t"] for line in run_folders.read_metrics(folder)), default=0.0)
-    folder = run_folders.create(request.runs, request.job.name or "hub", private=True)
+    folder = run_folders.create(request.runs, request.job.name or request.verb, private=True)
     run_folders.write_job(folder, _known_of(request))
     run_folders.write_environment(folder)
     return folder, 0.0
@@ -301,11 +349,11 @@ def _announce(reachable: tuple[Interface, ...], port: int, gate: Gate | None, sa
         say(f"encrypted; its public key is {spell(gate.pair.public)}")
 
 
-def _save_last(hub: Hub, journal: Journal | None, folder: Path, say: Say) -> None:
+def _save_last(hub: Hub, journal: Journal | None, folder: Path, say: Say, verb: str) -> None:
     """Write a last snapshot, so that a resumed hub merges nothing again, and say how to resume. The
     journal holds every round without it: an error is not reported."""
     if journal is None or not hub.started:
         return
     with contextlib.suppress(EdgetrainError):
         journal.save(hub.state(), hub.needed)
-    say(f"stopped after {hub.round} rounds; go on with: edgetrain hub --resume {folder}")
+    say(f"stopped after {hub.round} rounds; go on with: edgetrain {verb} --resume {folder}")

@@ -98,6 +98,8 @@ class HubRecorder:
         self._refusals, self._strangers = Refusals(few=20), Refusals(few=200)
         self._log: MetricsLog | None = None
         self._statuses, self._name_of = Statuses(), name_of
+        self.above: Callable[[], Traffic] | None = None
+        """Of a gateway: what its connection to the hub above has carried."""
 
     def __call__(self, effect: Observed) -> None:
         """Record an effect: the observer that `serve` calls."""
@@ -157,7 +159,14 @@ class HubRecorder:
                 cuts=closed.cuts,
                 codec=closed.codec,
                 lands=closed.lands,
+                above=self._bytes_above(),
             )
+
+    def _bytes_above(self) -> tuple[int, int] | None:
+        if self.above is None:
+            return None
+        traffic = self.above()
+        return traffic.sent_bytes, traffic.received_bytes
 
     def strike(self, event: Literal["fault", "absence"], reason: str, about: str = "") -> None:
         """Something that the job planned goes wrong now; `about` a member, or the whole fleet."""

@@ -43,8 +43,8 @@ def test_the_verbs_are_these():
     top = {path[0] for path in VERBS if len(path) == 1}
     assert top == {
         "bundle", "calibrate", "capacity", "codecs", "compare", "completion",
-        "devices", "doctor", "hub", "init", "keys", "member", "networks", "plan", "privacy", "rank",
-        "report", "run", "runs", "strategies", "sweep", "topology", "watch",
+        "devices", "doctor", "gateway", "hub", "init", "keys", "member", "networks", "plan",
+        "privacy", "rank", "report", "run", "runs", "strategies", "sweep", "topology", "watch",
     }  # fmt: skip
 
 

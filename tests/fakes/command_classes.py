@@ -220,6 +220,11 @@ ELSEWHERE = {
     "edgetrain keys enroll --hub tcp://192.168.1.5:5555 --token @FILE": _MACHINES,
     "edgetrain keys enroll pi-3 --key KEY": "a key of the reader's: tests/cli/test_keys_cli.py",
     "edgetrain hub job.toml --bind tcp://eth0:5555": _INTERFACE,
+    "edgetrain gateway job.toml --above tcp://192.168.1.5:5555 --members 8"
+    " --bind tcp://eth0:5555": _MACHINES,
+    "edgetrain gateway --resume runs/20260101-120000-digits --above tcp://192.168.1.5:5555"
+    " --members 8": _MACHINES,
+    "edgetrain member job.toml --hub tcp://10.0.0.1:5555 --index 3": _MACHINES,
     "edgetrain hub job.toml --bind tcp://eth0:5555 --insecure": _INTERFACE,
     "edgetrain hub job.toml --bind 'tcp://*:5555'": _MACHINES,
     "edgetrain hub job.toml --bind tcp://localhost:5555": "as `edgetrain hub job.toml`",

@@ -22,7 +22,7 @@ from edgetrain.errors import Refused
 from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.hub.effects import Closed, Note, Replay, Save, Send, Write, replies_of
 from edgetrain.exchange.hub.protocol import Hub
-from edgetrain.exchange.hub.records import Round, State, decode, encode
+from edgetrain.exchange.hub.records import Round, Sent, State, decode, encode
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.member.driver import Driver, FlatVectors
 from edgetrain.exchange.member.link import Link
@@ -61,7 +61,7 @@ class Disk:
     def append(self, record) -> None:
         header, payloads = encode(record)
         self.log.append((header, b"".join(payloads)))
-        if isinstance(record, Round):
+        if isinstance(record, Round | Sent):
             self.counted += [(c.member, c.meant_for) for c in record.counted]
 
     def save(self, state: State) -> None:
@@ -412,9 +412,9 @@ class Fleet:
             elif isinstance(effect, Closed):
                 self.closed.append(effect)
             elif isinstance(effect, Send):
-                member = by_address[effect.to]
-                over = member.state == "done" and not member.wire.to_hub
-                if member.index in self.dead or over:
+                member = by_address.get(effect.to)
+                over = member and member.state == "done" and not member.wire.to_hub
+                if member is None or member.index in self.dead or over:
                     self._each(self.hub.unreachable(effect.to, self.now))
                 else:
                     member.wire.send_to_member(pack(effect.message))

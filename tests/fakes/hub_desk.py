@@ -48,10 +48,12 @@ class Desk:
         reply_codec=None,
         delay=0,
         assign=None,
+        gateways=False,
         **policy,
     ):
         row = replace(strategies.find("sync-sgd" if gradient else "dga"), weighted=weighted)
         terms = Terms.of_strategy(row, 1, Delay(delay or 0, delay is None), "job-a")
+        terms = replace(terms, gateways=gateways)
         codec = codec or codecs.Dense()
         reply_codec = reply_codec or codecs.Dense()
         parts = terms, Policy(members, **policy), Mean(not gradient), codec, reply_codec

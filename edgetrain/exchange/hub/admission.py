@@ -50,6 +50,12 @@ class AgreedModel:
         return layout
 
 
+_NO_GATEWAYS = (
+    "no gateway may join here: the hub's job does not say fleet.gateways=true, or the hub is a "
+    "gateway itself"
+)
+
+
 def _elements(join: Join) -> int:
     """What of the hub's memory a base and the fixed tensors would take, in float32."""
     return join.elements + -(-join.fixed_bytes // 4)
@@ -85,6 +91,8 @@ class Admission:
             return self._too_large(join)
         if self.finished:
             return self._ended()
+        if join.behind and not self.terms.gateways:
+            return "gateway", _NO_GATEWAYS
         known = self.rounds.delay.steps
         if join.steps and known and join.steps != known:
             return "steps", f"the run has {known:,} steps, the member's {join.steps:,}"
@@ -106,8 +114,9 @@ class Admission:
         for other in replaced:
             if other.unreachable_since is None:
                 return self._has_a_place(other)
-        if len(self.members) - len(replaced) >= self.policy.members:
-            return self._full()
+        free = self.policy.members - self.members.places + sum(each.places for each in replaced)
+        if free < (join.behind or 1):
+            return self._full(join.behind)
         return None
 
     def replaced_by(self, sender: bytes, join: Join) -> list[MemberRecord]:
@@ -142,7 +151,7 @@ class Admission:
         there = self.members.owned_by_owner_of(sender)
         if there is not None and there is not member:
             return self._has_a_place(there)
-        if not member.is_in and len(self.members) >= self.policy.members:
+        if not member.is_in and self.members.places + member.places > self.policy.members:
             return self._full()
         return self._why_not_in_step(member, message) or self.other_at(sender, member)
 
@@ -209,5 +218,10 @@ class Admission:
     def _ended(self) -> WhyNot:
         return "ended", f"the job is over after {self.rounds.round} rounds"
 
-    def _full(self) -> WhyNot:
-        return "full", f"all {self.policy.members} places are taken"
+    def _full(self, behind: int = 0) -> WhyNot:
+        taken, most = self.members.places, self.policy.members
+        if behind and taken < most:
+            return "full", (
+                f"{taken} of {most} places are taken, and the gateway's site has {behind} members"
+            )
+        return "full", f"all {most} places are taken"

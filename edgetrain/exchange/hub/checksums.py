@@ -29,6 +29,11 @@ class BaseChecksums:
         """The checksum after `applied` replies; `default` where it is not known."""
         return self._known.get(applied, default)
 
+    def likeliest(self, applied: int) -> int:
+        """What is known of a base, or else what most members have reported; 0: nothing."""
+        votes = Counter(self._reported.get(applied, {}).values()).most_common(1)
+        return self._known.get(applied, votes[0][0] if votes else 0)
+
     def items(self) -> Iterable[tuple[int, int]]:
         """All that is known, for a journal."""
         return self._known.items()

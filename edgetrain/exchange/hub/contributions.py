@@ -27,6 +27,10 @@ class Contribution:
     """One per part; none where contributions are masked."""
     wish: Wish | None = None
     """What its sender has measured; None: it is merged again, from a journal."""
+    members: int = 1
+    """Members' contributions in it."""
+    is_exact: bool = False
+    """Whether it is a gateway's: in full precision, whatever the job's codec."""
 
 
 class Spoilt(Exception):
@@ -75,8 +79,8 @@ class Guarded(ContributionPiece):
             raise Spoilt(self.contribution, NOT_FINITE)
 
 
-def find_spoilt(chosen: Sequence[Contribution], part: int, codec: Codec, scratch: Vector) -> None:
-    """Raise Spoilt for the first contribution whose part is not finite. There may be none: a sum of
-    finite numbers can overflow. `scratch` [slice] is overwritten."""
-    for contribution in chosen:
-        Guarded(contribution, part, codec).read(scratch)
+def find_spoilt(pieces: Sequence[ContributionPiece], scratch: Vector) -> None:
+    """Raise Spoilt for the first piece that is not finite. There may be none: a sum of finite
+    numbers can overflow. `scratch` [slice] is overwritten."""
+    for piece in pieces:
+        Guarded(piece.contribution, piece.part, piece.codec).read(scratch)

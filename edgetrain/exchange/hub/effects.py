@@ -116,7 +116,8 @@ def refusal(to: bytes, code: str, reason: str) -> Send:
 def replies_of(record: Round, members: int | None = None, settled: bool = False) -> Iterator[Reply]:
     """The reply to a round, part by part, from what the journal keeps of it. `members` and
     `settled` as in Reply; None: the contributions that the record has."""
-    parts, members = len(record.reply), len(record.counted) if members is None else members
+    told = record.members or len(record.counted)
+    parts, members = len(record.reply), told if members is None else members
     pairs = () if settled else record.merged
     for part, payload in enumerate(record.reply):
         yield Reply(

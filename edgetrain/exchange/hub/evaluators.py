@@ -27,6 +27,10 @@ class Evaluators:
         self._is_ending = self._is_ending or (event == "left" and reason == DONE)
         self._one_is_lost = self._one_is_lost or member.evaluates
 
+    def note_wanted(self) -> None:
+        """The hub above a gateway says that nobody evaluates any more."""
+        self._one_is_lost = True
+
     def ask(self) -> list[Effect]:
         """If nobody evaluates any more, ask the first member to. Called with each beat: the
         question may be lost, or the member that was asked."""

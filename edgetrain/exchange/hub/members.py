@@ -127,6 +127,8 @@ class MemberRecord:
     """Digest of its fixed tensors' values, as it joined with them."""
     address: str = ""
     """Where other members can connect to it; "": they cannot, or it has not said."""
+    behind: int = 0
+    """Members of the site that it joined for, as its gateway; 0: it is a member itself."""
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -134,6 +136,11 @@ class MemberRecord:
     def merged(self) -> int:
         """Its contributions to rounds before this one are merged."""
         return min(self.merged_by_range)
+
+    @property
+    def places(self) -> int:
+        """Places of the job, and indexes, that it takes."""
+        return self.behind or 1
 
     @property
     def is_in(self) -> bool:
@@ -185,7 +192,7 @@ class MemberRecord:
         several = len(self.merged_by_range) > 1
         return Seat(
             self.name, self.sender, self.session, self.index, self.weight, self.first_round,
-            self.merged, tuple(self.merged_by_range) if several else (),
+            self.merged, tuple(self.merged_by_range) if several else (), self.behind,
         )  # fmt: skip
 
     @classmethod
@@ -197,7 +204,7 @@ class MemberRecord:
             next_round=max(seat.next_round, seat.first_round),
             merged_by_range=list(seat.by_range) or [seat.next_round],
             applied=max(0, seat.next_round - 1),
-            left_out=[range(seat.next_round, seat.first_round)],
+            left_out=[range(seat.next_round, seat.first_round)], behind=seat.behind,
         )  # fmt: skip
         member._skip_merged()
         return member
@@ -368,6 +375,8 @@ class Members:
 
     def __init__(self, most_away: int = 0) -> None:
         self.away = Away(most_away)
+        self.places = 0
+        """Members that are in, those behind gateways counted one by one."""
         self._by_sender: dict[bytes, MemberRecord] = {}
         self._by_name: dict[str, MemberRecord] = {}
         self._by_session: dict[int, MemberRecord] = {}
@@ -408,10 +417,16 @@ class Members:
         """All names, sorted."""
         return sorted(self._by_name)
 
-    def free_index(self) -> int:
-        """The lowest index that no member has."""
+    def free_index(self, places: int = 1) -> int:
+        """The lowest index from which on this many are no member's."""
         self._low_index = next(i for i in count(self._low_index) if not self._indexes[i])
-        return self._low_index
+        if places == 1:
+            return self._low_index
+        return next(
+            i
+            for i in count(self._low_index)
+            if not any(self._indexes[i + each] for each in range(places))
+        )
 
     def free_name(self) -> str:
         """The first of m0, m1, … that no member has, in or away."""
@@ -424,7 +439,8 @@ class Members:
     def add(self, member: MemberRecord) -> None:
         """Add a member. Its connection and name are free."""
         self._by_sender[member.sender] = self._by_name[member.name] = member
-        self._indexes[member.index] += 1
+        self._indexes.update(range(member.index, member.index + member.places))
+        self.places += member.places
         if member.session:
             self._by_session[member.session] = member
         if owner := owner_of(member.sender):
@@ -453,7 +469,8 @@ class Members:
 
     def _take_out(self, member: MemberRecord) -> None:
         del self._by_sender[member.sender], self._by_name[member.name]
-        self._indexes[member.index] -= 1
+        self._indexes.subtract(range(member.index, member.index + member.places))
+        self.places -= member.places
         if self._by_session.get(member.session) is member:
             del self._by_session[member.session]
         owner = owner_of(member.sender)

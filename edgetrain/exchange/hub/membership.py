@@ -101,9 +101,8 @@ class Membership:
     @property
     def may_start(self) -> bool:
         """Whether all members and the whole base are here, and training has not begun."""
-        enough = len(self._members) >= self.policy.members
         ready = self.first_base.is_whole(self.model) and self.is_ready()
-        return enough and ready and not self._rounds.started
+        return ready and not self._rounds.started and self._members.places >= self.policy.members
 
     def find_returning(
         self, sender: bytes, message: Resume, tail: int | None
@@ -143,16 +142,17 @@ class Membership:
     def _next_round_for(self, member: MemberRecord) -> int:
         """The round from which on a member that is not in step takes part: no round that others
         have contributed to waits for it, and no name contributes to a round twice."""
-        rounds, ahead = self._rounds, 0
+        rounds = self._rounds
         if rounds.arrivals is not None:
             return rounds.arrivals.first_number(member) if rounds.started else 0
-        if rounds.started:  # before that nobody has contributed to anything
-            ahead = max((m.next_round for m in self._members), default=0)
+        # Before the start nobody has contributed to anything.
+        ahead = max((m.next_round for m in self._members if rounds.started), default=0)
         if rounds.started and rounds.masks is not None:
             # Behind the run's last round nobody contributes: it would wait for that in vain.
             end = rounds.delay.end_after(rounds.round)
             ahead = max(ahead, min(rounds.masks.next_first, end))
-        return max(rounds.round, ahead, (self._members.away.get(member.name) or member).next_round)
+        away = self._members.away.get(member.name)
+        return max(rounds.collecting, ahead, (away or member).next_round)
 
     # -- joining ------------------------------------------------------------------------------
 
@@ -181,14 +181,15 @@ class Membership:
         name = join.name or self._members.free_name()
         weight = join.weight if self._terms.weighted else 1.0
         member = MemberRecord(
-            name, sender, self._members.free_index(), weight, join.checksum, join.session,
-            fixed=join.fixed, merged_by_range=list(range(self._terms.ranges)), address=join.address,
+            name, sender, self._members.free_index(join.behind or 1), weight, join.checksum,
+            join.session, fixed=join.fixed, merged_by_range=list(range(self._terms.ranges)),
+            address=join.address, behind=join.behind,
         )  # fmt: skip
         self._members.add(member)
         self._rounds.delay.set_steps(join.steps)
         if self.first_base.uploader is None and not self._rounds.started:
             self.first_base.expect_from(member)
-        joined = Note("joined", name, f"{len(self._members)} of {self.policy.members}")
+        joined = Note("joined", name, f"{self._members.places} of {self.policy.members}")
         return [Send(sender, self._welcome(member)), joined, *self._admit_late(member)]
 
     def _join_again(self, member: MemberRecord, sender: bytes, join: Join) -> list[Effect]:
@@ -373,7 +374,7 @@ class Membership:
         if due:
             self._last_beat = now
         told = [member for member in self._members if due or member.returning]
-        here = 0 if self._rounds.started else len(self._members)
+        here = 0 if self._rounds.started else self._members.places
         beats = {merged: Beat(self.epoch, merged, here) for merged in {m.merged for m in told}}
         # Equal beats follow each other, because each is packed once.
         told.sort(key=lambda member: member.merged)

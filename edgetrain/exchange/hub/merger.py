@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgetrain.codecs import Codec, Feedback, OnRungs, bound, memory
+from edgetrain.codecs import Codec, Feedback, OnRungs, bound, memory, verbatim
 from edgetrain.codecs.auto import rung_of
 from edgetrain.exchange.hub.contributions import (
     Contribution,
@@ -107,10 +107,14 @@ class Merger:
         """As the job names them."""
         self.codec, self.reply_codec = self.codecs
         """Bound to the model, once there is one."""
+        self._exact = verbatim(codec)
+        """Of gateways' contributions."""
         self.base: Vector | None = None
         self.replies = Feedback(reply_codec, 0)
         self._terms = terms
         self._masked = masked
+        self.is_below = False
+        """Whether a hub above makes the replies, and this is a gateway's."""
         self.ranges = Ranges(0)
         """Ranges of the vector that rounds concern in turn, once there is a model."""
         self._sums = TileSums(self.ranges)
@@ -124,6 +128,7 @@ class Merger:
         ConfigError, and changes nothing, if a codec does not work for it."""
         ranges = Ranges(elements, self._terms.ranges)
         self.codec, self.reply_codec = (bound(c, layout, ranges.count) for c in self.codecs)
+        self._exact = verbatim(self.codec)
         self.ranges = ranges
 
     def start(self, base: Vector) -> int:
@@ -153,6 +158,11 @@ class Merger:
         return {} if self.outer is None else self.outer.state()
 
     @property
+    def weighted(self) -> bool:
+        """Whether members count by their weights."""
+        return self._terms.weighted
+
+    @property
     def adaptive(self) -> OnRungs | None:
         """What encodes replies whose codec is `auto`; None: it is another one."""
         return self.replies if isinstance(self.replies, OnRungs) else None
@@ -176,12 +186,12 @@ class Merger:
         """The number of parts of a contribution to a round."""
         return -(-self.ranges.size(round) // self.codec.part_elements)
 
-    def expected(self, round: int, part: int) -> tuple[int, int]:
+    def expected(self, round: int, part: int, exact: bool = False) -> tuple[int, int]:
         """The elements of this part of a contribution, and the largest size of its payload in
-        bytes."""
+        bytes; `exact`: it is a gateway's, in full precision."""
         most = self.codec.part_elements
         elements = min(most, self.ranges.size(round) - part * most)
-        return elements, self.codec.max_bytes(elements)
+        return elements, (self._exact if exact else self.codec).max_bytes(elements)
 
     # -- before a round is whole --------------------------------------------------------------
 
@@ -267,18 +277,32 @@ class Merger:
         self.outer.step(step, self.ranges.of(round).start)
         return step
 
+    def merge_site(
+        self, round: int, given: Sequence[Contribution]
+    ) -> tuple[Sequence[Contribution], Vector]:
+        """The contributions of a site that count, and the merged vector: the step above. Raises
+        Spoilt, and changes nothing, if one has to be left out."""
+        counted, merged, _ = self._merge(round, given)
+        if counted:
+            self._check_size(merged, counted)
+        return counted, merged
+
     @property
     def _keeps_inputs(self) -> bool:
         """Whether a round cannot be merged again from its reply: lossy replies leave something out,
-        and an outer rule with state has to see what was merged."""
+        and an outer rule with state has to see what was merged. The hub above a gateway does."""
+        return not self.is_below and self._lacks_inputs
+
+    @property
+    def _lacks_inputs(self) -> bool:
         return not self.replies.lossless or bool(self.outer_state())
 
     @property
     def _keeps_mean(self) -> bool:
         """Whether the inputs that are kept are the merged vector: of masked contributions nothing
-        else is known, and beside the state of an outer rule it is one vector more. Otherwise they
-        are the contributions, which are small where replies are compressed."""
-        return self._masked or self.outer is not None
+        else is known, gateways' are as long, and beside the state of an outer rule it is one vector
+        more. Otherwise they are the contributions, which are small where replies are compressed."""
+        return self._masked or self._terms.gateways or self.outer is not None
 
     def _merged_again(self, record: Round) -> Vector:
         """The merged vector of a record with inputs."""
@@ -313,11 +337,14 @@ class Merger:
         assert self._by_slice is not None
         start = part * self.codec.part_elements
         out = merged[start : start + self.codec.part_elements]
-        pieces = [ContributionPiece(contribution, part, self.codec) for contribution in chosen]
+        pieces = [
+            ContributionPiece(each, part, self._exact if each.is_exact else self.codec)
+            for each in chosen
+        ]
         with np.errstate(over="ignore", invalid="ignore"):
             self._by_slice.merge(pieces, out)
         if not all_finite(out):
-            find_spoilt(chosen, part, self.codec, np.empty_like(out))
+            find_spoilt(pieces, np.empty_like(out))
 
     def _merge_round(
         self, rule: RoundRule, chosen: Sequence[Contribution], merged: Vector
@@ -333,7 +360,7 @@ class Merger:
         found = rule.merge_round(pieces, [merged[here] for here in parts])
         for part, here in enumerate(parts):
             if not all_finite(merged[here]):
-                find_spoilt(counted, part, self.codec, np.empty_like(merged[here]))
+                find_spoilt([each[part] for each in pieces], np.empty_like(merged[here]))
         names = [*newest, "hub"]
         cuts = [(names[cut.index], cut.share, cut.reason) for cut in found]
         cuts += [
@@ -356,8 +383,9 @@ class Merger:
         sizes = []
         scratch: Vector = np.empty_like(merged)
         for contribution in chosen:
-            for part, here in enumerate(parts_of(merged.size, self.codec.part_elements)):
-                ContributionPiece(contribution, part, self.codec).read(scratch[here])
+            codec = self._exact if contribution.is_exact else self.codec
+            for part, here in enumerate(parts_of(merged.size, codec.part_elements)):
+                ContributionPiece(contribution, part, codec).read(scratch[here])
             sizes.append(_size(scratch))
         largest = chosen[int(np.argmax(sizes))]
         raise Spoilt(largest, f"an element of {max(sizes):g} is more than {of}")

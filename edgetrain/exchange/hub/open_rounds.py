@@ -88,8 +88,8 @@ class Seen(NamedTuple):
 
     @property
     def contributions(self) -> int:
-        """How many there are."""
-        return len(self.entry.contributions)
+        """How many there are; those in a gateway's one by one."""
+        return sum(each.members for each in self.entry.contributions.values())
 
     @property
     def members(self) -> Collection[str]:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 MOST_GAPS = 16
 """Gaps in a row in what a member sends. More are no accident."""
 
-_ASTRAY = "something was lost on the way: say where you are"
+ASTRAY = "something was lost on the way: say where you are"
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Hub:
             # Meant for the hub that died, and perhaps only the rest of it.
             return [Send(member.sender, Beat(self.epoch))]
         if member.standing == "astray":
-            return [refusal(member.sender, "unknown", _ASTRAY)]
+            return [refusal(member.sender, "unknown", ASTRAY)]
         member.mark_heard()
         match message:
             case Beat() if member.note_end(message.merged):
@@ -309,7 +309,7 @@ class Hub:
         if member.gaps >= MOST_GAPS:
             return self._expel(member, "order", reason, now)
         member.mark_astray()
-        return [refusal(member.sender, "unknown", _ASTRAY), Note("late", member.name, reason)]
+        return [refusal(member.sender, "unknown", ASTRAY), Note("late", member.name, reason)]
 
     def _close_rounds(self, now: float) -> list[Effect]:
         """Close the oldest open rounds as long as they are due. A spoilt contribution is dropped,

@@ -17,10 +17,10 @@ import numpy as np
 from edgetrain.errors import BadMessage
 from edgetrain.vectors.vector import Buffer, Vector
 
-LAYOUT = 4
+LAYOUT = 5
 """Of the records' fields; goes up when they change. Layout 1 ends before the fields `every` and
-`steps`, layout 2 has no `State.fixed`, layout 3 no `Round.complete`: all are read as well, and
-written where that is 0, empty or None."""
+`steps`, layout 2 has no `State.fixed`, layout 3 no `Round.complete`, layout 4 no `Round.members`:
+all are read as well, and written where that is 0, empty or None."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class Round:
     complete: int | None = None
     """Out of step, as Reply has it: in this or earlier rounds are all members' contributions with
     numbers below this. None: members are in step."""
+    members: int = 0
+    """Contributions in it, where sites have merged theirs first; 0: as many as `counted`."""
 
     @property
     def merged(self) -> tuple[tuple[str, int], ...]:
@@ -80,6 +82,8 @@ class Seat:
     """The once-only key: of all rounds before this one, what it gave has been merged."""
     by_range: tuple[int, ...] = ()
     """The same of the rounds that concern each range of the vector; (): there is one range."""
+    behind: int = 0
+    """Members of the site that it joined for, as its gateway; 0: it is a member itself."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,40 @@ class Restarted:
     epoch: int
 
 
-Record = Round | Entered | Departed | Restarted
+@dataclass(frozen=True)
+class Sent:
+    """A gateway hands a round of its site to the hub above. Written before it leaves."""
+
+    round: int
+    counted: tuple[CountedOnce, ...]
+    weight: float
+    members: int
+    """Contributions in it; those without weight, too."""
+    applied: int
+    """Replies in the bases that they were made from."""
+    checksum: int
+    """Checksum of these bases."""
+    wanted_delay: int
+    step_s: float
+    vector: Buffer = field(repr=False)
+    """Their weighted mean, float32."""
+
+
+@dataclass(frozen=True)
+class Above:
+    """A gateway's place at the hub above."""
+
+    session: int
+    name: str
+    index: int
+    """The first of its site's members among all."""
+    next_round: int
+    """The oldest round of its site that is still open."""
+    kept: tuple[Sent, ...]
+    """What the hub above may not have merged for good."""
+
+
+Record = Round | Entered | Departed | Restarted | Sent
 
 
 @dataclass(frozen=True)
@@ -136,6 +173,8 @@ class State:
     """Steps in the rounds before `round`; 0: not known."""
     fixed: tuple[Buffer, ...] = field(default=(), repr=False)
     """The values of fixed tensors that all members have from the first, in pieces; (): none."""
+    above: Above | None = None
+    """Of a gateway."""
 
 
 _OUTER = "outer/"
@@ -152,6 +191,9 @@ def encode(record: Record | State) -> tuple[bytes, list[Buffer]]:
                 record.round, counted, record.delay, record.before, record.checksum,
                 len(record.reply), len(record.inputs), [memoryview(p).nbytes for p in payloads],
             ]  # fmt: skip
+            if record.members:
+                newest = [record.every, record.complete, record.members]
+                return msgpack.packb([5, "R", *fields, *newest]), payloads
             if record.complete is not None:
                 head: bytes = msgpack.packb([4, "R", *fields, record.every, record.complete])
                 return head, payloads
@@ -162,6 +204,8 @@ def encode(record: Record | State) -> tuple[bytes, list[Buffer]]:
             return _header("D", [record.name, record.final]), []
         case Restarted():
             return _header("A", [record.epoch]), []
+        case Sent():
+            return _header("U", _sent_fields(record)), [record.vector]
         case State():
             return _encode_state(record)
 
@@ -176,19 +220,57 @@ def _header(
     return packed
 
 
+def _sent_fields(sent: Sent) -> list[Any]:
+    return [
+        sent.round, [[c.member, c.meant_for, c.weight] for c in sent.counted], sent.weight,
+        sent.members, sent.applied, sent.checksum, sent.wanted_delay, sent.step_s,
+    ]  # fmt: skip
+
+
+def _sent(fields: Sequence[Any], vector: Buffer) -> Sent:
+    round, counted, weight, members, applied, checksum, wanted_delay, step_s = fields
+    each = tuple(CountedOnce(*once) for once in counted)
+    return Sent(round, each, weight, members, applied, checksum, wanted_delay, step_s, vector)
+
+
+_ABOVE = "above/"
+"""Begins the names of arrays that a gateway has sent, and is that of what it says of them."""
+
+
+def _above_arrays(above: Above | None) -> dict[str, Any]:
+    if above is None:
+        return {}
+    told = [above.session, above.name, above.index, above.next_round]
+    told.append([_sent_fields(sent) for sent in above.kept])
+    arrays = {f"{_ABOVE}{s.round}": np.frombuffer(s.vector, np.float32) for s in above.kept}
+    return {_ABOVE: np.frombuffer(msgpack.packb(told), np.uint8), **arrays}
+
+
+def _above(arrays: dict[str, Any]) -> Above | None:
+    """What of `arrays` is a gateway's, which is taken out of them."""
+    if _ABOVE not in arrays:
+        return None
+    told = msgpack.unpackb(arrays.pop(_ABOVE).tobytes(), use_list=True)
+    session, name, index, next_round, kept = told
+    each = (_sent(fields, arrays.pop(f"{_ABOVE}{fields[0]}").data.cast("B")) for fields in kept)
+    return Above(session, name, index, next_round, tuple(each))
+
+
 def _seat_fields(seat: Seat) -> list[Any]:
     return [
         seat.name, seat.address, seat.session, seat.index, seat.weight, seat.first_round,
-        seat.next_round, *([list(seat.by_range)] if seat.by_range else ()),
+        seat.next_round, *([list(seat.by_range)] if seat.by_range or seat.behind else ()),
+        *([seat.behind] if seat.behind else ()),
     ]  # fmt: skip
 
 
 def _seat(fields: Sequence[Any]) -> Seat:
-    return Seat(*fields[:7], *map(tuple, fields[7:]))
+    return Seat(*fields[:7], *map(tuple, fields[7:8]), *fields[8:])
 
 
 def _encode_state(state: State) -> tuple[bytes, list[Buffer]]:
     arrays = dict(state.memory) | {_OUTER + name: array for name, array in state.outer.items()}
+    arrays |= _above_arrays(state.above)
     if state.base is not None:
         arrays[""] = state.base
     told = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
@@ -236,6 +318,8 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         return Departed(*fields)
     if kind == "A":
         return Restarted(*fields)
+    if kind == "U":
+        return _sent(fields, payload)
     if kind != "S":
         raise ValueError(f"a record of kind {kind!r}, and this one knows none")
     agreed, model, layout, elements, epoch, round, delay, seats, away, checksums, told, *newer = (
@@ -248,7 +332,7 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         name: np.frombuffer(part, np.dtype(dtype)).reshape(shape)
         for (name, dtype, shape), part in zip(told, parts, strict=True)
     }
-    base = arrays.pop("", None)
+    base, above = arrays.pop("", None), _above(arrays)
     outer = {
         name.removeprefix(_OUTER): arrays.pop(name) for name in [*arrays] if name.startswith(_OUTER)
     }
@@ -263,6 +347,7 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         every,
         steps,
         (fixed,) if fixed_bytes else (),
+        above,
     )  # fmt: skip
 
 

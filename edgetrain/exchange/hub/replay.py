@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from edgetrain.exchange.hub.members import Away, MemberRecord
-from edgetrain.exchange.hub.records import Departed, Entered, Record, Restarted, Round
+from edgetrain.exchange.hub.records import Departed, Entered, Record, Restarted, Round, Sent
 from edgetrain.exchange.hub.rounds import Rounds
 
 
@@ -39,7 +39,11 @@ def replay(
     for record in records:
         match record:
             case Round() if record.round >= rounds.round:
-                _replay_round(record, present, away, rounds)
+                _mark_counted(record, present, away)
+                rounds.replay(record)
+            case Sent() if record.round >= rounds.collecting:
+                _mark_counted(record, present, away)
+                rounds.replay_sent(record)
             case Entered():
                 member = MemberRecord.of_seat(record.seat)
                 present[member.name] = member
@@ -57,11 +61,8 @@ def replay(
     return Replayed(epoch, deserted and not present)
 
 
-def _replay_round(
-    record: Round, present: dict[str, MemberRecord], away: Away, rounds: Rounds
-) -> None:
+def _mark_counted(record: Round | Sent, present: dict[str, MemberRecord], away: Away) -> None:
     for counted in record.counted:
         member = present.get(counted.member) or away.get(counted.member)
         if member is not None:
             member.replay_merged(counted.meant_for)
-    rounds.replay(record)

@@ -34,7 +34,7 @@ from edgetrain.exchange.hub.masked_rounds import MaskedRounds
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.merger import Merger, RoundResult
 from edgetrain.exchange.hub.open_rounds import OpenRound, OpenRounds
-from edgetrain.exchange.hub.records import Round, State
+from edgetrain.exchange.hub.records import Round, Sent, State
 from edgetrain.exchange.messages import NO_WEIGHT, Contribute
 from edgetrain.strategies.arrivals import ArrivalRule
 from edgetrain.strategies.closing import ClosingRule
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 REMEMBERED = 4096
 """Checksums of base that are kept to compare members with."""
+
+SITE_ROUNDS = 1024
+"""Contributions of each of its members that one of a site may have in it: late ones, too."""
 
 BEHIND_BYTES = 1 << 28
 """Replies that may wait for a member that does not take them, in bytes."""
@@ -132,9 +135,14 @@ class Rounds:
         return "" if self.masks is None else self.masks.ended_short
 
     @property
+    def collecting(self) -> int:
+        """The oldest round that contributions may still join."""
+        return self.round
+
+    @property
     def oldest_number(self) -> int:
         """The lowest number of a contribution that a round may still wait for."""
-        return self.round if self.arrivals is None else self.arrivals.complete
+        return self.collecting if self.arrivals is None else self.arrivals.complete
 
     @property
     def slack(self) -> int:
@@ -179,6 +187,10 @@ class Rounds:
         if self.arrivals is not None:
             self.arrivals.complete = record.complete or 0
 
+    def replay_sent(self, record: Sent) -> None:
+        """A gateway's journal says that this went to the hub above."""
+        raise Diverged(f"the journal is a gateway's: round {record.round} went to a hub above")
+
     def steps_before(self, round: int) -> int:
         """Steps of the run before this round: those of open rounds, too."""
         if self.arrivals is not None:
@@ -221,8 +233,9 @@ class Rounds:
             member.skip_to(due)
         if message.part + 1 < message.parts:
             member.add_part(message.payload, message.applied)
-            if message.round == self.round and self.masks is None and self.arrivals is None:
-                self._merge_early(message.part)
+            in_step = self.masks is None and self.arrivals is None
+            if in_step and not member.behind and message.round == self.collecting:
+                _merge_early(self, self._members, message.part)
             return Accepted("partial", outvoted)
         remarks, may_be_due = self._add_contribution(member, message, now)
         return Accepted("complete", outvoted, remarks=remarks, may_be_due=may_be_due)
@@ -245,7 +258,9 @@ class Rounds:
         parts = self.merger.parts(message.round)
         if message.parts != parts:
             return "order", f"{message.parts} parts came where a contribution has {parts}"
-        elements, most = self.merger.expected(message.round, message.part)
+        if problem := _why_no_site(member, message, self.merger.weighted):
+            return problem
+        elements, most = self.merger.expected(message.round, message.part, member.behind > 0)
         size = memoryview(message.payload).nbytes
         if self.masks is not None and message.round >= self.round:
             problem = self.masks.why_not(member, message.round, size, most)
@@ -290,13 +305,14 @@ class Rounds:
             given = _contribution(member, message, payloads, now, self.masks is not None)
             self.open_rounds.add(self.round, member, message.round, given, now)
             return [], True
-        meant_for, round = message.round, self.merger.ranges.next_alike(message.round, self.round)
+        meant_for, open = message.round, self.collecting
+        round = self.merger.ranges.next_alike(meant_for, open)
         if self._is_dropped(meant_for):
             member.mark_merged(meant_for)
             remark = f"round {meant_for} had closed; its part is dropped"
             return [Note("late", member.name, remark)], False
         remarks: list[Effect] = []
-        if meant_for < self.round:
+        if meant_for < open:
             remark = f"round {meant_for} had closed; counts in {round}"
             remarks.append(Note("late", member.name, remark))
         if self.masks is not None:
@@ -304,7 +320,7 @@ class Rounds:
             payloads = ()
         contribution = _contribution(member, message, payloads, now, self.masks is not None)
         # A late one may wait for the next round of its range, which begins with those meant for it.
-        opens = round in (meant_for, self.round)
+        opens = round in (meant_for, open)
         added = self.open_rounds.add(round, member, meant_for, contribution, now, opens=opens)
         return remarks, added
 
@@ -312,22 +328,7 @@ class Rounds:
         """Whether a contribution to this round comes too late to count in any."""
         if self.masks is not None:
             return self.masks.is_too_late(round, self.round)
-        return round < self.round and not self.merger.keeps_late
-
-    def _merge_early(self, part: int) -> None:
-        """Merge a part of the oldest open round once it is here from all members, while their other
-        parts are on the way. A part that is never here from all at once is merged at the end."""
-        if not self.merger.count_part(part, len(self._members)):
-            return
-        entry = self.open_rounds.get(self.round)
-        chosen = []
-        for member in sorted(self._members, key=attrgetter("name")):
-            whole = entry and entry.contributions.get((member.name, self.round))
-            payloads = whole.payloads if whole else tuple(member.incoming)
-            if len(payloads) <= part or (whole is None and member.next_round != self.round):
-                return
-            chosen.append(Contribution(member.name, member.weight, payloads))
-        self.merger.merge_early(self.round, part, chosen)
+        return round < self.collecting and not self.merger.keeps_late
 
     # -- a round closes -----------------------------------------------------------------------
 
@@ -339,7 +340,7 @@ class Rounds:
         if self.arrivals is not None:
             entry = self.arrivals.find_due(self.open_rounds.get(self.round), now)
             return [], None if entry is None else Due(entry, ())
-        due = self.open_rounds.check(self.round, now)
+        due = self.open_rounds.check(self.collecting, now)
         return [], None if due is None else Due(*due)
 
     def _find_due_masked(self, masks: MaskedRounds, now: float) -> tuple[list[Effect], Due | None]:
@@ -378,7 +379,7 @@ class Rounds:
         result = self.merger.close_round(round, entry.in_order, due.end, rung)
         before = self.checksums.get(round)
         self.open_rounds.remove(round, len(due.missing))
-        effects = _mark_late(self._members, round, due.missing)
+        effects = mark_late(self._members, round, due.missing)
         wishes = [c.wish for c in result.counted if c.wish is not None]
         if told := self.delay.agree(round, wishes, now):
             effects.append(Note("pace", "hub", told))
@@ -394,12 +395,15 @@ class Rounds:
         reply, delay, every = tuple(result.payloads), self.delay.delay, self.delay.every
         kept, _ = self.delay.to_keep()
         complete = None if self.arrivals is None else self.arrivals.close()
+        without = sum(c.members for c in entry.in_order if c.weight == NO_WEIGHT)
+        count = sum(c.members for c in result.counted) + without if result.counted else 0
+        has_sites = any(c.is_exact for c in entry.in_order)
         record = Round(
-            round, counted, delay, before, result.checksum, reply, result.inputs, kept, complete
-        )
+            round, counted, delay, before, result.checksum, reply, result.inputs, kept, complete,
+            count if has_sites else 0,
+        )  # fmt: skip
         effects.append(Write(record))
-        without = sum(c.weight == NO_WEIGHT for c in entry.in_order)
-        effects += self._answer(record, result, without)
+        effects += self._answer(record, count)
         weight = sum(c.weight for c in result.counted)
         open_s = max(0.0, now - entry.opened)
         cuts = result.cuts
@@ -409,30 +413,46 @@ class Rounds:
         )
         return effects
 
-    def _answer(self, record: Round, result: RoundResult, without: int) -> list[Effect]:
-        """The reply to a round, to all members that train; `without`: contributions without weight.
-        Equal messages follow each other, because each is packed once."""
+    def _answer(self, record: Round, count: int) -> list[Effect]:
+        """The reply to a round of this many contributions, to all members that train. Equal
+        messages follow each other, because each is packed once."""
         # A member that a restored hub has not heard yet gets its replies when it is back.
         told = [member for member in self._members if member.trains and not member.returning]
         if record.complete is None:
             settled = all(max(member.merged, member.first_round) > record.round for member in told)
         else:
             settled = all(member.merged == record.complete > 0 for member in told)
-        count = len(result.counted) + without if result.counted else 0
         record = replace(record, every=self.delay.every)
         replies = list(replies_of(record, count, settled))
-        self._reply_bytes = sum(memoryview(payload).nbytes for payload in result.payloads)
+        self._reply_bytes = sum(memoryview(payload).nbytes for payload in record.reply)
         return [Send(member.sender, reply) for reply in replies for member in told]
 
     def drop_contribution(self, contribution: Contribution) -> MemberRecord:
         """Drop a contribution to the oldest open round, which stays open and may lack a quorum now.
         Returns its sender."""
-        return self.open_rounds.drop_contribution(self.round, contribution)
+        return self.open_rounds.drop_contribution(self.collecting, contribution)
 
     def find_behind(self) -> tuple[int, list[MemberRecord]]:
         """How many replies may wait for a member, and the members for which more are waiting."""
         most = max(self.slack, BEHIND_BYTES // max(self._reply_bytes, 1))
         return most, [m for m in self._members if m.trains and self.round - m.applied > most]
+
+
+def _merge_early(rounds: Rounds, members: Members, part: int) -> None:
+    """Merge a part of the oldest open round once it is here from all members, while their other
+    parts are on the way. A part that is never here from all at once is merged at the end."""
+    open, merger = rounds.collecting, rounds.merger
+    if not merger.count_part(part, len(members)):
+        return
+    entry = rounds.open_rounds.get(open)
+    chosen = []
+    for member in sorted(members, key=attrgetter("name")):
+        whole = entry and entry.contributions.get((member.name, open))
+        payloads = whole.payloads if whole else tuple(member.incoming)
+        if len(payloads) <= part or (whole is None and member.next_round != open):
+            return
+        chosen.append(Contribution(member.name, member.weight, payloads))
+    merger.merge_early(open, part, chosen)
 
 
 def _contribution(
@@ -446,10 +466,28 @@ def _contribution(
     sent = sum(memoryview(payload).nbytes for payload in payloads)
     wish = Wish(member.name, message.wanted_delay, message.step_s, message.applied, now, sent)
     is_empty = message.weight == NO_WEIGHT and not masked  # masked: in the sum already
-    return Contribution(member.name, NO_WEIGHT if is_empty else member.weight, payloads, wish)
+    weight = message.weight if member.behind else member.weight
+    return Contribution(
+        member.name, NO_WEIGHT if is_empty else weight, payloads, wish,
+        message.members if member.behind else 1, member.behind > 0,
+    )  # fmt: skip
 
 
-def _mark_late(members: Members, round: int, missing: tuple[str, ...]) -> list[Effect]:
+def _why_no_site(
+    member: MemberRecord, message: Contribute, weighted: bool
+) -> tuple[str, str] | None:
+    """What is wrong with what a message says of a site: (code, reason)."""
+    count, is_empty = message.members, message.weight == NO_WEIGHT
+    if not member.behind:
+        return ("order", "only a gateway says how many contributions are in one") if count else None
+    if count > SITE_ROUNDS * member.behind or not (count or is_empty):
+        return "order", f"{count} contributions in one of a site of {member.behind}"
+    if not weighted and not is_empty and message.weight > count:
+        return "order", f"a weight of {message.weight:g} of {count} contributions"
+    return None
+
+
+def mark_late(members: Members, round: int, missing: tuple[str, ...]) -> list[Effect]:
     """The oldest open round closes without these members."""
     effects: list[Effect] = []
     for member in members:

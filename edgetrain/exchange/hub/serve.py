@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from edgetrain.errors import BadMessage, EdgetrainError
 from edgetrain.exchange.hub.effects import (
@@ -51,6 +51,14 @@ class Observer(Protocol):
     def __call__(self, effect: Observed) -> None: ...
 
 
+@runtime_checkable
+class Hearing(Protocol):
+    """A hub that is reached another way, too: a gateway's."""
+
+    def hear(self, now: float) -> list[Effect]:
+        """What has come that way. Called after each poll, until there is nothing more."""
+
+
 def serve(
     hub: Hub,
     transport: HubTransport,
@@ -92,6 +100,8 @@ def serve(
             next_tick = clock() + pause
             driver.carry_out(hub.tick(clock()))
             driver.watch()
+        while isinstance(hub, Hearing) and (effects := hub.hear(clock())):
+            driver.carry_out(effects)
     if hub.rounds.ended_short:
         raise EdgetrainError(hub.rounds.ended_short)
 

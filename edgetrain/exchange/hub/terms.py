@@ -43,6 +43,8 @@ class Terms:
     """Ranges of the vector that rounds concern in turn."""
     arrivals: Callable[[ArrivalTerms], ArrivalRule] | None = None
     """Where members are out of step, makes the rule that closes rounds."""
+    gateways: bool = False
+    """Whether a gateway may join for the members of its site."""
 
     @classmethod
     def of_strategy(
@@ -73,7 +75,8 @@ class Terms:
         delay = None if self.delay.is_measured else self.delay.steps
         return (
             f"{self.strategy}, every {self.every}, delay {delay}, {codec}, {reply_codec}, "
-            f"{'masked, ' if masked else ''}{f'job {self.job}' if self.job else ANY_JOB}"
+            f"{'masked, ' if masked else ''}{'gateways, ' if self.gateways else ''}"
+            f"{f'job {self.job}' if self.job else ANY_JOB}"
         )
 
 
@@ -112,6 +115,8 @@ class Policy:
     """Seconds between two reports of how a member is doing; 0: none is wanted."""
     learns_deadline: bool = False
     """Whether a round closes before `deadline_s`, where contributions usually come sooner."""
+    fleet: int = 0
+    """Members of the whole job, where this hub is the gateway of a site; 0: `members`."""
 
     def closing_rule(self) -> ClosingRule:
         """A fresh rule of when a round closes, of members that are in step."""

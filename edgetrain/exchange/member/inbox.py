@@ -55,6 +55,8 @@ class Inbox:
         self.decode_s = 0.0
         self.rung: int | None = None
         """Of the last reply that was handed out, where the hub's codec is `auto`."""
+        self.keeps_payloads = False
+        """Whether replies are passed on as they came, and not decoded."""
         self._clock, self._name = clock, name
         self._ranges, self._memory = ranges, memory
         self._arrivals: dict[int, _Arrival] = {}
@@ -122,13 +124,14 @@ class Inbox:
         head, began = arrival.head, self._clock()
         if isinstance(self.codec, Auto):
             self.rung = rung_of(memoryview(arrival.payloads[0]))
-        pieces = self._decoded(arrival)
+        pieces = [] if self.keeps_payloads else self._decoded(arrival)
         self._add_seconds(arrival, began)
         return RoundReply(
             round, head.members, head.delay, head.checksum, arrival.at, pieces, head.every,
             decode_s=arrival.decode_s, received_bytes=arrival.bytes,
             complete=head.complete,
             merged=head.merged_of(self._name) if self._name else round + 1,
+            payloads=arrival.payloads if self.keeps_payloads else (),
         )  # fmt: skip
 
     def _add_seconds(self, arrival: _Arrival, began: float) -> None:
@@ -140,7 +143,7 @@ class Inbox:
         return list(parts_of(self._ranges.size(round), self.codec.part_elements))
 
     def _place(self, reply: Reply, spare_only: bool) -> Vector | None:
-        if not self.codec.lossless:
+        if not self.codec.lossless or self.keeps_payloads:
             return None
         place = self._memory.borrow_spare() if spare_only else self._memory.borrow_vector()
         return None if place is None else place[: self._ranges.size(reply.round)]

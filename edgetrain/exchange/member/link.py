@@ -146,7 +146,7 @@ class Link:
                 case Start() as start:
                     self._session.fixed = beginning.finish(start.fixed)
                     sent = self._silence.heard - self.traffic().round_trip_s / 2
-                    return _entry(welcome, start, sent)
+                    return entry_of(welcome, start, sent)
                 case Ask():
                     self._ask(0)
 
@@ -368,8 +368,8 @@ class Link:
         return unpack(frames)
 
 
-def _entry(welcome: Welcome, start: Start, sent: float) -> Entry:
-    """`sent`: when the hub sent the start, by this link's clock."""
+def entry_of(welcome: Welcome, start: Start, sent: float) -> Entry:
+    """What a member learns as it begins; `sent`: when the hub sent the start, by its clock."""
     return Entry(
         name=welcome.name,
         index=welcome.index,

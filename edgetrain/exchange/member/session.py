@@ -162,6 +162,8 @@ class Session:
             self.state = "returning"
         elif self._past is None:
             return self._join()
+        else:
+            oldest = self._past.oldest
         self._attempt += 1
         return Resume(
             protocol=PROTOCOL,
@@ -193,6 +195,7 @@ class Session:
             fixed_bytes=fixed.size if (fixed := self._request.fixed_tensors) is not None else 0,
             fixed=self.fixed,
             steps=self._request.steps,
+            behind=self._request.behind,
             payload=self._request.layout,
             address=self._request.address,
         )

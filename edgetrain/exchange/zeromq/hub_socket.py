@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import resource
 import time
@@ -30,6 +31,7 @@ from edgetrain.exchange.zeromq.handshakes import (
     PLAIN_HUB_EVENTS,
 )
 from edgetrain.exchange.zeromq.member_connections import MemberConnections
+from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.exchange.zeromq.sockets import OpenSockets
 from edgetrain.exchange.zeromq.tcp_counters import ConnectionsAt
 from edgetrain.exchange.zeromq.watch import Watch
@@ -84,6 +86,7 @@ class HubSocket:
         self._sockets.before_close(self._watch.stop)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
+        self._other: MemberSocket | None = None
         if gate is not None:
             self._allowed = gate.allowed()
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -131,17 +134,35 @@ class HubSocket:
             if self._is_from_member(sender.bytes, descriptor, frames):
                 yield sender.bytes, [payload_of(frame) for frame in frames]
 
+    def wake_for(self, other: MemberSocket) -> None:
+        """From now on `poll` also returns, with nothing, when a message for this end is here."""
+        self._other = other
+
     def _wait(self, timeout_s: float) -> set[object]:
         """Wait for messages, and handle newcomers meanwhile; returns what is ready to be read."""
         until = time.monotonic() + timeout_s
-        while True:
-            left_s = max(0.0, until - time.monotonic())
-            ready = {socket for socket, _ in self._poller.poll(math.ceil(left_s * 1000))}
-            if self._socket in ready or not ready:
-                return ready
-            if not left_s:  # newcomers without end must not keep the caller from its clock
-                return ready
-            self._handle_newcomers(ready)
+        with self._watching_other() as other:
+            while True:
+                left_s = max(0.0, until - time.monotonic())
+                ready = {socket for socket, _ in self._poller.poll(math.ceil(left_s * 1000))}
+                if self._socket in ready or other in ready or not ready:
+                    return ready
+                if not left_s:  # newcomers without end must not keep the caller from its clock
+                    return ready
+                self._handle_newcomers(ready)
+
+    @contextlib.contextmanager
+    def _watching_other(self) -> Iterator[object]:
+        """Its socket, which it may replace between two polls; None: there is no other end."""
+        found = None if self._other is None else self._other.waitable
+        if found is None:
+            yield None
+            return
+        self._poller.register(found, zmq.POLLIN)
+        try:
+            yield found
+        finally:
+            self._poller.unregister(found)
 
     def _handle_newcomers(self, ready: set[object]) -> None:
         for kind, line in self._watch.read_lines():

@@ -133,6 +133,11 @@ class MemberSocket:
                 case "hang up":
                     self._connection.hang_up()
 
+    @property
+    def waitable(self) -> zmq.Socket[bytes] | None:
+        """What another poll can wait for a message with; None: it is closed."""
+        return None if self._socket.closed else self._socket
+
     def received_bytes(self) -> int:
         """See MemberTransport."""
         return self.traffic().received_bytes

@@ -198,12 +198,14 @@ class MetricsLog:
         cuts: Iterable[tuple[str, float, str]] = (),
         codec: str = "",
         lands: bool = False,
+        above: tuple[int, int] | None = None,
     ) -> None:
         """Write a round that the hub closed. close_s: from the first contribution to the reply.
 
         delay, every: local steps, in force once this round's reply is applied. cuts: (member, share
         left out, reason) for each contribution that did not count in full. codec: of the reply,
-        where it changes from round to round. lands: delay and every are the landing's.
+        where it changes from round to round. lands: delay and every are the landing's. above: bytes
+        sent to and received from the hub above a gateway.
         """
         shares = [[name, float(f"{share:.4f}"), reason] for name, share, reason in cuts]
         self._write(
@@ -223,6 +225,7 @@ class MetricsLog:
                 **({"cuts": shares} if shares else {}),
                 **({"codec": codec} if codec else {}),
                 **({"lands": True} if lands else {}),
+                **(_above(above) if above else {}),
             },
         )
 
@@ -299,3 +302,7 @@ class MetricsLog:
         reason = f"{self._lost_unsaid} lines of metrics could not be written"
         if not self._file.append(self._line("event", {"event": "error", "reason": reason})):
             self._lost_unsaid = 0
+
+
+def _above(both: tuple[int, int]) -> dict[str, int]:
+    return {"above_sent_bytes": both[0], "above_received_bytes": both[1]}

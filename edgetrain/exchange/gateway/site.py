@@ -1,0 +1,263 @@
+"""The hub of a site, and its link to the hub above.
+
+A `SiteHub` is a Hub: members join it, contribute and are answered as at any other. Three things
+differ. Training begins when the fleet's does: once all members of the site and their base are here,
+the site joins the hub above, as one member for all of them, and what that says is the beginning. A
+round that closes goes up, and its reply comes from above (`rounds`). And it is finished only when
+the hub above has merged everything for good.
+
+`hear` moves the link: it sends what is in the journal by then, and takes in what has come. A hub
+above that is away is waited for; contributions are kept, and sent again by the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from edgetrain.errors import Refused
+from edgetrain.exchange.gateway.membership import SiteMembership
+from edgetrain.exchange.gateway.rounds import SiteRounds
+from edgetrain.exchange.gateway.way_up import WayUp
+from edgetrain.exchange.hub.base_transfer import FixedValues
+from edgetrain.exchange.hub.effects import Effect, Note, Save, refusal
+from edgetrain.exchange.hub.members import MemberRecord
+from edgetrain.exchange.hub.protocol import ASTRAY, Hub
+from edgetrain.exchange.hub.records import Above, Record, Sent, State
+from edgetrain.exchange.messages import Figure, Message
+from edgetrain.exchange.seam import Behind, CatchUp, Entry, Past, Request, Submission
+from edgetrain.strategies.merging.rule import Mean
+from edgetrain.vectors.blob import blob_digest, blob_parts
+from edgetrain.vectors.vector import Buffer, Vector
+from edgetrain.vectors.vector import checksum as checksum_of
+
+
+class SiteTensors:
+    """The fixed tensors of a site, which are none of its own: a FixedTensors that holds bytes."""
+
+    def __init__(self, blob: Buffer) -> None:
+        self._blob = bytes(blob)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self._blob)
+
+    @property
+    def digest(self) -> str:
+        """See FixedTensors."""
+        return blob_digest(blob_parts(self._blob))
+
+    def read(self) -> Buffer:
+        """See FixedTensors."""
+        return self._blob
+
+    def write(self, blob: Buffer) -> None:
+        """See FixedTensors."""
+        self._blob = bytes(blob)
+
+
+class SiteHub(Hub):
+    """The hub of one site. `connect` makes its link to the hub above, where it asks for `name`."""
+
+    rounds: SiteRounds
+    membership: SiteMembership
+
+    def __init__(self, hub: Hub, name: str, connect: Callable[[], WayUp]) -> None:
+        """`hub`: a fresh one of the site's job; its members are the site's."""
+        merger = hub.rounds.merger
+        assert isinstance(merger.rule, Mean)
+        super().__init__(hub.terms, hub.policy, merger.rule, *merger.codecs, outer=merger.outer)
+        closing, delay = self.terms.closing_rule(self.policy), self.rounds.delay
+        patience_s = self.policy.deadline_s
+        self.rounds = SiteRounds(self.members, self.rounds.merger, delay, closing, None, patience_s)
+        self.membership = SiteMembership(self.terms, self.policy, self.members, self.rounds)
+        self.name = name
+        self.link: WayUp | None = None
+        """To the hub above; None: not everything is here that it takes to join."""
+        self._connect = connect
+        self._joined = False
+        self._past: Above | None = None
+        self._base: Vector = np.empty(0, np.float32)
+        """What the site joins with, while it does."""
+        self._tensors: SiteTensors | None = None
+        self._first_reply = 0
+        """The first round whose reply can still be had: none is older than a base that was sent."""
+
+    # -- looking ------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether all members have left, and the hub above has merged what they contributed."""
+        return super().finished and not self.rounds.kept
+
+    @property
+    def tail(self) -> int | None:
+        """See Hub."""
+        return None if self._tail is None else max(self._tail, self._first_reply)
+
+    @tail.setter
+    def tail(self, tail: int | None) -> None:
+        self._tail = tail
+
+    # -- the way up ---------------------------------------------------------------------------
+
+    def hear(self, now: float) -> list[Effect]:
+        """Send what waits, and take in what has come from above. Raises Refused, Diverged, and
+        HubUnreachable for a hub that has been away for too long."""
+        if not self._joined:
+            return self._join(now)
+        link, rounds = self._require_link(), self.rounds
+        outgoing, rounds.outgoing = rounds.outgoing, []
+        for sent in outgoing:
+            self._submit(sent)
+        link.poll()
+        link.check_silence()
+        effects: list[Effect] = []
+        while link.ready > self.round:
+            found = link.wait(self.round)
+            if isinstance(found, CatchUp):
+                effects += self._catch_up(found)
+                break  # its base goes to the journal before it is changed
+            effects += rounds.answer(found) + self.membership.give_up_behind()
+        rounds.note_settled(link.outbox.kept)
+        if link.is_to_evaluate:
+            link.is_to_evaluate = False
+            effects += self.membership.ask_to_evaluate()
+        return effects
+
+    def _require_link(self) -> WayUp:
+        assert self.link is not None
+        return self.link
+
+    def _submit(self, sent: Sent) -> None:
+        link, vector = self._require_link(), np.frombuffer(sent.vector, np.float32)
+        site = Behind(sent.members, sent.applied, sent.checksum)
+        own = self.round, self.checksum(self.round)
+        given = Submission(sent.round, vector, sent.weight, *own, sent.wanted_delay, sent.step_s)
+        link.submit(replace(given, behind=site))
+
+    def _handle_member(self, member: MemberRecord, message: Message, now: float) -> list[Effect]:
+        if isinstance(message, Figure) and self._joined:
+            self._require_link().report(message)
+        return super()._handle_member(member, message, now)
+
+    # -- joining ------------------------------------------------------------------------------
+
+    def _start_if_ready(self, now: float) -> list[Effect]:
+        """A site begins when the fleet does: see `hear`."""
+        return []
+
+    def _join(self, now: float) -> list[Effect]:
+        if self.link is None:
+            if not (self.started or self.membership.may_start):
+                return []
+            self._ask_above()
+        link = self._require_link()
+        if (entry := link.poll_join()) is None:
+            return []
+        self._joined = True
+        if self._past is not None:
+            return self._go_on(entry)
+        self._past = Above(link.session, entry.name, entry.index, entry.round, ())
+        return self._begin(entry)
+
+    def _ask_above(self) -> None:
+        """Ask the hub above to let this site in, or back in."""
+        membership, rounds, past = self.membership, self.rounds, None
+        model, fixed = membership.model, membership.fixed
+        if self.started:
+            place = self._past
+            assert place is not None
+            applied, oldest = rounds.round, min(rounds.kept, default=None)
+            past = Past(
+                place.session, place.name, rounds.collecting, applied, self.checksum(applied),
+                self.base is not None or not self.terms.keeps_base, oldest,
+            )  # fmt: skip
+            self._base = np.empty(model.elements, np.float32)
+            checksum = 0
+        else:
+            self._base = membership.first_base.vector(model.elements)
+            checksum = checksum_of(self._base)
+            fixed = membership.first_base.fixed_values(model.elements)
+        self._tensors = SiteTensors(b"".join(fixed.payloads)) if model.fixed_bytes else None
+        weight = sum(member.weight for member in self.members) or 1.0
+        request = Request(
+            model.digest, self.name, weight, self.terms.job, model.description,
+            fixed_tensors=self._tensors, steps=rounds.delay.steps, behind=self.policy.members,
+        )  # fmt: skip
+        self.link = self._connect()
+        self.link.begin_join(request, self._base, checksum, past)
+
+    def _begin(self, entry: Entry) -> list[Effect]:
+        """The fleet begins, or has begun: so do the site's members."""
+        self.rounds.begin(self._base, entry)
+        self.rounds.start(self.epoch)
+        tensors = self._tensors
+        fixed = FixedValues() if tensors is None else FixedValues.restored(tensors.read())
+        effects = self.membership.admit_site(fixed, entry.index)
+        save = Save(self.state())
+        if not self.terms.keeps_base:
+            self.rounds.merger.forget_base()
+        return [save, *effects]
+
+    def _go_on(self, entry: Entry) -> list[Effect]:
+        """This site was started again: the hub above says where the fleet stands."""
+        effects: list[Effect] = []
+        if entry.applied > self.round:
+            missed = CatchUp(
+                entry.round, entry.delay.steps, entry.applied, entry.checksum, self._base,
+                entry.every_now,
+            )  # fmt: skip
+            effects += self._take_base(missed)
+        self.rounds.outgoing = []
+        for round in sorted(self.rounds.kept):
+            self._submit(self.rounds.kept[round])
+        return effects + self._skip_to(entry.round)
+
+    # -- behind the fleet ---------------------------------------------------------------------
+
+    def _catch_up(self, missed: CatchUp) -> list[Effect]:
+        """The fleet went on without this site."""
+        effects = [] if missed.base is None else self._take_base(missed)
+        return effects + self._skip_to(missed.round)
+
+    def _take_base(self, missed: CatchUp) -> list[Effect]:
+        """Replies are gone: the site goes on from the fleet's base, and so do its members."""
+        self.rounds.jump(missed)
+        self._first_reply = missed.applied
+        return [Save(self.state()), *self._call_back()]
+
+    def _skip_to(self, round: int) -> list[Effect]:
+        return self._call_back() if self.rounds.skip_to(round) else []
+
+    def _call_back(self) -> list[Effect]:
+        """Let all members say where they are: they are told where the fleet is."""
+        effects: list[Effect] = []
+        for member in self.members:
+            if member.trains and member.standing == "in step":
+                member.mark_astray()
+                effects.append(refusal(member.sender, "unknown", ASTRAY))
+        if effects:
+            effects.append(Note("late", "hub", "the fleet went on without this site"))
+        return effects
+
+    # -- what survives a restart --------------------------------------------------------------
+
+    def state(self) -> State:
+        """See Hub."""
+        place = self._past
+        assert place is not None
+        return replace(
+            super().state(), above=self.rounds.place(place.session, place.name, place.index)
+        )
+
+    def restore(self, state: State, records: Iterable[Record], now: float) -> None:
+        """See Hub. Raises Refused for a journal that is not a gateway's."""
+        if state.above is None:
+            raise Refused("gateway", "the journal is a hub's, not a gateway's")
+        self._past = state.above
+        self.membership.first_index = state.above.index
+        super().restore(state, records, now)

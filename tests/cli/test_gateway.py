@@ -1,0 +1,126 @@
+"""A hub, the gateway of a site and its members, as processes: the bits of a star, encrypted."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from pathlib import Path
+
+import pytest
+from command_line import edgetrain, running, write_tiny
+from hub_runs import free_port, journal_of, wait_for_rounds
+
+from edgetrain.__main__ import main
+from edgetrain.runs.folder import read_metrics
+
+
+def keys(cwd: Path, name: str, *friends: str) -> tuple[str, ...]:
+    """The words with which a machine with keys of its own is started; it lets `friends` in."""
+    folder = str(cwd / name)
+    assert main(["keys", "init", "--keys", folder]) == 0
+    for friend in friends:
+        main(["keys", "enroll", friend, "--key", f"{cwd / friend}/key", "--keys", folder])
+    return ("--keys", folder)
+
+
+def run_folder(cwd: Path, name: str) -> Path:
+    (found,) = (cwd / "runs").glob(f"*-{name}")
+    return found
+
+
+def trained(cwd: Path, sites: bool) -> tuple[int, int]:
+    """A job of two members; what the hub's journal ends with. With `sites` they are behind a
+    gateway that is killed on the way."""
+    cwd.mkdir()
+    job = write_tiny(
+        cwd,
+        fleet={"members": 2, "pace_s": 0.01, "gateways": True},
+        train={"steps": 60},
+        strategy={"name": "dga", "every": 2, "delay": 6, "landing": 0.0, "codec": "int8"},
+        hub={"beat_s": 0.2, "fsync": "never"},
+    )
+    top, here = (f"tcp://localhost:{free_port()}" for _ in range(2))
+    joined = here if sites else top
+    pis = [keys(cwd, f"pi-{i}") for i in range(2)]
+    gate = keys(cwd, "gate", "pi-0", "pi-1")
+    door, pinned = keys(cwd, "hub", "gate"), ""
+    with contextlib.ExitStack() as stack:
+
+        def start(*words: str):
+            return stack.enter_context(running(*words, cwd=cwd))
+
+        hub = start("hub", job, "--bind", top, *(door if sites else ()))
+        hub.until("members join")
+        if sites:
+            public = hub.until("public key is").split()[-1]
+            up = "--above", top, "--members", "2", "--name", "s0", "--bind", here
+            up = (*up, *gate, "--above-key", public)
+            gateway = start("gateway", job, *up)
+            gateway.until("members join")
+            pinned = gateway.until("public key is").split()[-1]
+        ends = [(*pi, "--hub-key", pinned) if sites else () for pi in pis]
+        members = [
+            start("member", job, "--hub", joined, "--index", str(i), *end)
+            for i, end in enumerate(ends)
+        ]
+        if sites:
+            folder = run_folder(cwd, "gateway")
+            wait_for_rounds(folder, 8)
+            gateway.process.send_signal(signal.SIGKILL)
+            gateway.finish()
+            gateway = start("gateway", "--resume", str(folder), *up)
+            gateway.until("goes on after")
+            assert gateway.finish() == 0, gateway.said
+            assert "bytes to the hub above" in gateway.said
+        assert [member.finish() for member in members] == [0, 0], [m.said for m in members]
+        assert hub.finish() == 0, hub.said
+    if sites:
+        last = list(read_metrics(folder, "round"))[-1]
+        assert last["above_sent_bytes"] > 0
+        assert 0 < last["above_received_bytes"] < last["sent_bytes"]
+    rounds, checksum, counted = journal_of(run_folder(cwd, "hub") / "journal")
+    assert len(counted) == len(set(counted))
+    return rounds, checksum
+
+
+def test_a_site_behind_a_gateway_that_dies_is_a_star(tmp_path):
+    assert trained(tmp_path / "site", sites=True) == trained(tmp_path / "star", sites=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("gateways=false",), "fleet.gateways = false: the hub of this job lets no gateway in"),
+        (("gateways=true", "secure=true", "strategy=fedavg"), "masks are removed from the sum"),
+        (("gateways=true", "merge=median"), "judges members one by one"),
+        (("gateways=true", "strategy=ssp(2)"), "its members have no rounds together"),
+        (("gateways=true", "strategy=streaming-diloco(2, 0.5)"), "a round is of one fragment"),
+        (("gateways=true", "strategy=sync-sgd", "codec=powersgd(2)"), "mean something at one hub"),
+        (("gateways=true", "--members", "9"), "--members 9: allowed are 1 to 4"),
+        (("gateways=true", "--above", "tcp://nowhere.invalid:5"), "nowhere.invalid"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(words, said, tmp_path):
+    given = words if "--above" in words else (*words, "--above", "tcp://localhost:7")
+    given = given if "--members" in given else (*given, "--members", "2")
+    done = edgetrain("gateway", *given, cwd=tmp_path)
+    assert done.returncode in (2, 75)
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["run", "compare"])
+def test_one_machine_plays_no_gateways(verb, tmp_path):
+    done = edgetrain(verb, "gateways=true", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "gateways are between real machines so far" in done.stderr
+
+
+def test_a_gateway_is_not_above_itself(tmp_path):
+    port = free_port()
+    with running("hub", "gateways=true", "--bind", f"tcp://localhost:{port}", cwd=tmp_path) as hub:
+        hub.until("members join")  # only so that the address can be reached
+        words = "gateway", "gateways=true", "--members", "2", "--above", f"tcp://localhost:{port}"
+        done = edgetrain(*words, "--bind", f"tcp://localhost:{port}", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "gateway's own address" in done.stderr
