@@ -2,6 +2,7 @@
 
     python benchmarks/round.py                       4 members, 11 M parameters: about a minute
     python benchmarks/round.py --members 8 --elements 1000000 --json
+    python benchmarks/round.py --topologies star,ring,butterfly     and tree
 
 Nothing is trained: an optimizer that changes one number, `local-sgd` with every = 1, so each step
 is one round of 4 bytes an element up and 4 bytes down. Hub and members are processes of their own,
@@ -9,6 +10,10 @@ on loopback. The star moves the same bytes in the same parts with pyzmq alone: s
 checksum, no membership. Blocks of rounds take turns, so that noise of the machine meets all alike,
 and the ratios are medians over neighbouring blocks. The first turn warms up and is not counted
 (its memory is). Gloo's all-reduce has no middle: each byte is sent where it is added up.
+
+With `--topologies`: these beside gloo and nothing else, blocks in turns as before. `star` is our
+hub and members; members of a `ring`, `butterfly` or `tree` hand sums on to each other over
+connections of our own (exchange/peers), and have no model: they average a vector, as gloo does.
 
 Beside that, what being joined costs a loop between two exchanges: the steps of an ordinary loop
 (a network of 0.6 M parameters in 62 tensors, SGD with momentum, batches of 32), alone and joined to
@@ -18,12 +23,14 @@ a hub whose rounds do not end.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import os
 import statistics
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -39,6 +46,8 @@ from edgetrain.training import processes
 PATIENCE_S = 120.0
 TENSORS = 62
 """Parameter tensors of the model, as many as a ResNet-18 has."""
+
+TOPOLOGIES = ("star", "ring", "butterfly", "tree")
 
 STEPS = 300
 """Steps of a loop at a turn."""
@@ -247,6 +256,48 @@ def gloo_rank(pipe: Connection, rank: int, members: int, elements: int, store: s
     dist.destroy_process_group()
 
 
+def circle(
+    pipe: Connection, here: Connection, topology: str, place: int, members: int, elements: int
+) -> None:
+    """A member of a ring, butterfly or tree: one average of the flat vector."""
+    baseline = bytes_after_torch()
+    import numpy as np
+
+    from edgetrain.exchange.messages import Map, Peer
+    from edgetrain.exchange.peers.circle import Circle, Turn
+    from edgetrain.exchange.peers.dialled import dialling
+    from edgetrain.exchange.peers.listener import listen
+    from edgetrain.exchange.peers.neighbours import Neighbours
+
+    listener, address = listen("tcp://127.0.0.1:0", None)
+    here.send(address)
+    names = [str(index) for index in range(members)]
+    peers = tuple(Peer(name, where, "") for name, where in zip(names, here.recv(), strict=True))
+    neighbours = Neighbours.of(Map(1, False, 1, names[place], 0, 1, peers), encrypted=False)
+    listener.let_in(neighbours)
+    joined = Circle(listener, dialling(None), time.monotonic, PATIENCE_S)
+    joined.accept(neighbours)
+    vector = np.zeros(elements, np.float32)
+    rounds = itertools.count()
+    mean = [vector]
+
+    def one_round() -> None:
+        vector[0] += 1
+        turn = Turn(next(rounds), 0, topology, tuple(names), (1.0,) * members)
+        mean[:] = joined.average(turn, vector)
+
+    def report() -> dict[str, Any]:
+        return {
+            "checksum": functools.reduce(lambda crc, piece: zlib.crc32(piece.data, crc), mean, 0),
+            "baseline_bytes": baseline,
+            "peak_bytes": peak_bytes(),
+        }
+
+    obey(pipe, one_round, report)
+    joined.close()
+    listener.close()
+
+
 # -- the parent -----------------------------------------------------------------------------------
 
 
@@ -283,9 +334,22 @@ class Fleet:
     ) -> None:
         """Start those who obey, and wait until all are ready."""
         for index in range(count):
-            self._players.append(self.start(str(index), target, *arguments[index]))
+            self.add_player(str(index), target, *arguments[index])
+        self.wait_for_players()
+
+    def add_player(self, name: str, target: Callable[..., None], *arguments: Any) -> None:
+        """Start one that obeys."""
+        self._players.append(self.start(name, target, *arguments))
+
+    def wait_for_players(self) -> None:
+        """Wait until all are ready."""
         for pipe in self._players:
             self.hear(pipe)
+
+    def pipe(self) -> tuple[Connection, Connection]:
+        """Both ends of a pipe, the second for a process to be started."""
+        ours, theirs = self._context.Pipe()
+        return ours, theirs
 
     def hear(self, pipe: Connection) -> Any:
         """What a process says, unless one has ended or all are silent."""
@@ -326,19 +390,15 @@ class Fleet:
 @contextmanager
 def fleets(args: argparse.Namespace, store: Path) -> Iterator[list[Fleet]]:
     """Ours, the star and gloo, ready to play; nothing of them is left afterwards."""
-    context = processes.fork_server([])
-    names = ("ours", "star", "gloo", "bare", "joined")
-    ours, star, gloo, bare, joined = made = [Fleet(name, context) for name in names]
     count, elements = args.members, args.elements
     rounds = args.block * (args.turns + 1)
-    try:
-        address = ours.hear(ours.start("hub", hub, count))
-        ours.players(count, member, [(address, elements)] * count)
+    with playing("ours", "star", "gloo", "bare", "joined") as made:
+        ours, star, gloo, bare, joined = made
+        start_ours(ours, args)
         middle = star.start("hub", star_hub, count, elements, rounds)
         address = star.hear(middle)
         star.players(count, star_client, [(address, elements)] * count)
-        where = f"file://{store / 'gloo'}"
-        gloo.players(count, gloo_rank, [(r, count, elements, where) for r in range(count)])
+        start_gloo(gloo, args, store)
         bare.players(1, loop, [()])
         # Rounds that are longer than what is measured.
         endless = joined.hear(joined.start("hub", hub, 1, "fedavg", 1 << 30))
@@ -347,11 +407,60 @@ def fleets(args: argparse.Namespace, store: Path) -> Iterator[list[Fleet]]:
         for fleet in made:
             fleet.dismiss()
         middle.send(None)
+
+
+@contextmanager
+def playing(*names: str) -> Iterator[list[Fleet]]:
+    """Fleets without a process; whatever they start has ended afterwards."""
+    context = processes.fork_server([])
+    made = [Fleet(name, context) for name in names]
+    try:
+        yield made
         for fleet in made:
             for child in fleet.children:
                 child.process.join(10.0)
     finally:
         processes.stop_all([child for fleet in made for child in fleet.children])
+
+
+def start_ours(fleet: Fleet, args: argparse.Namespace) -> None:
+    """Our hub and members."""
+    address = fleet.hear(fleet.start("hub", hub, args.members))
+    fleet.players(args.members, member, [(address, args.elements)] * args.members)
+
+
+def start_gloo(fleet: Fleet, args: argparse.Namespace, store: Path) -> None:
+    """Ranks of an all-reduce."""
+    where = f"file://{store / 'gloo'}"
+    ranks = [(rank, args.members, args.elements, where) for rank in range(args.members)]
+    fleet.players(args.members, gloo_rank, ranks)
+
+
+def start_circle(fleet: Fleet, args: argparse.Namespace, topology: str) -> None:
+    """Members of a collective, which tell each other their addresses here."""
+    pairs = [fleet.pipe() for _ in range(args.members)]
+    for place, (_, theirs) in enumerate(pairs):
+        arguments = (theirs, topology, place, args.members, args.elements)
+        fleet.add_player(str(place), circle, *arguments)
+    addresses = [fleet.hear(ours) for ours, _ in pairs]
+    for ours, _ in pairs:
+        ours.send(addresses)
+    fleet.wait_for_players()
+
+
+@contextmanager
+def topologies(args: argparse.Namespace, store: Path) -> Iterator[list[Fleet]]:
+    """Those named, and gloo."""
+    with playing(*args.topologies, "gloo") as made:
+        for fleet in made[:-1]:
+            if fleet.name == "star":
+                start_ours(fleet, args)
+            else:
+                start_circle(fleet, args, fleet.name)
+        start_gloo(made[-1], args, store)
+        yield made
+        for fleet in made:
+            fleet.dismiss()
 
 
 def threads() -> set[tuple[int, int]]:
@@ -376,6 +485,27 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                     progress(f"{done}: {fleet.name} {block.seconds:.3f} s a round")
         after = threads()
         return result(args, made, before, after)
+
+
+def measure_topologies(args: argparse.Namespace) -> dict[str, Any]:
+    """Play the blocks of the topologies and gloo in turns; what came out, as a dictionary."""
+    with tempfile.TemporaryDirectory() as folder, topologies(args, Path(folder)) as made:
+        for turn in range(args.turns + 1):
+            for fleet in made[turn % 2 :] + made[: turn % 2]:
+                block = fleet.play(args.block)
+                if not args.json:
+                    progress(f"turn {turn} of {args.turns}: {fleet.name} {block.seconds:.3f} s")
+    gloo = made[-1]
+    for fleet in made[:-1]:
+        if len({report["checksum"] for report in fleet.reports[-1]}) != 1:
+            raise SystemExit(f"{fleet.name}: the replicas differ")
+    return {
+        "members": args.members,
+        "elements": args.elements,
+        "rounds": args.block * args.turns,
+        **{fleet.name: figures(fleet, 4 * args.elements) for fleet in made},
+        "to_gloo": {fleet.name: ratios(fleet, gloo) for fleet in made[:-1]},
+    }
 
 
 def result(
@@ -442,27 +572,43 @@ def ratios(ours: Fleet, other: Fleet) -> dict[str, float]:
     }
 
 
-def show(found: dict[str, Any]) -> None:
-    """The table."""
+def show_costs(found: dict[str, Any], names: Iterable[str]) -> None:
+    """What a round costs each of these."""
     million = found["elements"] / 1e6
     print(
         f"{found['members']} members, {million:g} M parameters ({4 * million:g} MB), "
         f"{found['rounds']} rounds, medians of blocks"
     )
-    print(f"{'':6} {'s/round':>8} {'CPU s/round':>12} {'peak over import torch':>24}")
-    for name in ("ours", "star", "gloo"):
+    print(f"{'':9} {'s/round':>8} {'CPU s/round':>12} {'peak over import torch':>24}")
+    for name in names:
         row = found[name]
         print(
-            f"{name:6} {row['seconds']:8.3f} {row['cpu_s']:12.3f} "
+            f"{name:9} {row['seconds']:8.3f} {row['cpu_s']:12.3f} "
             f"{row['peak_over_torch_vectors']:9.2f} vectors "
             f"(four {row['peak_beyond_four_vectors_bytes'] / 1e6:+.0f} MB)"
         )
+
+
+def show_ratio(name: str, other: str, ratio: dict[str, float]) -> None:
+    """How one compares with another."""
+    print(
+        f"{name} / {other}: {ratio['seconds']:.2f} in seconds, {ratio['cpu_s']:.2f} in CPU "
+        f"seconds (worst block {ratio['worst_seconds']:.2f}, {ratio['worst_cpu_s']:.2f})"
+    )
+
+
+def show_topologies(found: dict[str, Any]) -> None:
+    """The table of `--topologies`."""
+    show_costs(found, [*found["to_gloo"], "gloo"])
+    for name, ratio in found["to_gloo"].items():
+        show_ratio(name, "gloo", ratio)
+
+
+def show(found: dict[str, Any]) -> None:
+    """The table."""
+    show_costs(found, ("ours", "star", "gloo"))
     for other in ("star", "gloo"):
-        ratio = found[f"ours_to_{other}"]
-        print(
-            f"ours / {other}: {ratio['seconds']:.2f} in seconds, {ratio['cpu_s']:.2f} in CPU "
-            f"seconds (worst block {ratio['worst_seconds']:.2f}, {ratio['worst_cpu_s']:.2f})"
-        )
+        show_ratio("ours", other, found[f"ours_to_{other}"])
     ratio, step_s = found["joined_to_bare"], found["step_s"]
     print(
         f"a loop's step between exchanges: {1000 * step_s['joined']:.3f} ms joined, "
@@ -489,12 +635,18 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=11_000_000)
     parser.add_argument("--rounds", type=int, default=30, help="of each kind (default: 30)")
     parser.add_argument("--block", type=int, default=5, help="rounds at a turn (default: 5)")
+    parser.add_argument(
+        "--topologies", type=lambda text: text.split(","), default=[], metavar="NAMES",
+        help=f"of {', '.join(TOPOLOGIES)}, separated by commas: these, and gloo",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if unknown := sorted({*args.topologies} - {*TOPOLOGIES}):
+        parser.error(f"--topologies {unknown[0]}: one of {', '.join(TOPOLOGIES)}")
     args.block = min(args.block, args.rounds)
     args.turns = -(-args.rounds // args.block)
     try:
-        found = measure(args)
+        found = (measure_topologies if args.topologies else measure)(args)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     progress("")
@@ -502,7 +654,7 @@ def main() -> None:
         print(json.dumps(found, indent=2))
     else:
         print(machine())
-        show(found)
+        (show_topologies if args.topologies else show)(found)
 
 
 if __name__ == "__main__":

@@ -589,12 +589,27 @@ class Hello:
     """The receiver: another member may be at this address by now."""
 
 
+@dataclass(frozen=True)
+class Segment:
+    """Member -> member: a part of a sum, or of the mean, in a ring, butterfly or tree."""
+
+    kind: ClassVar[bytes] = b"E"
+    round: int = _integer(0, MAX_COUNT)
+    attempt: int = _integer(0, 1 << 32)
+    """Of the round, from 0."""
+    number: int = _integer(0, 1 << 32)
+    """Of the segment."""
+    adds: bool = _flag()
+    """It is a sum, to which the receiver adds its own; otherwise it is the mean."""
+    payload: Buffer = _payload()  # noqa: RUF009
+
+
 Masking = Rekey | Advertise | KeyList | Shares | Unmask | Reveal
 """Messages that occur only if contributions are masked."""
 
 Message = (
     Join | Welcome | Refuse | Base | Fixed | Start | Resume | Contribute | Reply | Beat | Leave
-    | Telemetry | Figure | Evaluate | Masking | Map | Reached | Hello
+    | Telemetry | Figure | Evaluate | Masking | Map | Reached | Hello | Segment
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Message]] = {
@@ -602,7 +617,7 @@ KINDS: dict[bytes, type[Message]] = {
     for cls in (
         Join, Welcome, Refuse, Base, Fixed, Start, Resume, Contribute, Reply, Beat, Leave,
         Telemetry, Figure, Evaluate, Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
-        Map, Reached, Hello,
+        Map, Reached, Hello, Segment,
     )
 }  # fmt: skip
 

@@ -30,8 +30,8 @@ from typing import NamedTuple
 
 from edgetrain.errors import ConfigError
 
-SEGMENT = 1 << 17
-"""Elements of a segment, at most: 512 KiB."""
+SEGMENT = 1 << 18
+"""Elements of a segment, at most: 1 MiB."""
 
 GRAIN = 16
 """Chunks begin at multiples of this many elements: a cache line."""

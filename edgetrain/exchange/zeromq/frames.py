@@ -56,9 +56,14 @@ def waiting_messages(max_message_bytes: int) -> int:
 
 
 def frame_of(buffer: Buffer) -> zmq.Frame | Buffer:
-    """What to send for a buffer; a large one is referenced, not copied."""
-    large = memoryview(buffer).nbytes >= ZERO_COPY_BYTES
-    return zmq.Frame(buffer, copy=False) if large else buffer
+    """What to send for a buffer; a large one is referenced, not copied, and all of what another
+    frame brought (`payload_of`) goes on as that frame."""
+    view = memoryview(buffer)
+    if view.nbytes < ZERO_COPY_BYTES:
+        return buffer
+    if isinstance(view.obj, zmq.Frame) and len(view.obj) == view.nbytes:
+        return view.obj
+    return zmq.Frame(buffer, copy=False)
 
 
 def payload_of(frame: zmq.Frame) -> Buffer:
