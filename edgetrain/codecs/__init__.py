@@ -20,6 +20,7 @@ from edgetrain.codecs.feedback import Deep, DeepGradient, Feedback
 from edgetrain.codecs.kernels.chosen import Backend, backend
 from edgetrain.codecs.lowrank import BoundTwoTrips, LowRank, PowerSGD, TwoTrips
 from edgetrain.codecs.memories import memory
+from edgetrain.codecs.pieces import check_pieces, in_pieces
 from edgetrain.codecs.rules import Rules, bound, check_ranges
 from edgetrain.codecs.sparse import RandK, TopK
 from edgetrain.codecs.spec import parse
@@ -49,7 +50,9 @@ __all__ = [
     "TwoTrips",
     "backend",
     "bound",
+    "check_pieces",
     "check_ranges",
+    "in_pieces",
     "memory",
     "parse",
     "verbatim",

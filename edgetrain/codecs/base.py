@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgetrain.errors import BadPayload, ConfigError
+from edgetrain.vectors.parts import parts_of
 from edgetrain.vectors.vector import Buffer, Layout, Vector
 
 DENSE_PART_ELEMENTS = 2**20
@@ -26,8 +27,8 @@ TILE = 2**14
 class Codec(Protocol):
     """A vector to bytes and back. `encode` and `decode` are pure: equal input, equal output.
 
-    A payload travels in parts; part i covers elements [i * part_elements, (i + 1) * part_elements)
-    of the vector, the last one the remaining elements. A decoder trusts no byte: it raises
+    A payload travels in parts, one for each of `slices`; none is longer than part_elements. A
+    decoder trusts no byte: it raises
     BadPayload before it writes anything, and allocates at most the size of the part and half a
     megabyte.
     """
@@ -38,7 +39,7 @@ class Codec(Protocol):
 
     @property
     def part_elements(self) -> int:
-        """Elements of the vector that one part covers."""
+        """Elements of the vector that one part covers, at most."""
 
     @property
     def lossless(self) -> bool:
@@ -84,6 +85,9 @@ class Codec(Protocol):
 
         The optimizer behind such a codec must have no momentum of its own.
         """
+
+    def slices(self, elements: int) -> list[slice]:
+        """The parts of a vector of [elements]: what each payload of `encode` covers, in order."""
 
     def for_displacements(self) -> Codec:
         """The nearest codec that takes displacements; itself if not `gradients_only`."""
@@ -141,6 +145,9 @@ class BaseCodec:
     two_trips: bool = False
     gradients_only: bool = False
     momentum: float = 0.0
+
+    def slices(self, elements: int) -> list[slice]:
+        return list(parts_of(elements, self.part_elements))
 
     def for_displacements(self) -> BaseCodec:
         return self

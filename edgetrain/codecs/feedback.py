@@ -47,6 +47,9 @@ class Feedback:
     def lossless(self) -> bool:
         return self.codec.lossless
 
+    def slices(self, elements: int) -> list[slice]:
+        return self.codec.slices(elements)
+
     def encode(self, vector: Vector, here: slice | None = None) -> list[Buffer]:
         """The payloads of `vector` plus the residual of earlier calls; `vector` is only read.
         `here`: the range of the elements that it has; None: it has all."""

@@ -209,6 +209,11 @@ class Welcome:
     """If masked: elements of weighted contributions are cut to [-span, span]."""
     status_ms: int = _integer(0, 3_600_000, default=0)
     """Milliseconds between two `Telemetry` of a member; 0: it sends none."""
+    ranges: int = _optional(_integer(1, 1 << 20, default=1))
+    """Ranges of the vector that codecs are cut at."""
+    first: int = _optional(_integer(0, 1 << 20, default=0))
+    end: int = _optional(_integer(0, 1 << 20, default=1))
+    """This hub adds up the ranges [first, end)."""
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class RoundReply:
     delay: int
     """The delay in force once this reply is applied, in local steps."""
     checksum: int
-    """Of the base after this reply; 0: not known, for gradient strategies."""
+    """Of the base after this reply; 0: not known, for gradient strategies, or said by pieces."""
     arrived: float
     """When its last part arrived, by the clock of the member's exchange."""
     pieces: Sequence[Vector]
@@ -166,6 +166,8 @@ class RoundReply:
     0: none of them is in it."""
     complete: int = 0
     """Out of step: and all members' contributions with numbers below this."""
+    checksums: Sequence[tuple[slice, int]] = ()
+    """Of pieces of the base after this reply, where several hubs have one each."""
 
 
 @dataclass(frozen=True)

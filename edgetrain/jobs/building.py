@@ -20,6 +20,7 @@ from edgetrain.strategies.merging.private import PrivateMean
 from edgetrain.strategies.merging.rule import RoundRule, SliceRule
 from edgetrain.vectors.noise import Gaussian, Source, system
 from edgetrain.vectors.parts import BASE_PART_ELEMENTS
+from edgetrain.vectors.ranges import shared
 
 
 def hub_of(
@@ -30,8 +31,10 @@ def hub_of(
     most_elements: int = MAX_ELEMENTS,
     keeps_windows: bool | None = None,
     site: int = 0,
+    number: int = 0,
 ) -> Hub:
-    """A fresh hub of a job, as `rules.resolve` found it.
+    """A fresh hub of a job, as `rules.resolve` found it: the one with this number, if there are
+    several (`hub.hubs`).
 
     With `any_job` it admits members whatever job they run. `source` is what noise is made of, if
     the hub adds it. `most_elements`: of the largest model, where the job does not say.
@@ -39,12 +42,13 @@ def hub_of(
     a site with this many members. ConfigError if its noise cannot be worked out.
     """
     job = found.job
+    windows = found.keeps_windows if keeps_windows is None else keeps_windows
     masks = None
     if found.mask_terms is not None:
         from edgetrain.exchange.masks.aggregator import Aggregator
 
         masks = Aggregator(found.mask_terms)
-    terms = _terms(found, any_job, found.keeps_windows if keeps_windows is None else keeps_windows)
+    terms = _terms(found, any_job, windows, number)
     # A site's round has to be on its way while the hub above still waits for it.
     quorum, wait = (1, SITE_WAIT) if site else (job.hub.quorum, 1.0)
     return Hub(
@@ -70,14 +74,15 @@ def hub_of(
     )
 
 
-def _terms(found: Resolved, any_job: bool, keeps_windows: bool) -> Terms:
+def _terms(found: Resolved, any_job: bool, keeps_windows: bool, number: int) -> Terms:
     job, delay = found.job, replace(found.delay, keeps_windows=keeps_windows)
     if any_job and job.strategy.landing == AUTO and "partition" not in job.data:
         landing = CHOSEN if found.strategy.has_local_steps else 0.0  # whose data are not known
         delay = replace(delay, landing=landing)
+    hubs = len(job.hub.hubs) or 1
     return Terms.of_strategy(
         found.strategy, found.every, delay, "" if any_job else job.digest(),
-        0 if any_job else job.train.steps,
+        0 if any_job else job.train.steps, shared(job.strategy.ranges, hubs)[number],
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ LATER: dict[str, Any] = {
     "honest_hub": False,
     "outer": "",
     "landing": "auto",
+    "ranges": 1,
 }
 """Keys that were added later, with their defaults: there a job has the digest that it had before,
 so that its journals and checkpoints still open."""
@@ -136,6 +137,9 @@ class StrategyTable:
     outer: str = _said(
         "", "what the hub makes of it: 'nesterov(0.7, 0.9)'; '': as the strategy says"
     )
+    ranges: int = _ranged(
+        1, 1, 1 << 20, "ranges of the vector that hubs share; codecs are cut at their borders"
+    )
     buffers: str = _said("mean", "normalisation's running statistics: mean over members, or local")
     secure: bool = _switch(False, "mask contributions, so that the hub learns only their sum")
     threshold: int = _ranged(0, 0, 100_000, "secure: members that a sum takes; 0: more than 2/3")
@@ -161,6 +165,10 @@ class HubTable:
     when_full: str = _said("stop", "on a full disk: stop, or 'go on' without the journal")
     snapshot_every: int = _ranged(0, 0, 10**9, "rounds between snapshots of the base; 0: by size")
     status_s: float = _ranged(5.0, 0.0, 3600.0, "members say how they are this often; 0: never")
+    hubs: list[str] = field(
+        default_factory=list,
+        metadata={"doc": "all hubs, the first leads: ['tcp://a:5555', 'tcp://b:5555']; []: one"},
+    )
     message_s: float = _ranged(0.001, 0.0, 10.0, "simulated: seconds the hub takes for a message")
 
     @property

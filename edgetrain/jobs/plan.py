@@ -110,7 +110,8 @@ def with_task(found: Resolved, beside: Path | None = None) -> Resolved:
     outline = outline_of(task)
     statistics = statistics_of(outline.model)
     elements = outline.parameters + sum(tensor.numel() for _, tensor in statistics)
-    Ranges(elements, found.strategy.ranges)  # ConfigError for more than there are blocks
+    # ConfigError for more than there are blocks
+    Ranges(elements, max(found.strategy.ranges, job.strategy.ranges))
     optimizer_for(outline.model, job.train.optimizer, task)
     samples = samples_of(job, task)
     fixed = settle(replace(found, job=replace(job, name=job.name or task.name)), samples)

@@ -110,7 +110,7 @@ class Resolved:
     @property
     def hubs(self) -> int:
         """Hubs that have a machine of their own."""
-        return 1
+        return max(1, len(self.job.hub.hubs))
 
     @property
     def links(self) -> list[Profile]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from edgetrain import codecs
 from edgetrain.codecs import Auto, Codec
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.masks import terms as masks
 from edgetrain.fleet.presence import Presence
 from edgetrain.jobs import schedule
@@ -19,6 +20,7 @@ from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS, fix_n
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
 from edgetrain.strategies import Strategy, merging
 from edgetrain.strategies.arrivals import ArrivalTerms
+from edgetrain.vectors.ranges import shared
 
 PRECISIONS = ("fp32", "bf16")
 FALLBACKS = ("never", "when-needed", "when-faster")
@@ -165,9 +167,59 @@ def _check_pace(found: Resolved) -> None:
 
 
 def _check_ranges(found: Resolved) -> None:
-    """Rounds that concern one range of the vector each."""
+    """Rounds that concern one range of the vector each, and ranges that hubs share."""
+    job, strategy = found.job, found.strategy
+    ranges, hubs = job.strategy.ranges, job.hub.hubs
     for codec in (found.codec, found.reply_codec):
-        codecs.check_ranges(codec, found.strategy.ranges)
+        codecs.check_ranges(codec, max(strategy.ranges, ranges))
+        if ranges > 1:
+            codecs.check_pieces(codec)
+    if ranges > 1 and strategy.ranges > 1:
+        raise ConfigError(
+            f"strategy.ranges = {ranges}: {strategy.spelled} exchanges a fragment a round",
+            "leave it out, or choose dga or fedavg",
+        )
+    if ranges > 1 and found.mask_terms is not None:
+        raise ConfigError(
+            f"strategy.ranges = {ranges} and strategy.secure: masks are made for the whole vector",
+            "leave one of them out",
+        )
+    for address in hubs:
+        split_address(address)
+    if len(set(hubs)) < len(hubs):
+        raise ConfigError(f"hub.hubs = {hubs}: one address twice", "each hub has its own")
+    if len(hubs) > 1:
+        shared(ranges, len(hubs))
+        if refused := why_not_topology("hubs", found):
+            raise ConfigError(f"hub.hubs has {len(hubs)} hubs: {refused[0]}", refused[1])
+
+
+def _why_not_several(found: Resolved) -> Refusal | None:
+    """What speaks against reducers that see a part of each contribution, and close rounds by
+    themselves."""
+    job, strategy = found.job, found.strategy
+    if not strategy.in_step:
+        return (
+            f"{strategy.spelled} is out of step, and each would take other contributions into a "
+            "round",
+            "take one hub, or dga",
+        )
+    if strategy.ranges > 1:
+        return f"{strategy.spelled} exchanges a fragment a round", "take one hub, or dga"
+    if found.mask_terms is not None:
+        return "masks are made for the whole vector", "take one hub"
+    if not found.merge.sum_only:
+        return (
+            f"strategy.merge = '{job.strategy.merge}' compares members, and each sees a part of "
+            "what they give",
+            "take one hub, or merge = 'mean'",
+        )
+    if job.privacy.unit == "member" and job.privacy.where == "hub":
+        return (
+            "with privacy.where = 'hub' each would cut a contribution by itself",
+            "take one hub, or privacy.where = 'member'",
+        )
+    return None
 
 
 def _check_foretelling(found: Resolved) -> None:
@@ -397,7 +449,11 @@ def why_not_topology(name: str, found: Resolved) -> Refusal | None:
     `fleet.topology` says it, or "hubs" (several), or "gateways"."""
     if name in _TO_COME:
         return "it is not there yet", "say star, or leave it out"
-    return _why_no_gateways(found) if name == "gateways" else None
+    if name == "gateways":
+        return _why_no_gateways(found)
+    if name in ("hubs", "direct"):
+        return _why_not_several(found)
+    return None
 
 
 def _check_gateways(found: Resolved) -> None:
@@ -428,6 +484,8 @@ def _why_no_gateways(found: Resolved) -> Refusal | None:
             f"{strategy.name}: a round is of one fragment, and a gateway passes on whole vectors",
             "choose diloco",
         )
+    if table.ranges > 1:
+        return f"strategy.ranges = {table.ranges}: a gateway has the whole vector", "leave it out"
     if found.codec.sums_only or found.codec.two_trips:
         return (
             f"strategy.codec = '{found.codec.name}': its payloads mean something at one hub only",

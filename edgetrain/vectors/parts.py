@@ -17,8 +17,8 @@ def parts_of(elements: int, part_elements: int) -> Iterator[slice]:
 
 
 def base_part_count(elements: int) -> int:
-    """The number of parts of a base."""
-    return -(-elements // BASE_PART_ELEMENTS)
+    """The number of parts of a base; one also without elements."""
+    return max(1, -(-elements // BASE_PART_ELEMENTS))
 
 
 def base_part(part: int, elements: int) -> slice:
@@ -29,4 +29,4 @@ def base_part(part: int, elements: int) -> slice:
 
 def base_parts(elements: int) -> Iterator[slice]:
     """The slices of a base, one for each part."""
-    return parts_of(elements, BASE_PART_ELEMENTS)
+    return (base_part(part, elements) for part in range(base_part_count(elements)))

@@ -1,4 +1,5 @@
-"""The ranges of a vector that rounds concern in turn, and the vector's checksum while they change.
+"""The ranges of a vector: those that rounds concern in turn, those that a reducer has, and the
+vector's checksum while they change.
 
 Numbers, and sums of tiles: no codec, no round's contributions, no message. Which strategy has how
 many ranges is not known here.
@@ -6,6 +7,7 @@ many ranges is not known here.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -67,6 +69,67 @@ class Ranges:
     def __iter__(self) -> Iterator[slice]:
         """The ranges in order."""
         return (self.at(number) for number in range(self.count))
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The ranges [first, end) of `count` ranges of a vector: what one reducer adds up.
+
+    They follow each other, so a stretch is a view of the vector. Codecs cut at the borders of all
+    ranges, so that the bits do not depend on who has which.
+    """
+
+    count: int = 1
+    first: int = 0
+    end: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.end <= self.count or self.count < 1:
+            raise ConfigError(
+                f"the ranges {self.first} to {self.end} of {self.count}: there are none"
+            )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole vector."""
+        return self.end - self.first == self.count
+
+    def of(self, elements: int) -> slice:
+        """Where it lies in a vector of [elements]. ConfigError for more ranges than blocks."""
+        ranges = Ranges(elements, self.count)
+        if self.first == self.end:
+            return slice(0, 0)
+        return slice(ranges.at(self.first).start, ranges.at(self.end - 1).stop)
+
+    def size(self, elements: int) -> int:
+        """Its own elements, of a vector of [elements]."""
+        here = self.of(elements)
+        return int(here.stop - here.start)
+
+    def pieces(self, elements: int) -> list[slice]:
+        """Its ranges, as slices of the stretch, of a vector of [elements]."""
+        ranges, start = Ranges(elements, self.count), self.of(elements).start
+        found = [ranges.at(number) for number in range(self.first, self.end)]
+        return [slice(here.start - start, here.stop - start) for here in found]
+
+    def __str__(self) -> str:
+        return f"ranges {self.first} to {self.end} of {self.count}"
+
+
+def shared(count: int, reducers: int) -> list[Stretch]:
+    """`count` ranges shared out among reducers, as equally as whole ranges allow, in order.
+    ConfigError for more reducers than ranges."""
+    if not 1 <= reducers <= count:
+        raise ConfigError(
+            f"{reducers} hubs share {count} ranges of the vector",
+            f"strategy.ranges = {max(reducers, 16)}, or fewer hubs: each has at least one range",
+        )
+    borders = [count * number // reducers for number in range(reducers + 1)]
+    return [Stretch(count, *each) for each in itertools.pairwise(borders)]
+
+
+WHOLE = Stretch()
+"""The whole vector, in one range."""
 
 
 class TileSums:

@@ -189,7 +189,7 @@ class SiteHub(Hub):
             fixed_tensors=self._tensors, steps=rounds.delay.steps, behind=self.policy.members,
         )  # fmt: skip
         self.link = self._connect()
-        self.link.begin_join(request, self._base, checksum, past)
+        self.link.ask_in(request, self._base, checksum, past)
 
     def _begin(self, entry: Entry) -> list[Effect]:
         """The fleet begins, or has begun: so do the site's members."""

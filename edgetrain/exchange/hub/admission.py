@@ -13,6 +13,7 @@ from edgetrain.exchange.hub.rounds import Rounds
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import PROTOCOL, Join, Resume
 from edgetrain.vectors import layout as layouts
+from edgetrain.vectors.ranges import WHOLE, Stretch
 from edgetrain.vectors.vector import Layout
 
 WhyNot = tuple[str, str] | None
@@ -35,6 +36,13 @@ class AgreedModel:
     """Its tensors, as `layout` writes them; empty: not described."""
     fixed_bytes: int = 0
     """Of the tensors that are not trained and that its first member hands to all others."""
+    stretch: Stretch = WHOLE
+    """What of its vector this hub has."""
+
+    @property
+    def base_elements(self) -> int:
+        """Elements of the base that this hub has and hands out."""
+        return self.stretch.size(self.elements) if self.elements else 0
 
     def layout(self) -> Layout:
         """Its tensors, () if they were not described. Raises BadMessage unless they have the

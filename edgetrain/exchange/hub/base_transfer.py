@@ -119,7 +119,10 @@ class FirstBase:
         """The next part of a base; returns what is wrong with it: (code, reason)."""
         size = memoryview(message.payload).nbytes
         if isinstance(message, Base):
-            here, parts = base_part(message.part, model.elements), base_part_count(model.elements)
+            here, parts = (
+                base_part(message.part, model.base_elements),
+                base_part_count(model.base_elements),
+            )
             wanted = 4 * (here.stop - here.start)
         else:
             here = blob_part(message.part, model.fixed_bytes)
@@ -140,7 +143,7 @@ class FirstBase:
     def messages(self, model: AgreedModel) -> list[Base]:
         """The messages that pass the base on to other members. Their payloads are those that came,
         which nothing writes to."""
-        count = base_part_count(model.elements)
+        count = base_part_count(model.base_elements)
         return [Base(i, count, payload) for i, payload in enumerate(self._payloads[:count])]
 
     def vector(self, elements: int) -> Vector:
@@ -156,12 +159,12 @@ class FirstBase:
 
 
 def _part_count(model: AgreedModel) -> int:
-    return base_part_count(model.elements) + blob_part_count(model.fixed_bytes)
+    return base_part_count(model.base_elements) + blob_part_count(model.fixed_bytes)
 
 
 def _number(message: Base | Fixed, model: AgreedModel) -> int:
     """Which part of all it is: those of the base come first."""
-    before = 0 if isinstance(message, Base) else base_part_count(model.elements)
+    before = 0 if isinstance(message, Base) else base_part_count(model.base_elements)
     return before + message.part
 
 

@@ -58,6 +58,9 @@ def _welcome(
         threshold=masks.terms.threshold if masks else 0,
         span=masks.terms.span if masks else 1.0,
         status_ms=round(1000 * policy.status_s),
+        ranges=terms.stretch.count,
+        first=terms.stretch.first,
+        end=terms.stretch.end,
     )
 
 
@@ -107,8 +110,7 @@ class Membership:
     def find_returning(
         self, sender: bytes, message: Resume, tail: int | None
     ) -> tuple[MemberRecord | None, WhyNot]:
-        """The member that comes back with this message, and why it may not. The journal has all
-        replies from round `tail` on."""
+        """The member that comes back with this message, and why it may not; see `Hub.tail`."""
         away = self._members.away.get(message.name)
         member = self._members.in_session(message.session) or away
         if member is not None and not member.may_be_at(sender):
@@ -210,9 +212,9 @@ class Membership:
         return self._admit(member) if self._rounds.started else []
 
     def _accept_model(self, join: Join) -> str | None:
-        """Make this member's model the job's. Returns what is wrong with it; then nothing has
-        changed."""
-        model = AgreedModel(join.model, join.elements, bytes(join.payload), join.fixed_bytes)
+        """Make this member's model the job's. Returns what is wrong; then nothing has changed."""
+        told = join.model, join.elements, bytes(join.payload), join.fixed_bytes
+        model = AgreedModel(*told, self._terms.stretch)
         try:
             self._rounds.merger.bind_model(model.layout(), model.elements)
         except (BadMessage, ConfigError) as error:
@@ -232,8 +234,8 @@ class Membership:
 
     def admit_all(self) -> list[Effect]:
         """All members begin, with the base that was uploaded."""
-        self._rounds.set_base(self.first_base.vector(self.model.elements))
-        self.fixed = self.first_base.fixed_values(self.model.elements)
+        self._rounds.set_base(self.first_base.vector(self.model.base_elements))
+        self.fixed = self.first_base.fixed_values(self.model.base_elements)
         effects: list[Effect] = [Note("started", "hub", f"{self.policy.members} members")]
         for member in self._members:
             effects += self._admit(member)
@@ -399,7 +401,8 @@ class Membership:
         `Policy.deserted_s` to come back, also where all had been lost before, the others then have
         `Policy.return_s`. Replays the rounds. Raises Diverged if the journal contradicts itself."""
         self.fixed = FixedValues.restored(b"".join(state.fixed))
-        self.model = AgreedModel(state.model, state.elements, state.layout, self.fixed.size)
+        told = state.model, state.elements, state.layout, self.fixed.size
+        self.model = AgreedModel(*told, self._terms.stretch)
         away = self._members.away
         for seat in state.away:
             departed = MemberRecord.of_seat(seat)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgetrain.codecs import Codec, Feedback, OnRungs, bound, memory, verbatim
+from edgetrain.codecs import Codec, Feedback, OnRungs, bound, in_pieces, memory, verbatim
 from edgetrain.codecs.auto import rung_of
 from edgetrain.exchange.hub.contributions import (
     Contribution,
@@ -29,7 +29,6 @@ from edgetrain.strategies.merging.rule import RoundRule, SliceRule
 from edgetrain.strategies.outer import OuterRule
 from edgetrain.strategies.outer_rules import MOST_MAGNITUDE as MOST_BEFORE_OUTER
 from edgetrain.vectors import layout as layouts
-from edgetrain.vectors.parts import parts_of
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.ranges import Ranges, TileSums
 from edgetrain.vectors.vector import TILE, Buffer, Layout, Vector, all_finite, tile_sum, tiles
@@ -84,8 +83,8 @@ class Merger:
     is the step), `reply_codec` encodes it. Codecs that depend on the shapes of tensors are bound to
     the layout given to `bind_model`. Unless the `terms` say that the hub keeps the base, it is kept
     until the first round only, for members that have not begun. `masked`: contributions cannot be
-    decoded, only their sums are known. A round's contributions and its reply have the elements of
-    its range (`vectors/ranges.py`).
+    decoded, only their sums are known. A hub has a stretch of the model's vector, and a round's
+    contributions and its reply have the elements of its range of that (`vectors/ranges.py`).
     """
 
     def __init__(
@@ -124,10 +123,16 @@ class Merger:
     # -- the model ----------------------------------------------------------------------------
 
     def bind_model(self, layout: Layout, elements: int) -> None:
-        """Use the codecs for this model; an empty layout: its tensors are not known. Raises
+        """Use the codecs for this model, whose vector has [elements]; an empty layout: its tensors
+        are not known. Raises
         ConfigError, and changes nothing, if a codec does not work for it."""
-        ranges = Ranges(elements, self._terms.ranges)
-        self.codec, self.reply_codec = (bound(c, layout, ranges.count) for c in self.codecs)
+        stretch, turns = self._terms.stretch, self._terms.ranges
+        ranges = Ranges(stretch.size(elements), turns)
+        cuts = max(turns, stretch.count)
+        codecs = [bound(codec, layout, cuts) for codec in self.codecs]
+        if stretch.count > 1:
+            codecs = [in_pieces(codec, stretch.pieces(elements)) for codec in codecs]
+        self.codec, self.reply_codec = codecs
         self._exact = verbatim(self.codec)
         self.ranges = ranges
 
@@ -184,13 +189,13 @@ class Merger:
 
     def parts(self, round: int) -> int:
         """The number of parts of a contribution to a round."""
-        return -(-self.ranges.size(round) // self.codec.part_elements)
+        return len(self.codec.slices(self.ranges.size(round)))
 
     def expected(self, round: int, part: int, exact: bool = False) -> tuple[int, int]:
         """The elements of this part of a contribution, and the largest size of its payload in
         bytes; `exact`: it is a gateway's, in full precision."""
-        most = self.codec.part_elements
-        elements = min(most, self.ranges.size(round) - part * most)
+        here = self.codec.slices(self.ranges.size(round))[part]
+        elements = here.stop - here.start
         return elements, (self._exact if exact else self.codec).max_bytes(elements)
 
     # -- before a round is whole --------------------------------------------------------------
@@ -252,7 +257,7 @@ class Merger:
         it."""
         if not self._keeps_inputs:
             merged = self._borrow(record.round)
-            parts = parts_of(merged.size, self.reply_codec.part_elements)
+            parts = self.reply_codec.slices(merged.size)
             for here, payload in zip(parts, record.reply, strict=True):
                 self.reply_codec.decode(payload, merged[here])
         else:
@@ -335,8 +340,7 @@ class Merger:
 
     def _merge_part(self, chosen: Sequence[Contribution], part: int, merged: Vector) -> None:
         assert self._by_slice is not None
-        start = part * self.codec.part_elements
-        out = merged[start : start + self.codec.part_elements]
+        out = merged[self.codec.slices(merged.size)[part]]
         pieces = [
             ContributionPiece(each, part, self._exact if each.is_exact else self.codec)
             for each in chosen
@@ -352,7 +356,7 @@ class Merger:
         """Merge by a rule that wants one contribution of each member: the newest one counts."""
         newest = {contribution.member: contribution for contribution in chosen}
         counted = list(newest.values())
-        parts = list(parts_of(merged.size, self.codec.part_elements))
+        parts = self.codec.slices(merged.size)
         pieces = [
             [Guarded(contribution, part, self.codec) for part in range(len(parts))]
             for contribution in counted
@@ -378,13 +382,13 @@ class Merger:
             most, of = MOST_BEFORE_OUTER, "outer rules can take"
         elif self.replies.lossless:
             return
-        if self._masked or _size(merged) <= most:
+        if self._masked or not merged.size or _size(merged) <= most:
             return
         sizes = []
         scratch: Vector = np.empty_like(merged)
         for contribution in chosen:
             codec = self._exact if contribution.is_exact else self.codec
-            for part, here in enumerate(parts_of(merged.size, codec.part_elements)):
+            for part, here in enumerate(codec.slices(merged.size)):
                 ContributionPiece(contribution, part, codec).read(scratch[here])
             sizes.append(_size(scratch))
         largest = chosen[int(np.argmax(sizes))]
@@ -399,7 +403,7 @@ class Merger:
             return 0
         sums: list[int] = []
         first = self.ranges.of(round).start
-        parts = parts_of(merged.size, self.reply_codec.part_elements)
+        parts = self.reply_codec.slices(merged.size)
         for here, payload in zip(parts, payloads, strict=True):
             reply = merged[here]
             if not self.reply_codec.lossless:

@@ -11,6 +11,7 @@ from edgetrain.exchange.hub.delay import AT_ONCE, Delay
 from edgetrain.exchange.messages import MAX_ELEMENTS
 from edgetrain.strategies.arrivals import ArrivalRule, ArrivalTerms
 from edgetrain.strategies.closing import ClosingRule, LearnedDeadline, QuorumAndDeadline
+from edgetrain.vectors.ranges import WHOLE, Stretch
 
 if TYPE_CHECKING:
     from edgetrain.strategies import Strategy
@@ -41,6 +42,8 @@ class Terms:
     """Steps of each member, which bound an automatic delay; 0: not known."""
     ranges: int = 1
     """Ranges of the vector that rounds concern in turn."""
+    stretch: Stretch = WHOLE
+    """The ranges of the vector that this hub has."""
     arrivals: Callable[[ArrivalTerms], ArrivalRule] | None = None
     """Where members are out of step, makes the rule that closes rounds."""
     gateways: bool = False
@@ -48,7 +51,13 @@ class Terms:
 
     @classmethod
     def of_strategy(
-        cls, row: Strategy, every: int, delay: Delay = AT_ONCE, job: str = "", steps: int = 0
+        cls,
+        row: Strategy,
+        every: int,
+        delay: Delay = AT_ONCE,
+        job: str = "",
+        steps: int = 0,
+        stretch: Stretch = WHOLE,
     ) -> Terms:
         """The terms of a job with this strategy."""
         return cls(
@@ -61,6 +70,7 @@ class Terms:
             job,
             steps,
             row.ranges,
+            stretch,
             None if row.in_step else row.closing_rule,
         )
 
@@ -76,6 +86,7 @@ class Terms:
         return (
             f"{self.strategy}, every {self.every}, delay {delay}, {codec}, {reply_codec}, "
             f"{'masked, ' if masked else ''}{'gateways, ' if self.gateways else ''}"
+            f"{'' if self.stretch == WHOLE else f'{self.stretch}, '}"
             f"{f'job {self.job}' if self.job else ANY_JOB}"
         )
 

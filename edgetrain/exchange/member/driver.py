@@ -169,6 +169,16 @@ class Exchanged:
     """What the half decided by itself, and why; "": nothing."""
 
 
+def _compare_stretches(base: Vector, reply: RoundReply) -> None:
+    """Raise Diverged unless each hub's stretch of the base is here as it is there."""
+    for here, wanted in reply.checksums:
+        if checksum(base[here]) != wanted:
+            raise Diverged(
+                f"after round {reply.round} the base is not that of the hub which has elements "
+                f"{here.start:,} to {here.stop:,}: their checksums differ"
+            )
+
+
 Release = Callable[[Vector, Vector], None]
 """Writes what others may see of the first vector into the second."""
 
@@ -502,6 +512,8 @@ class Driver:
                 f"after round {round} the base has checksum {self.half.checksum:016x} here and "
                 f"{reply.checksum:016x} at the hub"
             )
+        if reply.checksums:
+            _compare_stretches(self.half.base, reply)
         self._take_delay(reply.delay, reply.every)
         if self.observe is not None:
             now = self.clock()

@@ -13,7 +13,7 @@ from edgetrain.codecs.base import check_length
 from edgetrain.errors import BadMessage
 from edgetrain.exchange.messages import Reply
 from edgetrain.exchange.seam import RoundReply
-from edgetrain.vectors.parts import base_parts, parts_of
+from edgetrain.vectors.parts import base_parts
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.ranges import Ranges
 from edgetrain.vectors.vector import Buffer, Vector
@@ -140,7 +140,7 @@ class Inbox:
         self.decode_s += seconds
 
     def _parts(self, round: int) -> list[slice]:
-        return list(parts_of(self._ranges.size(round), self.codec.part_elements))
+        return self.codec.slices(self._ranges.size(round))
 
     def _place(self, reply: Reply, spare_only: bool) -> Vector | None:
         if not self.codec.lossless or self.keeps_payloads:

@@ -40,8 +40,8 @@ from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply, S
 from edgetrain.exchange.transport import MemberTransport, Traffic
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.pool import VectorPool
-from edgetrain.vectors.ranges import Ranges
-from edgetrain.vectors.vector import Buffer, Vector
+from edgetrain.vectors.ranges import Ranges, Stretch
+from edgetrain.vectors.vector import Buffer, Layout, Vector
 
 log = logging.getLogger("edgetrain")
 
@@ -66,18 +66,34 @@ class LinkStatistics:
     """Rounds of which parts of a reply are here."""
 
 
-class Link:
-    """The link of one member to its hub: an `Exchange`, whose docstrings say who owns what.
+@dataclass
+class Newcomer:
+    """A member that asks to be let in, until training starts."""
 
-    `interrupt` is called between two messages; `on_welcome`, with the number of members, when the
-    hub has let this one in, which may be long before training starts. Replies are put into vectors
-    of `memory`, so that contributions made in it take no more of it than that: a contribution that
-    has been sent is free when its reply comes.
-    """
+    request: Request
+    params: Vector
+    """The whole model's."""
+    beginning: Beginning | None = None
+    """Of the hub's stretch of them."""
+    welcome: Welcome | None = None
+    """The hub's last one."""
+
+
+class Entrance:
+    """A link until training starts: it asks to be let in, takes the terms, and gives or takes the
+    base. `Link` goes on from there. `interrupt` is called between two messages; `on_welcome`, with
+    the number of members, when the hub has let this one in, which may be long before training
+    starts."""
 
     memory: VectorPool
     outbox: Outbox
     inbox: Inbox
+    stretch: Stretch
+    """Since the hub has let this member in: the ranges of the vector that it adds up. All vectors
+    of the exchange but `params` are of these."""
+    own: slice
+    """Where they are in the model's vector."""
+    _joining: Newcomer
     _session: Session
     _silence: Silence
 
@@ -96,6 +112,149 @@ class Link:
         self.on_welcome: Callable[[int], None] = lambda members: None
         self.is_to_evaluate = False
         """Whether the hub has said that the member that evaluated is gone."""
+        self.before_upload: Callable[[str], None] = lambda name: None
+        """Called when the hub has asked for this member's parameters, before they are sent."""
+        self.number = 0
+        """Of the session, to be set before `enter`; 0: it is drawn."""
+
+    def join(
+        self, request: Request, params: Vector, checksum: int, past: Past | None = None
+    ) -> Entry:
+        """See Exchange. A hub that does not answer is tried for `patience_s`."""
+        self.enter(request, params, checksum, past)
+        return self.begin()
+
+    def enter(
+        self, request: Request, params: Vector, checksum: int, past: Past | None = None
+    ) -> None:
+        """The first half of `join`: until the hub has let this member in, and has the parameters
+        that it may have asked for. `begin` is the other one."""
+        self.ask_in(request, params, checksum, past)
+        while self._joining.welcome is None:
+            self._accept_before_start(self._next())
+
+    def ask_in(
+        self, request: Request, params: Vector, checksum: int, past: Past | None = None
+    ) -> None:
+        """The beginning of `enter`, which does not wait: ask to be let in."""
+        self._session = Session(request, params.size, checksum, past, self.number)
+        self._silence = Silence(self._transport, self._clock, self._patience_s, self._outage_s)
+        self._joining = Newcomer(request, params)
+        self._ask(0)
+
+    def begin(self) -> Entry:
+        """The second half of `join`: until training starts."""
+        entry = None
+        while entry is None:
+            entry = self._accept_before_start(self._next())
+        return entry
+
+    def _accept_before_start(self, message: Message) -> Entry | None:
+        joining = self._joining
+        match self._session.accept_before_start(message):
+            case Welcome() as welcome:
+                self._take_terms(welcome, joining)
+                if welcome.upload:
+                    self.before_upload(welcome.name)
+                    for message in joining.beginning.messages() if joining.beginning else ():
+                        self._send(message)
+                joining.welcome = welcome
+            case Base() | Fixed() as part if joining.beginning is not None:
+                joining.beginning.accept_part(part)
+            case Start() as start:
+                assert joining.welcome is not None
+                assert joining.beginning is not None
+                self._session.fixed = joining.beginning.finish(start.fixed)
+                sent = self._silence.heard - self.traffic().round_trip_s / 2
+                return entry_of(joining.welcome, start, sent)
+            case Ask():
+                self._ask(0)
+        return None
+
+    def _take_terms(self, welcome: Welcome, joining: Newcomer) -> None:
+        request, elements = joining.request, self._session.elements
+        layout = layouts.read(request.layout, elements) if request.layout else ()
+        self.stretch = stretch = Stretch(welcome.ranges, welcome.first, welcome.end)
+        own = stretch.of(elements)
+        if joining.beginning is None:
+            digest = self._session.fixed
+            joining.beginning = Beginning(joining.params[own], request.fixed_tensors, digest)
+        joining.beginning.restart()
+        self.own = own
+        ranges = Ranges(own.stop - own.start, strategies.find(welcome.strategy).ranges)
+        codec, reply_codec = _codecs(welcome, layout, max(ranges.count, stretch.count), elements)
+        masker = masker_of(welcome, request, elements)
+        self.memory = VectorPool(ranges.largest)
+        self.outbox = Outbox(welcome.name, codec, ranges, welcome.members, self.memory, masker)
+        name = "" if strategies.find(welcome.strategy).in_step else welcome.name
+        self.inbox = Inbox(reply_codec, ranges, self.memory, self._clock, name)
+        self._silence.set_beat(welcome.beat_s)
+        self.on_welcome(welcome.members)
+        log.info("joined as %s; %s, every %d", welcome.name, welcome.strategy, welcome.every)
+
+    def ask_again(self, *, base: bool = False, round: int = 0) -> None:
+        """Say to the hub where this member is, as after a lost connection. `base`: it wants the
+        hub's in place of replies, and `wait` gives a CatchUp. It gives nothing before `round`."""
+        self._session.wants_base |= base
+        self._session.next_round = max(self._session.next_round, round)
+        self._ask(self._session.epoch)
+
+    def _ask(self, epoch: int) -> None:
+        """Ask a hub of this epoch to let this member in; until it answers, nothing else counts."""
+        self._ask_from(epoch, None)
+
+    def _ask_from(self, epoch: int, oldest: int | None) -> None:
+        """`oldest`: as Session.ask has it."""
+        self._silence.note_question()
+        self._send(self._session.ask(epoch, self._silence.connections, oldest))
+
+    def traffic(self) -> Traffic:
+        """See Exchange."""
+        return self._transport.traffic()
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def _send(self, message: Message) -> None:
+        self._transport.send(pack(message))
+
+    def _next(self) -> Message:
+        """The next message. After a while of silence the connection is made again, and the hub is
+        asked again. Raises HubUnreachable after a long one."""
+        self.interrupt()
+        while (frames := self._transport.receive(self._silence.pause_s)) is None:
+            self.interrupt()
+            self._check_connection(silence=True)
+            self._silence.check()
+        self._check_connection()
+        return self._read(frames)
+
+    def _check_connection(self, silence: bool = False) -> None:
+        """If the connection was replaced, or with `silence` nothing comes, ask what was lost."""
+        if self._silence.note_connections() or (silence and self._silence.reconnect_if_silent()):
+            self.ask_again()
+
+    def _read(self, frames: Sequence[Buffer]) -> Message:
+        self._silence.note_message()
+        return unpack(frames)
+
+
+class Link(Entrance):
+    """The link of one member to its hub: an `Exchange`, whose docstrings say who owns what.
+
+    Replies are put into vectors
+    of `memory`, so that contributions made in it take no more of it than that: a contribution that
+    has been sent is free when its reply comes.
+    """
+
+    def __init__(
+        self,
+        transport: MemberTransport,
+        clock: Callable[[], float],
+        patience_s: float = PATIENCE_S,
+        outage_s: float = OUTAGE_S,
+    ) -> None:
+        """See Entrance."""
+        super().__init__(transport, clock, patience_s, outage_s)
         self._submitted = -1
         self._sent_bytes: dict[int, int] = {}
         self._catch_up: CatchUp | None = None
@@ -105,6 +264,12 @@ class Link:
     def session(self) -> int:
         """See Exchange."""
         return self._session.number
+
+    @property
+    def standing(self) -> tuple[int, int]:
+        """Replies that were given out, and the checksum of the base after them, as the hub said
+        it."""
+        return self._session.applied, self._session.checksum
 
     @property
     def members_here(self) -> int:
@@ -123,49 +288,6 @@ class Link:
         """Where this link is."""
         outbox = self.outbox
         return LinkStatistics(self._session.epoch, outbox.kept, outbox.waiting, self.inbox.rounds)
-
-    # -- joining -------------------------------------------------------------------------------
-
-    def join(
-        self, request: Request, params: Vector, checksum: int, past: Past | None = None
-    ) -> Entry:
-        """See Exchange. A hub that does not answer is tried for `patience_s`."""
-        self._session = Session(request, params.size, checksum, past)
-        self._silence = Silence(self._transport, self._clock, self._patience_s, self._outage_s)
-        beginning = Beginning(params, request.fixed_tensors, self._session.fixed)
-        self._ask(0)
-        while True:
-            match self._session.accept_before_start(self._next()):
-                case Welcome() as welcome:
-                    self._take_terms(welcome, request)
-                    beginning.restart()
-                    for message in beginning.messages() if welcome.upload else ():
-                        self._send(message)
-                case Base() | Fixed() as part:
-                    beginning.accept_part(part)
-                case Start() as start:
-                    self._session.fixed = beginning.finish(start.fixed)
-                    sent = self._silence.heard - self.traffic().round_trip_s / 2
-                    return entry_of(welcome, start, sent)
-                case Ask():
-                    self._ask(0)
-
-    def _take_terms(self, welcome: Welcome, request: Request) -> None:
-        elements = self._session.elements
-        layout = layouts.read(request.layout, elements) if request.layout else ()
-        ranges = Ranges(elements, strategies.find(welcome.strategy).ranges)
-        codec, reply_codec = (
-            codecs.bound(codecs.parse(name), layout, ranges.count)
-            for name in (welcome.codec, welcome.reply_codec)
-        )
-        masker = masker_of(welcome, request, elements)
-        self.memory = VectorPool(ranges.largest)
-        self.outbox = Outbox(welcome.name, codec, ranges, welcome.members, self.memory, masker)
-        name = "" if strategies.find(welcome.strategy).in_step else welcome.name
-        self.inbox = Inbox(reply_codec, ranges, self.memory, self._clock, name)
-        self._silence.set_beat(welcome.beat_s)
-        self.on_welcome(welcome.members)
-        log.info("joined as %s; %s, every %d", welcome.name, welcome.strategy, welcome.every)
 
     # -- contributions -------------------------------------------------------------------------
 
@@ -289,10 +411,6 @@ class Link:
 
     # -- coming back ---------------------------------------------------------------------------
 
-    def ask_again(self) -> None:
-        """Say to the hub where this member is, as after a lost connection."""
-        self._ask(self._session.epoch)
-
     def _ask(self, epoch: int) -> None:
         """Ask a hub of this epoch to let this member in, or back in; until it answers, nothing else
         counts."""
@@ -302,8 +420,7 @@ class Link:
             self.inbox.clear()
             oldest = self.outbox.oldest
             log.info("%s comes back after %d replies", session.name, session.applied)
-        self._silence.note_question()
-        self._send(session.ask(epoch, self._silence.connections, oldest))
+        self._ask_from(epoch, oldest)
 
     def _return(self, back: Back) -> None:
         """The hub knows this member again: send what it lacks, and note what has changed."""
@@ -312,7 +429,7 @@ class Link:
             self._send_kept(round)
         base = None
         if not start.keep:
-            elements = self._session.elements
+            elements = self.own.stop - self.own.start
             base = joined_base(back.base, elements, np.empty(elements, np.float32))
             self.outbox.drop_missed(start.applied)
         if back.missed:
@@ -327,10 +444,6 @@ class Link:
         if self._session.state == "training":
             self._send(telemetry)
 
-    def traffic(self) -> Traffic:
-        """See Exchange."""
-        return self._transport.traffic()
-
     def leave(self, reason: str) -> None:
         """See Exchange."""
         if not self._is_closed:
@@ -342,30 +455,18 @@ class Link:
         self._is_closed = True
         self._transport.close()
 
-    # -- messages ------------------------------------------------------------------------------
 
-    def _send(self, message: Message) -> None:
-        self._transport.send(pack(message))
-
-    def _next(self) -> Message:
-        """The next message. After a while of silence the connection is made again, and the hub is
-        asked again. Raises HubUnreachable after a long one."""
-        self.interrupt()
-        while (frames := self._transport.receive(self._silence.pause_s)) is None:
-            self.interrupt()
-            self._check_connection(silence=True)
-            self._silence.check()
-        self._check_connection()
-        return self._read(frames)
-
-    def _check_connection(self, silence: bool = False) -> None:
-        """If the connection was replaced, or with `silence` nothing comes, ask what was lost."""
-        if self._silence.note_connections() or (silence and self._silence.reconnect_if_silent()):
-            self.ask_again()
-
-    def _read(self, frames: Sequence[Buffer]) -> Message:
-        self._silence.note_message()
-        return unpack(frames)
+def _codecs(
+    welcome: Welcome, layout: Layout, cuts: int, elements: int
+) -> tuple[codecs.Codec, codecs.Codec]:
+    """Those of contributions and of replies, for the hub's stretch of a vector of [elements]."""
+    both = [
+        codecs.bound(codecs.parse(n), layout, cuts) for n in (welcome.codec, welcome.reply_codec)
+    ]
+    if welcome.ranges > 1:
+        pieces = Stretch(welcome.ranges, welcome.first, welcome.end).pieces(elements)
+        both = [codecs.in_pieces(codec, pieces) for codec in both]
+    return both[0], both[1]
 
 
 def entry_of(welcome: Welcome, start: Start, sent: float) -> Entry:

@@ -18,7 +18,6 @@ from edgetrain.errors import ConfigError, Refused
 from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 from edgetrain.exchange.messages import Contribute, Masking, Reply, Welcome
 from edgetrain.exchange.seam import Request
-from edgetrain.vectors.parts import parts_of
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.ranges import Ranges
 from edgetrain.vectors.vector import Buffer, Vector
@@ -184,7 +183,7 @@ class Outbox:
         if self.codec.lossless:
             return payloads, None
         read = self._memory.borrow_vector()[: vector.size]
-        parts = parts_of(vector.size, self.codec.part_elements)
+        parts = self.codec.slices(vector.size)
         for here, payload in zip(parts, payloads, strict=True):
             self.codec.decode(payload, read[here])
         return payloads, read

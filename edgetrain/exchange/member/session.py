@@ -116,10 +116,16 @@ class Session:
     """
 
     def __init__(
-        self, request: Request, elements: int, checksum: int, past: Past | None = None
+        self,
+        request: Request,
+        elements: int,
+        checksum: int,
+        past: Past | None = None,
+        number: int = 0,
     ) -> None:
         """`checksum` is that of the parameters, for a newcomer; `past`: where a member stood that
-        was started again."""
+        was started again. `number`: the newcomer's, where it has a session with another hub of the
+        job already; 0: it is drawn."""
         self.state: State = "joining"
         self.elements = elements
         self.epoch = 0
@@ -130,9 +136,12 @@ class Session:
         """The hub has the contributions to rounds before this one, from an earlier process."""
         self._request, self._past, self._checksum = request, past, checksum
         # The highest bit gives all numbers the same length on the wire, and rules out 0.
-        self.number = past.session if past else int.from_bytes(os.urandom(8), "little") | 1 << 63
+        drawn = number or int.from_bytes(os.urandom(8), "little") | 1 << 63
+        self.number = past.session if past else drawn
         self.name = past.name if past else request.name
         self.next_round = past.round if past else 0
+        self.wants_base = False
+        """Whether the hub's base is to take the place of replies."""
         self.ends = 0
         """Out of step: the member contributes nothing from this number on; 0: it may."""
         self.applied = past.applied if past else 0
@@ -164,6 +173,7 @@ class Session:
             return self._join()
         else:
             oldest = self._past.oldest
+        has_begun, past = self.has_begun, self._past
         self._attempt += 1
         return Resume(
             protocol=PROTOCOL,
@@ -176,7 +186,8 @@ class Session:
             submitted=self.next_round,
             oldest=self.next_round if oldest is None else oldest,
             attempt=self._attempt,
-            lacks_base=not self.has_begun and self._past is not None and not self._past.has_base,
+            lacks_base=self.wants_base
+            or (not has_begun and past is not None and not past.has_base),
             fixed=self.fixed,
             steps=self._request.steps,
             address=self._request.address,
@@ -284,7 +295,7 @@ class Session:
                 parts, self._base_parts = self._base_parts, []
                 if self.state != "returning" or message.attempt != self._attempt:
                     return None
-                self.state = "training"
+                self.state, self.wants_base = "training", False
                 if not message.keep:
                     self.applied, self.checksum = message.applied, message.checksum
                 missed = not message.keep or message.round > self.next_round

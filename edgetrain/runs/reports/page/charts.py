@@ -247,7 +247,7 @@ def mean_parts(members: Iterable[MemberStory]) -> Parts:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Interval:
     """A stretch of a run worth a timeline; seconds."""
 
     name: str
@@ -255,21 +255,21 @@ class Stretch:
     end: float
 
 
-def windows(story: Story) -> list[Stretch]:
+def windows(story: Story) -> list[Interval]:
     """The beginning and the middle of a run, some rounds of each; [] if nothing was exchanged."""
     end, length = story.seconds, length_of(story)
     if length <= 0:
         return []
     if 2.5 * length > end:
-        return [Stretch("the whole run", 0.0, end)]
-    return [Stretch("the beginning", 0.0, length), middle_of(story, length)]
+        return [Interval("the whole run", 0.0, end)]
+    return [Interval("the beginning", 0.0, length), middle_of(story, length)]
 
 
-def middle_of(story: Story, length: float) -> Stretch:
+def middle_of(story: Story, length: float) -> Interval:
     """So many seconds in the middle of a run, or all of it."""
     length = min(length, story.seconds)
     begin = (story.seconds - length) / 2
-    return Stretch("the middle", begin, begin + length)
+    return Interval("the middle", begin, begin + length)
 
 
 def length_of(story: Story) -> float:
@@ -305,7 +305,7 @@ def shares_of_members(story: Story) -> list[tuple[str, list[float]]]:
     return shares
 
 
-def timeline(story: Story, window: Stretch, most: int = MOST_LANES) -> str:
+def timeline(story: Story, window: Interval, most: int = MOST_LANES) -> str:
     """The first members in a window: what each does, and above it its exchanges in flight."""
     begin, end = window.begin, window.end
     members = [m for m in story.in_order() if m.steps][:most]

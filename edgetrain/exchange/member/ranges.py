@@ -1,0 +1,335 @@
+"""A member's exchange with several hubs, each of which adds up a stretch of the vector.
+
+Each hub is a whole one, with rounds, members and a journal of its own, and a link of its own to it.
+Contributions are cut and replies put together here; nothing else is decided. The first hub leads:
+K, D, the landing and the members' names are as it says. No transport, no clock, no codec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgetrain import strategies
+from edgetrain.errors import ConfigError, Diverged, Refused
+from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.messages import Figure, Telemetry
+from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply, Submission
+from edgetrain.exchange.transport import Traffic
+from edgetrain.vectors.pool import VectorPool
+from edgetrain.vectors.vector import Vector, checksum
+
+if TYPE_CHECKING:
+    from edgetrain.strategies.factored import Factors
+
+
+@dataclass
+class _Standing:
+    """Where one hub is, for a member that takes over its base."""
+
+    applied: int
+    round: int
+    """The next round to contribute to."""
+    base: Vector
+    """Of the hub's stretch, after `applied` replies."""
+    delay: int
+    every: int
+
+
+class RangedExchange:
+    """An `Exchange` over one link a hub, the lead's first; see there for who owns what.
+
+    Joining: the lead first. The member whose parameters it asks for enters at all others, and hands
+    them theirs, before it answers; the others follow once the lead has started. So all of the first
+    base is one member's.
+
+    Every hub closes its rounds by itself. A round closes with the same contributions everywhere
+    unless a deadline or the end of a member comes between; a contribution then counts once in each
+    stretch, but perhaps in another round. If one hub went on without this member, all are asked for
+    their base, those behind are brought up by their replies, and the member goes on from that.
+    """
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        """The links are this exchange's own."""
+        self._links, self._lead = links, links[0]
+        self.interrupt: Callable[[], None] = lambda: None
+        self._has_begun = self._are_entered = False
+        self._keeps_base = True
+        for link in links:
+            link.interrupt = self._pulse
+
+    def _pulse(self) -> None:
+        """While one link is waited for, the others take in what comes."""
+        self.interrupt()
+        if self._has_begun:
+            self.poll()
+
+    # -- joining -------------------------------------------------------------------------------
+
+    def join(
+        self, request: Request, params: Vector, checksum: int, past: Past | None = None
+    ) -> Entry:
+        """See Exchange."""
+        lead = self._lead
+        lead.before_upload = lambda name: self._enter(name, request, params, past)
+        lead.enter(request, params, checksum, past)
+        entries = [lead.begin()]
+        self._enter(entries[0].name, request, params, past)
+        entries += [link.begin() for link in self._links[1:]]
+        self._check_stretches()
+        self.memory = VectorPool(params.size)
+        self._keeps_base = strategies.find(entries[0].strategy).hub_keeps_base
+        self._has_begun = True
+        if past is not None and past.has_base:
+            return replace(entries[0], resend=min(entry.resend for entry in entries))
+        return self._unite_entries(entries, params)
+
+    def _enter(self, name: str, request: Request, params: Vector, past: Past | None) -> None:
+        """Ask the other hubs to let this member in, under the name that the lead knows. Works
+        twice."""
+        if self._are_entered:
+            return
+        self._are_entered = True
+        request = replace(request, name=name, fixed_tensors=None)
+        for link in self._links[1:]:
+            link.number = self._lead.session
+            link.enter(request, params, checksum(params), past)
+
+    def _check_stretches(self) -> None:
+        """Each hub has to have the ranges that all members send it."""
+        found = [link.stretch for link in self._links]
+        count, at = found[0].count, 0
+        for stretch in found:
+            is_next = (stretch.count, stretch.first) == (count, at)
+            at = stretch.end if is_next or stretch.first == stretch.end else -1
+        if at != count:
+            words = "; ".join(map(str, found))
+            raise Refused(
+                "job", f"the {len(found)} hubs have {words}: together they are not one vector",
+                "start each with the same job file, and --number as hub.hubs counts them",
+            )  # fmt: skip
+
+    def _unite_entries(self, entries: Sequence[Entry], params: Vector) -> Entry:
+        """One entry of all: the hubs may have closed rounds while this member joined."""
+        for link, entry in zip(self._links, entries, strict=True):
+            if self._keeps_base and checksum(params[link.own]) != entry.checksum:
+                raise Diverged("the base arrived damaged: its checksum differs from the hub's")
+        found = [
+            _Standing(e.applied, e.round, params[link.own].copy(), e.delay.steps, e.every_now)
+            for link, e in zip(self._links, entries, strict=True)
+        ]
+        whole = self._unite(found)
+        params[:] = whole.base
+        lead = entries[0]
+        more = (whole.round - lead.round) * (lead.every_now or lead.every)
+        return replace(
+            lead, round=whole.round, applied=whole.applied, checksum=checksum(params),
+            steps=lead.steps + more, resend=min(entry.resend for entry in entries),
+        )  # fmt: skip
+
+    # -- one base of all -----------------------------------------------------------------------
+
+    def _unite(self, found: list[_Standing]) -> _Standing:
+        """Bring all hubs' bases to the same number of replies, and let this member contribute to
+        the same round next, everywhere."""
+        pairs = [*enumerate(self._links)]
+        while True:
+            # First of all: a hub that waits for this member's contribution gives no replies.
+            round, applied = max(e.round for e in found), max(e.applied for e in found)
+            for number, link in pairs:
+                if found[number].round < round:
+                    link.ask_again(round=round)
+                    found[number].round = round
+            if all(each.applied == applied for each in found):
+                break
+            for number, link in pairs:
+                if found[number].applied < applied:
+                    reply = link.wait(found[number].applied)
+                    if isinstance(reply, CatchUp):
+                        found[number] = self._standing_of(link, reply)
+                    else:
+                        _add(reply, found[number])
+        base = np.concatenate([each.base for each in found])
+        return replace(found[0], base=base)
+
+    def _standing_of(self, link: Link, reply: RoundReply | CatchUp) -> _Standing:
+        """Where a hub is, with its base: it is asked for that unless it has just given it."""
+        while not isinstance(reply, CatchUp) or reply.base is None:
+            link.ask_again(base=True)
+            reply = link.wait(link.standing[0])
+        if checksum(reply.base) != reply.checksum:
+            raise Diverged("the base arrived damaged: its checksum differs from the hub's")
+        return _Standing(reply.applied, reply.round, reply.base, reply.delay, reply.every)
+
+    # -- contributions -------------------------------------------------------------------------
+
+    @property
+    def session(self) -> int:
+        """See Exchange: the same with every hub."""
+        return self._lead.session
+
+    @property
+    def on_welcome(self) -> Callable[[int], None]:
+        """See Link: of the lead."""
+        return self._lead.on_welcome
+
+    @on_welcome.setter
+    def on_welcome(self, call: Callable[[int], None]) -> None:
+        self._lead.on_welcome = call
+
+    @property
+    def members_here(self) -> int:
+        """See Link: at the hub that has the fewest."""
+        return min(link.members_here for link in self._links)
+
+    @property
+    def away_s(self) -> float:
+        """See Link: of the hub that has been away longest."""
+        return max(link.away_s for link in self._links)
+
+    @property
+    def is_to_evaluate(self) -> bool:
+        """See Link."""
+        return any(link.is_to_evaluate for link in self._links)
+
+    def factors(self) -> Factors | None:
+        """See Exchange: there are no codecs of two trips here."""
+        return None
+
+    def unsent(self) -> dict[str, Vector]:
+        """See Exchange: as of one hub that has the whole vector."""
+        each = [link.unsent() for link in self._links]
+        return {name: np.concatenate([state[name] for state in each]) for name in each[0]}
+
+    def restore_unsent(self, unsent: Mapping[str, Vector]) -> None:
+        """See Exchange."""
+        elements = self._links[-1].own.stop
+        if any(vector.size != elements for vector in unsent.values()):
+            raise ConfigError(f"the checkpoint's unsent rest is not of {elements} parameters")
+        for link in self._links:
+            link.restore_unsent({name: vector[link.own] for name, vector in unsent.items()})
+
+    def submit(self, submission: Submission) -> Vector | None:
+        """See Exchange. Each hub is told the checksum of its own stretch, or, where hubs keep no
+        base, that of the whole from the first round on: they compare members with each other."""
+        is_of_stretch = self._keeps_base or not submission.applied
+        read = []
+        for link in self._links:
+            _, known = link.standing
+            own = replace(
+                submission,
+                vector=submission.vector[link.own],
+                checksum=known if is_of_stretch else submission.checksum,
+            )
+            read.append(link.submit(own))
+        if all(each is None for each in read):
+            return None
+        return np.concatenate(
+            [
+                submission.vector[link.own] if each is None else each
+                for link, each in zip(self._links, read, strict=True)
+            ]
+        )
+
+    @property
+    def sent_nearly_all(self) -> bool:
+        """See Exchange."""
+        return all(link.sent_nearly_all for link in self._links)
+
+    # -- replies -------------------------------------------------------------------------------
+
+    def wait(self, round: int) -> RoundReply | CatchUp:
+        """See Exchange: whole once every hub's is."""
+        found = [link.wait(round) for link in self._links]
+        replies = [reply for reply in found if isinstance(reply, RoundReply)]
+        if len(replies) < len(found):
+            return self._catch_up(found)
+        lead = replies[0]
+        checks = [(link.own, r.checksum) for link, r in zip(self._links, replies, strict=True)]
+        return replace(
+            lead,
+            checksum=0,
+            arrived=max(reply.arrived for reply in replies),
+            pieces=[self._joined(replies)],
+            decode_s=sum(reply.decode_s for reply in replies),
+            wait_decode_s=sum(reply.wait_decode_s for reply in replies),
+            sent_bytes=sum(reply.sent_bytes for reply in replies),
+            received_bytes=sum(reply.received_bytes for reply in replies),
+            checksums=checks if self._keeps_base else (),
+        )
+
+    def _joined(self, replies: Sequence[RoundReply]) -> Vector:
+        """One vector of all: pieces that end where a hub's stretch ends are no whole tiles."""
+        whole = self.memory.borrow_vector()
+        for link, reply in zip(self._links, replies, strict=True):
+            at = link.own.start
+            for piece in reply.pieces:
+                whole[at : at + piece.size] = piece
+                at += piece.size
+        return whole
+
+    def _catch_up(self, found: Sequence[RoundReply | CatchUp]) -> CatchUp:
+        pairs = zip(self._links, found, strict=True)
+        whole = self._unite([self._standing_of(link, reply) for link, reply in pairs])
+        sum_ = checksum(whole.base)
+        return CatchUp(whole.round, whole.delay, whole.applied, sum_, whole.base, whole.every)
+
+    @property
+    def ready(self) -> int:
+        """See Exchange."""
+        return min(link.ready for link in self._links)
+
+    def end(self, round: int) -> None:
+        """See Exchange: members are in step here."""
+
+    def settle(self) -> bool:
+        """See Exchange."""
+        settled = [link.settle() for link in self._links]
+        return all(settled)
+
+    def poll(self) -> None:
+        """See Exchange."""
+        for link in self._links:
+            link.poll()
+
+    # -- leaving, and what people look at ------------------------------------------------------
+
+    def report(self, telemetry: Telemetry | Figure) -> None:
+        """See Exchange: to every hub, each has a run folder."""
+        for link in self._links:
+            link.report(telemetry)
+
+    def traffic(self) -> Traffic:
+        """See Exchange: sums, and the longest round trip."""
+        each = [link.traffic() for link in self._links]
+        return Traffic(
+            sum(traffic.sent_bytes for traffic in each),
+            sum(traffic.received_bytes for traffic in each),
+            sum(traffic.retransmitted_bytes for traffic in each),
+            max(traffic.round_trip_s for traffic in each),
+        )
+
+    def leave(self, reason: str) -> None:
+        """See Exchange."""
+        for link in self._links:
+            link.leave(reason)
+
+    def vanish(self) -> None:
+        """See Exchange."""
+        for link in self._links:
+            link.vanish()
+
+
+def _add(reply: RoundReply, standing: _Standing) -> None:
+    """The next reply, added to a base as members and hubs add it."""
+    at = 0
+    for piece in reply.pieces:
+        standing.base[at : at + piece.size] += piece
+        at += piece.size
+    standing.applied += 1
+    standing.delay, standing.every = reply.delay, reply.every or standing.every
+    if reply.checksum and checksum(standing.base) != reply.checksum:
+        raise Diverged("a base is not what its hub says: their checksums differ")
