@@ -220,3 +220,24 @@ def test_the_journal_of_a_hub_is_not_a_gateways():
     hub_state = Fleet("dga", 1, 2, 5, 4, policy=Policy(1)).run().hub.state()
     with pytest.raises(Refused, match="not a gateway's"):
         site.fresh_hub().restore(hub_state, [], 0.0)
+
+
+def test_two_sites_of_eight_send_an_eighth_of_a_stars_bytes():
+    """Over the way out, both ways, headers included."""
+    given = {"every": 2, "delay": 5, "steps": 80, "elements": 4_000}
+    carried = []
+    for fleet in (Fleet("dga", 16, **given), SitedFleet("dga", [8, 8], **given)):
+        total = 0
+
+        def count(frames, fleet=fleet):
+            nonlocal total
+            total += sum(memoryview(frame).nbytes for frame in frames)
+
+        for member in fleet.members:
+            for way in ("send", "send_to_member"):
+                inner = getattr(member.wire, way)
+                setattr(member.wire, way, lambda f, inner=inner: (count(f), inner(f)))
+        fleet.run()
+        carried.append(total)
+    one, other = carried
+    assert other <= 1.02 * one / 8
