@@ -461,12 +461,18 @@ def _check_gateways(found: Resolved) -> None:
         raise ConfigError(f"fleet.gateways = true: {refused[0]}", refused[1])
 
 
-def refuse_gateways(job: Job) -> None:
-    """ConfigError for a job with gateways where one machine plays all of the fleet."""
-    if job.fleet.gateways:
+def refuse_gateways(job: Job, *, simulated: bool) -> None:
+    """ConfigError for a job with gateways where one machine plays all of the fleet: emulated; or
+    without sites that they could stand at."""
+    if job.fleet.gateways and not simulated:
         raise ConfigError(
-            "fleet.gateways = true: gateways are between real machines so far",
-            "start `edgetrain gateway` at each site, or say gateways = false to run it here",
+            "fleet.gateways = true: gateways are between real machines, or simulated, so far",
+            "say --simulate, start `edgetrain gateway` at each site, or say gateways = false",
+        )
+    if job.fleet.gateways and not job.fleet.sites:
+        raise ConfigError(
+            "fleet.gateways = true without sites: no gateway would stand anywhere",
+            "say which members are at which site, as in sites = 'home-fixed: 0-3'",
         )
 
 

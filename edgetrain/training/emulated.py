@@ -18,6 +18,7 @@ from edgetrain.fleet import networks
 from edgetrain.fleet.networks import Attachment
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.resolved import Resolved
+from edgetrain.jobs.rules import refuse_gateways
 from edgetrain.runs.environment import utc
 from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
@@ -61,6 +62,7 @@ def run(
             "absences and stays_s: devices that come and go are simulated only",
             "add --simulate, or leave them out",
         )
+    refuse_gateways(job, simulated=False)
     with (
         recorded(planned, folder) as outcome,
         networks.emulate(

@@ -28,7 +28,7 @@ from edgetrain.training.member.train import Place, request_of
 from edgetrain.training.simulated.hub import ComputedUsage
 from edgetrain.training.simulated.local import Gradients, noise_of
 from edgetrain.training.simulated.virtual import Process, World
-from edgetrain.training.simulated.wires import MemberWire, SimulatedNetwork
+from edgetrain.training.simulated.wires import HubWire, MemberWire, SimulatedNetwork
 
 RETRY_S = 5.0
 """Virtual seconds that a device waits, if the hub says that its name is still taken."""
@@ -50,6 +50,8 @@ class Surroundings:
     """Seconds of a step on each kind of device, while it is cool."""
     open_log: Callable[[str], MetricsLog]
     """Called with the name of a member whose training begins."""
+    hub_of: Callable[[int], HubWire | None] = lambda index: None
+    """Where a member connects; None: the hub of the job."""
 
     @functools.cached_property
     def digest(self) -> str:
@@ -123,7 +125,8 @@ class SimulatedMember:
         its name is taken: try again, as a device's service does."""
         job = self._around.planned.job
         while True:
-            wire = self.wire = self._around.network.connect(self._index)
+            hub = self._around.hub_of(self._index)
+            wire = self.wire = self._around.network.connect(self._index, hub)
             try:
                 release = release_of(job.privacy, noise_of(job, self._index))
                 link = Link(wire, self.clock)

@@ -33,6 +33,7 @@ from edgetrain.tasks import Task, weights
 from edgetrain.training.hub_recorder import HubRecorder
 from edgetrain.training.outcome import recorded, write_errors
 from edgetrain.training.simulated import local
+from edgetrain.training.simulated.gateway import SimulatedGateway, gateway_of, with_gateways
 from edgetrain.training.simulated.hub import ComputedUsage, SimulatedHub
 from edgetrain.training.simulated.member import SimulatedMember, Surroundings
 from edgetrain.training.simulated.virtual import SECOND, Process, World
@@ -99,15 +100,16 @@ class Simulation:
         """`batched` and `luck` as in `run`."""
         self._planned, self._folder = planned, folder
         self.world = World()
+        hub_links, sites = with_gateways(planned)
         self.network = SimulatedNetwork(
             self.world,
             planned.links,
             message_s=planned.job.hub.message_s,
             seed=planned.job.seed + luck,
             congestion=planned.congestion,
-            sites=planned.sites,
+            sites=sites,
             faults=planned.faults,
-            hubs=planned.hub_links,
+            hubs=hub_links,
         )
         self.network.nat = planned.nat
         torch.set_num_threads(planned.job.train.threads)
@@ -126,6 +128,10 @@ class Simulation:
             on_start=self.begin,
         )
         self.hub = self.make_hub()
+        count = len(sites) if planned.job.fleet.gateways else 0
+        self.gateways = [
+            SimulatedGateway(i, planned, self.world, self.network) for i in range(count)
+        ]
         around = Surroundings(
             planned,
             self.world,
@@ -134,6 +140,7 @@ class Simulation:
             self._gradients,
             step_seconds,
             self._open_log,
+            lambda index: gateway_of(index, self.gateways, planned),
         )
         self.members = [
             SimulatedMember(index, around, lambda: self.hub.job_is_over)
@@ -220,7 +227,8 @@ class Simulation:
                 log.flush()
             watch()
             looked = clock()
-            if all(process.over for process in self._processes()) or self._never_starts():
+            everything = [*self._processes(), *(gateway.process for gateway in self.gateways)]
+            if all(process.over for process in everything) or self._never_starts():
                 break
         watch()
 
@@ -240,8 +248,9 @@ class Simulation:
             if each.error
         ]
         write_errors(self._folder, self._began, errors)
-        if hub.error:
-            raise hub.error
+        for process in (hub, *(gateway.process for gateway in self.gateways)):
+            if process.error:
+                raise process.error
         failed = [member for member in members if member.error]
         for member in failed:
             # Not what a real member could meet: a mistake in the task, or in edgetrain.
@@ -281,7 +290,7 @@ class Simulation:
     def close(self) -> None:
         """End what still runs, without telling anyone. Works twice."""
         hub, *members = self._processes()
-        for process in (*members, hub):
+        for process in (*members, *(gateway.process for gateway in self.gateways), hub):
             process.kill()
         self._recorder.close()
         for log in self._logs:

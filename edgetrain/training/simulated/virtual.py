@@ -132,6 +132,11 @@ class Mailbox(Generic[T]):
         if self._reader is not None:
             self._wake(self._turn)
 
+    def wake(self) -> None:
+        """Let the process go on without an item, if it waits."""
+        if self._reader is not None:
+            self._wake(self._turn)
+
     def get(self, timeout_s: float) -> T | None:
         """The next item; None if none arrives within `timeout_s` virtual seconds."""
         if not self._items and timeout_s > 0:

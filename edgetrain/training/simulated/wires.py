@@ -47,6 +47,8 @@ class MemberWire:
 
     def __init__(self, network: SimulatedNetwork, node: int, hub: HubWire) -> None:
         self.node, self.hub = node, hub
+        self.on_arrival: Callable[[], None] = lambda: None
+        """Called when a message has arrived."""
         self._network = network
         self._inbox: Mailbox[Frames] = Mailbox(network.world)
         self._before = Traffic(0, 0, 0, 0.0)
@@ -65,7 +67,7 @@ class MemberWire:
         self.up = stream(
             world, up, down, congestion, lambda frames: hub.accept_message(name, frames)
         )
-        self.down = stream(world, down, up, congestion, self._inbox.put)
+        self.down = stream(world, down, up, congestion, self._accept)
         self.up.answers, self.down.answers = self.down, self.up
         if not reached:
             self.up.cut = self.down.cut = True  # what it sends waits for ever, as ZeroMQ's does
@@ -117,6 +119,10 @@ class MemberWire:
         """See MemberTransport."""
         self._network.tap(self, frames)
         self.up.send(frames, wire_bytes(frames))
+
+    def _accept(self, frames: Frames) -> None:
+        self._inbox.put(frames)
+        self.on_arrival()
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
         """See MemberTransport; waits in virtual time."""
@@ -183,6 +189,10 @@ class HubWire:
         """A message has arrived. It is lost if the hub is not running."""
         if not self.down:
             self._inbox.put((sender, frames))
+
+    def wake(self) -> None:
+        """Let `poll` return, with nothing, if it waits."""
+        self._inbox.wake()
 
     def crash(self) -> None:
         """The hub's process has died: its connections and unhandled messages are lost."""

@@ -237,3 +237,20 @@ def test_calibrate_puts_both_beside_each_other(tmp_path, capsys):
     assert pair["sent_bytes"][0] == pair["sent_bytes"][1]
     assert pair["step_s"][1] == pytest.approx(0.05, rel=0.05)
     assert (tmp_path / report["picture"]).stat().st_size > 5_000
+
+
+def test_one_site_behind_a_gateway_has_the_bits_of_a_star_and_a_share_of_its_bytes(tmp_path):
+    words = [*DIGITS, "steps=30", "every=3", "strategy=dga", "delay=6", "network=ethernet"]
+    words += ["sites=home-fixed: 0-7", "landing=0"]
+    (star, one), (site, other) = (
+        simulated(tmp_path, *words, f"gateways={each}") for each in ("false", "true")
+    )
+    assert bases(other) == bases(one)
+    assert len(bases(one)) == 1
+    assert site["hub"]["sent_bytes"] <= 1.02 * star["hub"]["sent_bytes"] / 8
+
+
+def test_gateways_are_simulated_and_not_emulated(tmp_path):
+    planned = plan(reading.load(None, [*DIGITS, "gateways=true", "sites=home-fixed: 0-7"]))
+    with pytest.raises(ConfigError, match="say --simulate"):
+        emulated.run(planned, create(tmp_path, "emulated"))
