@@ -179,7 +179,8 @@ SUMMARY: Shape = {
     "target_steps": count, "joules": size, "members_lost": texts, "errors": texts,
     "contributions_missed": count, "contributions_late": count, "contributions_cut": numbers,
     "corrections": numbers,
-    "least_waiting": text, "least_busy_s": seconds, "least_wait_s": seconds, "hub": _USED,
+    "least_waiting": text, "least_busy_s": seconds, "least_wait_s": seconds,
+    "hub": _USED | {"above_sent_bytes": size, "above_received_bytes": size},
     "emulation": {
         "backend": text, "trusted": flag, "late_ms_p99": number, "late_limit_ms": number,
         "ring_dropped": count,

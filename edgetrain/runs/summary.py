@@ -165,7 +165,11 @@ def _cost(tally: Tally) -> dict[str, Any]:
 
 
 def _hub(hub: MemberTally) -> dict[str, Any]:
-    return {
+    above: dict[str, Any] = {}
+    if hub.above is not None:
+        sent, received = hub.above
+        above = {"above_sent_bytes": int(sent.total), "above_received_bytes": int(received.total)}
+    return above | {
         "sent_bytes": int(hub.sent_bytes.total),
         "received_bytes": int(hub.received_bytes.total),
         "cpu_s": hub.cpu_s.total,

@@ -334,3 +334,29 @@ def test_kinds_and_keys_of_a_later_version_are_left_alone() -> None:
     tally = Tally().add_all(records)
     assert tally.members["m0"].step == 1
     assert tally.members["m0"].wait_s == 0
+
+
+def test_a_gateways_bytes_to_the_hub_above_are_apart_from_those_of_its_site(tmp_path):
+    from edgetrain.runs.metrics.tally import Tally
+    from edgetrain.runs.reports.comparison import compare
+    from edgetrain.runs.reports.comparison_table import columns_of
+    from edgetrain.runs.summary import summarise
+
+    def line(number, above, **more):
+        return {"kind": "round", "t": 1.0 + number, "member": "hub", "round": number,
+                "sent_bytes": 800 * number, "received_bytes": 800 * number, "cpu_s": 0.0,
+                "peak_bytes": 0, "above_sent_bytes": above, "above_received_bytes": 2 * above,
+                } | more  # fmt: skip
+
+    # Counts begin again where the gateway was started again.
+    tally = Tally().add_all([line(1, 100), line(2, 200), line(3, 50)])
+    summary = summarise(tmp_path, {"status": "finished"}, tally)
+    assert summary["hub"]["above_sent_bytes"] == 250
+    assert summary["hub"]["above_received_bytes"] == 500
+    (row,) = compare([summary]).rows
+    assert row.wan_bytes == 750
+    assert "WAN both ways" in {
+        f"{each.heading} {each.heading_below}" for each in columns_of(compare([summary]))
+    }
+    plain = summarise(tmp_path, {"status": "finished"}, Tally().add_all([]))
+    assert compare([plain]).rows[0].wan_bytes is None

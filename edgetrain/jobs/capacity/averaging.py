@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from edgetrain.exchange.peers.schedules import SumOrder
 from edgetrain.fleet.networks import Profile
+from edgetrain.fleet.networks.links.window import MSS
 from edgetrain.fleet.networks.profile import Direction
 from edgetrain.jobs.capacity.flows import (
     AccessStreams,
@@ -317,10 +318,12 @@ class Star:
 class Mesh:
     """The ways from one member to another: up the link of one and down that of the other."""
 
-    def __init__(self, links: Sequence[Profile], hubs: Hubs) -> None:
+    def __init__(self, links: Sequence[Profile], hubs: Hubs, is_open: bool) -> None:
+        """`is_open`: an ideal, in which lines pass bytes on as they come."""
         self._links, self._known = links, dict[tuple[int, ...], Direction]()
         self.home = _homes(len(links), hubs) if hubs.sites else np.arange(len(links))
         self._lines = hubs.uplinks_of_sites
+        self._whole = 0 if is_open else _WHOLE_SEGMENTS
 
     def crosses(self, source: Indices, to: Indices) -> npt.NDArray[np.bool_]:
         """Whether these ways leave the site of the one for that of the other."""
@@ -363,19 +366,28 @@ class Mesh:
             if self._lines and out:
                 shared.append((self._lines[lines[0]].up, out))
                 shared.append((self._lines[lines[1]].down, into))
-            self._known[key] = _in_a_row(shared, narrow)
+            self._known[key] = _in_a_row(shared, narrow, self._whole)
         return self._known[key]
 
 
-def _in_a_row(ways: Sequence[tuple[Direction, int]], narrow: bool) -> Direction:
+_WHOLE_SEGMENTS = 2
+"""Segments that a line has to have whole before it passes them on to the next one."""
+
+
+def _in_a_row(ways: Sequence[tuple[Direction, int]], narrow: bool, whole: int) -> Direction:
     """Lines one behind the other, each shared by so many: delays and losses add up, and the slowest
-    says the rate (`narrow`), or the first."""
+    says the rate (`narrow`), or the first. Each but the first passes `whole` segments on at once.
+    """
     rates = [way.mean_rate_mbit / shared for way, shared in ways if way.mean_rate_mbit]
     first = ways[0][0]
     arrives = math.prod(1 - way.mean_loss_percent / 100 for way, _ in ways)
     return dataclasses.replace(
         first,
-        delay_ms=sum(way.mean_delay_ms for way, _ in ways),
+        delay_ms=sum(way.mean_delay_ms for way, _ in ways)
+        + sum(
+            1e3 * whole * _byte_s(way.mean_rate_mbit) * float(wire_bytes(MSS))
+            for way, _ in ways[1:]
+        ),
         delay_trace="",
         jitter_ms=math.sqrt(sum(way.jitter_ms**2 for way, _ in ways)),
         rate_mbit=min(rates, default=0.0) if narrow else first.mean_rate_mbit,
@@ -423,7 +435,7 @@ class Direct:
         self.reducers = len(chosen)
         part = -(-exchange.elements // self.reducers)
         up, down = _parcels(exchange, part)
-        mesh = Mesh(links, hubs)
+        mesh = Mesh(links, hubs, is_open)
         pairs = np.stack(np.meshgrid(np.arange(members), chosen, indexing="ij"), -1)
         pairs = pairs.reshape(-1, 2)
         self._member, self._reducer = pairs[pairs[:, 0] != pairs[:, 1]].T.astype(np.intp)
@@ -558,7 +570,7 @@ class Collective:
         is_open: bool = False,
     ) -> None:
         """`name`: one of `schedules.SHAPES`."""
-        mesh, members = Mesh(links, hubs), len(links)
+        mesh, members = Mesh(links, hubs, is_open), len(links)
         self.reducers, across, within = members, 0, 0
         self._steps: list[tuple[Indices, Indices, Array, int, AccessStreams]] = []
         known: dict[tuple[bytes, bytes], tuple[Array, AccessStreams]] = {}

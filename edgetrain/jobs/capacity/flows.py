@@ -36,6 +36,8 @@ INITIAL_WINDOW = 10 * MSS
 SEND_LIMIT_BYTES = 4 << 20
 """The most that one connection has unacknowledged: what Linux allows by default (tcp_wmem)."""
 RTO_MIN_S = 0.2
+_HYSTART_LOW = 16 * MSS
+_HYSTART_MARGIN_S = 0.004, 0.016
 _CUBIC_BETA, _CUBIC_C = 717 / 1024, 0.4
 _FLIGHTS = 24
 """Of a message, that are looked at one by one; slow start needs fewer for any vector."""
@@ -310,13 +312,21 @@ class AccessStreams:
         taken = np.where(train, self._round_trip / 2 / np.where(train, line_s, 1.0), count)
         grown = np.minimum(np.minimum(window + taken, 2 * flying), self._threshold)
         self._window = np.where(slow, np.maximum(grown, window), window)
-        if train.any():
-            self._threshold = np.where(train, self._window, self._threshold)
+        crowd = slow & (window >= _HYSTART_LOW) & self._waits_for_others(window)
+        if train.any() or crowd.any():
+            self._threshold = np.where(train | crowd, self._window, self._threshold)
         small = (window < SEND_LIMIT_BYTES) & (window * line_s < 2 * self._round_trip)
         steady = ~slow & (count > 0) & (flying >= window - MSS)
         steady &= small | (line_s <= 0)  # a window twice as long as the line matters no more
         if steady.any():
             self._grow_cubic(np.flatnonzero(steady), count, now)
+
+    def _waits_for_others(self, window: Array) -> npt.NDArray[np.bool_]:
+        """Whether acknowledgements are late by what the link's other connections send at the same
+        time, half of it on average: HyStart takes that for a full pipe."""
+        margin_s = np.clip(self._round_trip / 8, *_HYSTART_MARGIN_S)
+        late: npt.NDArray[np.bool_] = (self._connections - 1) / 2 * window * self.byte_s > margin_s
+        return late
 
     def _grow_cubic(self, here: npt.NDArray[np.intp], count: Array, now: Array) -> None:
         window, peak, at = self._window[here], self._peak[here], now[here]

@@ -41,6 +41,8 @@ class MemberTally:
     received_bytes: Counter = field(default_factory=Counter)
     cpu_s: Counter = field(default_factory=Counter)
     joules: Counter | None = None
+    above: tuple[Counter, Counter] | None = None
+    """Bytes of a gateway to the hub above, and from it; None: it is no gateway."""
     peak_bytes: int = 0
     late: int = 0
     cut: float = 0.0
@@ -126,6 +128,10 @@ class MemberTally:
         self.sent_bytes.report(_value(record, "sent_bytes"))
         self.received_bytes.report(_value(record, "received_bytes"))
         self.cpu_s.report(_value(record, "cpu_s"))
+        if "above_sent_bytes" in record:
+            self.above = self.above or (Counter(), Counter())
+            for counter, way in zip(self.above, ("sent", "received"), strict=True):
+                counter.report(_value(record, f"above_{way}_bytes"))
         self.peak_bytes = max(self.peak_bytes, int(_value(record, "peak_bytes")))
 
 

@@ -56,6 +56,9 @@ class Row:
     codec: str | None = None
     final_seconds: float | None = None
     """When the model was as good as `final` says: a figure may be older than the run."""
+    wan_bytes: int | None = None
+    """Of a gateway: to the hub above and from it, where `sent_bytes` and `received_bytes` are those
+    of its site."""
     comparable: bool = True
     """Whether nothing but the strategy tells it from the first run: otherwise times say nothing of
     strategies, and there is no speed-up."""
@@ -179,8 +182,16 @@ def _row(label: str, summary: Summary, first: Summary, comparable: bool) -> Row:
         delay=_count(summary.get("delay")),
         codec=summary.get("codec"),
         final_seconds=summary.get("final_seconds"),
+        wan_bytes=_wan_bytes(summary),
         comparable=comparable,
     )
+
+
+def _wan_bytes(summary: Summary) -> int | None:
+    hub = summary.get("hub") or {}
+    if "above_sent_bytes" not in hub:
+        return None
+    return int(hub["above_sent_bytes"] + hub.get("above_received_bytes", 0))
 
 
 def _count(value: Any) -> int | None:

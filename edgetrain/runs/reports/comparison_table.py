@@ -34,6 +34,8 @@ def columns_of(comparison: Comparison) -> list[Column]:
         column("sent", (units.size(row.sent_bytes) for row in rows)),
         column("received", (units.size(row.received_bytes) for row in rows), rank=3),
     ]
+    if any(row.wan_bytes is not None for row in rows):
+        shown.append(column("WAN", (units.size(row.wan_bytes) for row in rows), below="both ways"))
     if any(row.every for row in rows):
         pace = (units.pace(row.every, row.delay) for row in rows)
         shown.append(column("", pace, below="K, D", rank=3))

@@ -1,0 +1,126 @@
+"""One averaging by topology against the event-driven network: who sends how many bytes to whom.
+
+No strategy and no hub: machines send messages of the right sizes, and go on when all of a step has
+come. So the table's formula is held to the simulator's links, whatever is built on them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from test_averaging import CALM, FP32
+
+from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.peers.schedules import SumOrder
+from edgetrain.fleet.networks import Direction, Profile
+from edgetrain.jobs.capacity.averaging import Hubs
+from edgetrain.jobs.capacity.estimate import CapacityQuestion, Kind, averaging_of
+from edgetrain.jobs.capacity.parcels import ExchangeSizes, contribution
+
+MEMBERS, ROUNDS, PAUSE_S = 8, 4, 0.05
+RATE, PORT = 50.0, 1000.0
+
+
+def link(rtt_ms, rate_mbit):
+    """A quarter of the round trip each way, windows that are kept, a queue that nothing fills."""
+    way = Direction(
+        delay_ms=rtt_ms / 4,
+        rate_mbit=rate_mbit,
+        queue_kb=80 * rate_mbit,
+        slow_start_after_idle=False,
+    )
+    return Profile("link", "", way, way)
+
+
+def steps_of(topology, elements):
+    """[[(sender, receiver, bytes)]]: a member begins a step when all of the step before is there.
+    Node -1 is the hub."""
+    members = range(MEMBERS)
+    if topology in ("star", "direct"):
+        reducers = members if topology == "direct" else [-1]
+        size = contribution(-(-elements // len(reducers)), FP32).bytes
+        there = [(m, r, size) for m in members for r in reducers if m != r]
+        return [there, [(r, m, size) for m, r, _ in there]]
+    order = SumOrder(topology, MEMBERS, elements)
+    lengths = [chunk.stop - chunk.start for chunk in order.chunks]
+    return [
+        [
+            (t.sender, t.receiver, contribution(sum(lengths[c] for c in t.chunks), FP32).bytes)
+            for t in step
+        ]
+        for step in order.steps()
+    ]
+
+
+def simulated(topology, elements, rtt_ms):
+    """Seconds of the last of some averagings, with a pause before each."""
+    pytest.importorskip("greenlet")
+    from edgetrain.training.simulated.virtual import World
+    from edgetrain.training.simulated.wires import SimulatedNetwork
+
+    world = World()
+    network = SimulatedNetwork(world, [link(rtt_ms, RATE)] * MEMBERS, hubs=(link(rtt_ms, PORT),))
+    nodes = range(-1, MEMBERS)
+    inbox = {node: network.hub if node < 0 else network.listen(node) for node in nodes}
+    steps = steps_of(topology, elements)
+    began, ended = [np.zeros(MEMBERS + 1) for _ in range(ROUNDS)], np.zeros(MEMBERS + 1)
+
+    def takes_part(node):
+        mine = [[(r, size) for s, r, size in step if s == node] for step in steps]
+        coming = [sum(r == node for _, r, _ in step) for step in steps]
+        there = {to for step in mine for to, _ in step}
+        wires, arrived = {to: network.connect(node, inbox[to]) for to in there}, Counter()
+        world.sleep(20 * rtt_ms / 1000)  # all are connected
+        for turn in range(ROUNDS):
+            if node >= 0:
+                world.sleep(PAUSE_S)
+            began[turn][node] = world.clock() if node >= 0 else 0.0
+            for at, (sends, wanted) in enumerate(zip(mine, coming, strict=True)):
+                tag = b"%d.%d" % (turn, at)
+                for to, size in sends:
+                    wires[to].send([tag, bytes(max(1, size - len(tag) - 4))])
+                while arrived[tag] < wanted:
+                    for _, frames in inbox[node].poll(1e5):
+                        arrived[bytes(frames[0])] += 1
+        ended[node] = world.clock()
+
+    for node in nodes:
+        if node >= 0 or topology == "star":
+            world.start(f"n{node}", lambda node=node: takes_part(node))
+    while world.step():
+        pass
+    return float(ended[:MEMBERS].max() - began[-1].max())
+
+
+def planned(topology, elements, rtt_ms):
+    """What the table's formula says of it."""
+    kind = Kind(CALM, PAUSE_S, link(rtt_ms, RATE))
+    exchange = ExchangeSizes(1, Delay(0), elements, FP32, FP32)
+    hubs = Hubs(link=link(rtt_ms, PORT))
+    asked = CapacityQuestion(MEMBERS, (kind,), exchange, hubs, topology=topology)
+    averaging = averaging_of(asked, np.random.default_rng(0).spawn(4))
+    now = np.zeros(MEMBERS)
+    for _ in range(ROUNDS):
+        begins = now + PAUSE_S
+        now = averaging.average(begins)
+    return float(now.max() - begins.max())
+
+
+@pytest.mark.parametrize("rtt_ms", [20, 200, 1000])
+@pytest.mark.parametrize("topology", ["star", "direct", "ring", "butterfly", "tree"])
+def test_small_vectors_take_what_they_take_in_the_simulator(topology, rtt_ms):
+    """40 kB. Most are within 1 %, all but one within a twentieth."""
+    assert planned(topology, 10_000, rtt_ms) == pytest.approx(
+        simulated(topology, 10_000, rtt_ms), rel=0.06
+    )
+
+
+@pytest.mark.parametrize("topology", ["star", "ring"])
+def test_large_vectors_take_what_they_take_in_the_simulator(topology):
+    """1.3 MB at 200 ms, within a twentieth. Directly it is not: seven connections share each line,
+    and some of their windows stay small (HyStart takes the others' bytes for a full pipe)."""
+    assert planned(topology, 325_000, 200) == pytest.approx(
+        simulated(topology, 325_000, 200), rel=0.05
+    )
