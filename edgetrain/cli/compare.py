@@ -57,7 +57,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--topologies",
         metavar="NAMES",
-        help="comma-separated, as star,direct: the job's own strategy with each of them, instead",
+        help="comma-separated, as star,gateways: the job's own strategy with each of them, instead",
     )
     parser.add_argument(
         "--strategies",
@@ -140,7 +140,10 @@ def _variants(arguments: argparse.Namespace, job: Job) -> list[Job]:
 def _names(arguments: argparse.Namespace, planned: Sequence[Resolved]) -> list[str]:
     """What tells the runs apart: the key that differs."""
     if arguments.topologies:
-        return [each.job.fleet.topology for each in planned]
+        return [
+            "gateways" if fleet.gateways else fleet.topology
+            for fleet in (each.job.fleet for each in planned)
+        ]
     return [each.job.strategy.name for each in planned]
 
 
@@ -171,7 +174,8 @@ def _report(
     from edgetrain.runs.reports.comparison_table import text
     from edgetrain.runs.reports.plot import comparison_figure
 
-    compared = comparison.compare(summaries)
+    labels = [each.name for each in folders] if arguments.topologies else []
+    compared = comparison.compare(summaries, labels[: len(summaries)])
     found: dict[str, Any] = {"name": folder.name, "runs": [each.name for each in folders]}
     if summaries:
         found["comparison"] = compared.as_json()

@@ -246,15 +246,21 @@ def variants(job: Job, names: Sequence[str]) -> list[Job]:
 
 
 def in_topologies(job: Job, names: Sequence[str]) -> list[Job]:
-    """The job with each of these topologies. ConfigError for a name that stands there twice, or for
-    "auto", which is one of the others."""
+    """The job with each of these topologies; "gateways" is a star with one at each site.
+    ConfigError for a name that stands there twice, or for "auto", which is one of the others."""
     for name in names:
         if name == AUTO or names.count(name) > 1:
             raise ConfigError(
                 f"--topologies {','.join(names)}: '{name}' is there twice, or says another",
                 "name each once: star,direct",
             )
-    return [replace(job, fleet=replace(job.fleet, topology=name)) for name in names]
+    fleets = [
+        replace(job.fleet, topology="star", gateways=True)
+        if name == "gateways"
+        else replace(job.fleet, topology=name, gateways=False)
+        for name in names
+    ]
+    return [replace(job, fleet=fleet) for fleet in fleets]
 
 
 def is_sweep(path: Path) -> bool:

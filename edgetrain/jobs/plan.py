@@ -141,6 +141,8 @@ def _settled(found: Resolved, elements: int, task: Task) -> Resolved:
     from edgetrain.jobs.lookup import pace_of
 
     job = found.job
+    if job.fleet.gateways:
+        return topology.take_star(found, "the job has gateways (fleet.gateways)")
     if job.fleet.topology != AUTO or not found.strategy.in_step:
         return topology.take_star(found, "members are out of step and have no averaging of all")
     model = task.model()

@@ -431,7 +431,7 @@ def _check_out_of_step(found: Resolved) -> None:
 
 # -- topologies -----------------------------------------------------------------------------------
 
-_TO_COME = ("hubs", "gateways", "direct", "ring", "butterfly", "tree")
+_TO_COME = ("hubs", "direct", "ring", "butterfly", "tree")
 """Topologies that are not built yet."""
 
 

@@ -137,9 +137,11 @@ def _variants(
 ) -> list[tuple[str, str, CapacityQuestion]]:
     """(name, topology, question) of each row, in the order of the table."""
     hubs, members = question.hubs, question.members
-    star = replace(question, hubs=replace(hubs, shards=1))
-    rows = [("star", "star", star)]
+    star = replace(question, hubs=replace(hubs, shards=found.hubs))
+    rows = [(f"{found.hubs} hubs" if found.hubs > 1 else "star", "star", star)]
     for count in HUBS:
+        if count == found.hubs:
+            continue
         shards = replace(hubs, shards=count)
         rows.append((f"{count} hubs", "", replace(star, hubs=shards)))
     if hubs.uplinks:

@@ -120,8 +120,9 @@ def test_a_hub_takes_the_star_because_it_does_not_know_the_links():
 
 def test_compare_gives_the_job_each_topology_and_takes_no_name_twice():
     job = load(None, WORDS)
-    found = in_topologies(job, ["star", "direct", "ring"])
-    assert [each.fleet.topology for each in found] == ["star", "direct", "ring"]
+    found = in_topologies(job, ["star", "direct", "ring", "gateways"])
+    assert [each.fleet.topology for each in found] == ["star", "direct", "ring", "star"]
+    assert [each.fleet.gateways for each in found] == [False, False, False, True]
     assert {each.strategy for each in found} == {job.strategy}
     for names in (["star", "star"], ["star", "auto"]):
         with pytest.raises(ConfigError, match="name each once"):

@@ -620,11 +620,13 @@ def _homes(members: int, hubs: Hubs) -> Indices:
 
 
 def _parcels(exchange: ExchangeSizes, elements: int) -> tuple[Parcel, Parcel]:
-    """A contribution to so many elements, and its reply."""
-    return (
-        contribution(elements, exchange.codec, exchange.ratio),
-        reply(elements, exchange.reply_codec, exchange.reply_ratio),
-    )
+    """A contribution to so many elements, and its reply: of as many ranges as these are, each
+    encoded by itself."""
+    ranges = max(1, round(exchange.ranges * elements / exchange.elements))
+    each = -(-elements // ranges)
+    up = contribution(each, exchange.codec, exchange.ratio)
+    down = reply(each, exchange.reply_codec, exchange.reply_ratio)
+    return up.times(ranges), down.times(ranges)
 
 
 def _byte_s(rate_mbit: float) -> float:

@@ -32,6 +32,8 @@ class ExchangeSizes:
     reply_ratio: float = 0.0
     lands: bool = False
     """Whether the run may land, which these figures leave out."""
+    ranges: int = 1
+    """Parts that the vector is cut into before it is encoded, however many hubs there are."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class Parcel:
 
     parts: int
     bytes: int
+
+    def times(self, count: int) -> Parcel:
+        """So many of them, one after the other."""
+        return Parcel(count * self.parts, count * self.bytes)
 
 
 def contribution(elements: int, codec: Codec, ratio: float = 0.0) -> Parcel:

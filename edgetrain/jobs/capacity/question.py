@@ -78,6 +78,7 @@ def question_of(
         every=found.every,
         delay=replace(found.delay, landing=0.0),
         lands=bool(found.delay.landing),
+        ranges=job.strategy.ranges,
         elements=-(-elements // found.strategy.ranges),
         codec=found.codec,
         reply_codec=found.reply_codec,
