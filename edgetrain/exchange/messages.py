@@ -84,6 +84,24 @@ def _pairs(**kwargs: Any) -> Any:
     return field(metadata={"check": check, "allowed": allowed}, **kwargs)
 
 
+def _weights(**kwargs: Any) -> Any:
+    def check(value: Any) -> bool:
+        return isinstance(value, list | tuple) and all(map(_is_weight, value))
+
+    allowed = (
+        "weights: a printable name of at most 64 characters, and a float above 0 and at most 1e15"
+    )
+    return field(metadata={"check": check, "allowed": allowed}, **kwargs)
+
+
+def _is_weight(value: Any) -> bool:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return False
+    name, number = value
+    is_name = type(name) is str and len(name) <= 64 and name.isprintable()
+    return is_name and type(number) is float and 0 < number <= 1e15
+
+
 def _is_pair(value: Any) -> bool:
     if not isinstance(value, list | tuple) or len(value) != 2:
         return False
@@ -609,12 +627,41 @@ class Segment:
     payload: Buffer = _payload()  # noqa: RUF009
 
 
+@dataclass(frozen=True)
+class Run:
+    """hub -> member: average a round among yourselves, in a ring, butterfly or tree."""
+
+    kind: ClassVar[bytes] = b"q"
+    round: int = _integer(0, MAX_COUNT)
+    attempt: int = _integer(0, 1 << 32)
+    """Higher than that of any earlier one; ends those."""
+    topology: str = _text(32)
+    is_base: bool = _flag()
+    """What is averaged are the parameters, before round 0."""
+    places: tuple[tuple[str, float], ...] = _weights()
+    """The member at each place, and the samples behind its contribution."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """member -> hub: what came of a `Run`."""
+
+    kind: ClassVar[bytes] = b"z"
+    round: int = _integer(0, MAX_COUNT)
+    attempt: int = _integer(0, 1 << 32)
+    checksum: int = _integer(0, MAX_CHECKSUM)
+    """Of the mean."""
+    lost: str = _text(64)
+    """The member from which nothing came; empty: the mean is here."""
+
+
 Masking = Rekey | Advertise | KeyList | Shares | Unmask | Reveal
 """Messages that occur only if contributions are masked."""
 
 Message = (
     Join | Welcome | Refuse | Base | Fixed | Start | Resume | Contribute | Reply | Beat | Leave
     | Telemetry | Figure | Evaluate | Masking | Map | Reached | Hello | Segment
+    | Run | Ran
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Message]] = {
@@ -622,7 +669,7 @@ KINDS: dict[bytes, type[Message]] = {
     for cls in (
         Join, Welcome, Refuse, Base, Fixed, Start, Resume, Contribute, Reply, Beat, Leave,
         Telemetry, Figure, Evaluate, Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
-        Map, Reached, Hello, Segment,
+        Map, Reached, Hello, Segment, Run, Ran,
     )
 }  # fmt: skip
 
@@ -645,7 +692,9 @@ _DEFAULTS = {
     for cls, fields in _FIELDS.items()
 }
 """Of the fields at the end that may be left out."""
-_MOST_HEADER: dict[type[Message], int] = dict.fromkeys((Reply, Map, Reached), MAX_LONG_HEADER_BYTES)
+_MOST_HEADER: dict[type[Message], int] = dict.fromkeys(
+    (Reply, Map, Reached, Run), MAX_LONG_HEADER_BYTES
+)
 
 
 def pack(message: Message) -> list[Buffer]:

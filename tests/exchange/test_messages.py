@@ -58,6 +58,10 @@ def valid(spec: dataclasses.Field) -> st.SearchStrategy:
         edges = st.tuples(st.integers(0, MAX_RANGES), st.integers(0, MAX_RANGES)).map(sorted)
         peer = st.tuples(text, text, text, edges).map(lambda p: (*p[:3], *p[3]))
         return st.lists(peer, max_size=4).map(tuple)
+    if "weights" in allowed:
+        names = st.text(st.characters(exclude_categories=("C", "Z")), max_size=64)
+        weights = st.floats(0, 1e15, exclude_min=True)
+        return st.lists(st.tuples(names, weights), max_size=4).map(tuple)
     if "text" in allowed:
         longest = int(re.search(r"\d+", allowed)[0])
         letters = st.characters(exclude_categories=("C", "Z"))
@@ -93,6 +97,9 @@ def invalid(spec: dataclasses.Field) -> st.SearchStrategy:
             ("", "", "", 0, MAX_RANGES + 1),
         ]
         return st.sampled_from([(each,) for each in bad] + [None, 1, "m0"])
+    if "weights" in allowed:
+        wild = [("m0",), ("m0", 0.0), ("m0", float("nan")), ("m0", 2e15), ("m0", 1), ("\0", 1.0), 3]
+        return st.sampled_from([(each,) for each in wild] + [None, 1, "m0"])
     if "pairs" in allowed:
         bad = [("m0",), ("m0", 1, 2), ("x" * 65, 1), ("m0", -1), ("m0", 1.0), (1, "m0"), "m0", 3]
         return st.sampled_from([(each,) for each in bad] + [None, 1, "m0"])
@@ -259,7 +266,7 @@ def test_an_unknown_kind_is_named():
 
 def test_kinds_are_one_letter_each():
     assert len({cls.kind for cls in KINDS.values()}) == len(KINDS)
-    assert all(len(k) == 1 and k.decode() in string.ascii_uppercase for k in KINDS)
+    assert all(len(k) == 1 and k.decode() in string.ascii_letters for k in KINDS)
     assert all(Refuse(code, why) == unpack(pack(Refuse(code, why))) for code, why in CODES.items())
 
 

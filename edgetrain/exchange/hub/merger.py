@@ -30,7 +30,7 @@ from edgetrain.strategies.outer import OuterRule
 from edgetrain.strategies.outer_rules import MOST_MAGNITUDE as MOST_BEFORE_OUTER
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.pool import VectorPool
-from edgetrain.vectors.ranges import Ranges, TileSums
+from edgetrain.vectors.ranges import WHOLE, Ranges, TileSums
 from edgetrain.vectors.vector import TILE, Buffer, Layout, Vector, all_finite, tile_sum, tiles
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Merger:
         ranges = Ranges(stretch.size(elements), turns)
         cuts = max(turns, stretch.count)
         codecs = [bound(codec, layout, cuts) for codec in self.codecs]
-        if stretch.count > 1:
+        if stretch != WHOLE:
             codecs = [in_pieces(codec, stretch.pieces(elements)) for codec in codecs]
         self.codec, self.reply_codec = codecs
         self._exact = verbatim(self.codec)

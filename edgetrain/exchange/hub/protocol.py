@@ -32,7 +32,7 @@ from edgetrain.exchange.hub.members import AWAY, MemberRecord, Members
 from edgetrain.exchange.hub.membership import Membership, turn_away
 from edgetrain.exchange.hub.merger import Merger
 from edgetrain.exchange.hub.records import Record, Restarted, State
-from edgetrain.exchange.hub.rounds import Rounds
+from edgetrain.exchange.hub.rounds import Due, Rounds
 from edgetrain.exchange.hub.telemetry import observe_sign
 from edgetrain.exchange.hub.terms import Policy, Terms, check_same_job
 from edgetrain.exchange.messages import (
@@ -102,8 +102,7 @@ class Hub:
         """The first round from which on the journal has every reply. The driver sets it."""
         self.members = Members(AWAY * policy.members)
         """Only to be looked at, like `rounds` and `membership`."""
-        masked = masks is not None
-        merger = Merger(merge, codec, reply_codec, terms, masked=masked, outer=outer)
+        merger = Merger(merge, codec, reply_codec, terms, masked=masks is not None, outer=outer)
         closing = closing or terms.closing_rule(policy)
         delay = AgreedDelay(terms.every, terms.delay, terms.steps, terms.ranges)
         self.rounds = Rounds(self.members, merger, delay, closing, masks, policy.deadline_s)
@@ -223,7 +222,7 @@ class Hub:
             case Beat() | Telemetry() | Figure():
                 return observe_sign(member, message, self.policy.status_s, now)
             case Contribute():
-                return self._accept_contribution(member, message, now)
+                return self._accept_part(member, message, now)
             case Base() | Fixed():
                 problem, then = self.membership.accept_base(member, message), self._start_if_ready
             case Advertise() | Shares() | Reveal() if self.rounds.masks is not None:
@@ -285,9 +284,7 @@ class Hub:
         self.rounds.start(self.epoch)
         return effects + (self._close_rounds(now) if self.rounds.masks else [])
 
-    def _accept_contribution(
-        self, member: MemberRecord, message: Contribute, now: float
-    ) -> list[Effect]:
+    def _accept_part(self, member: MemberRecord, message: Contribute, now: float) -> list[Effect]:
         """See the module's table."""
         accepted = self.rounds.accept(member, message, now)
         if accepted.outcome == "gap":
@@ -304,8 +301,7 @@ class Hub:
         return effects
 
     def _handle_gap(self, member: MemberRecord, reason: str, now: float) -> list[Effect]:
-        """A connection that broke took messages along, and a new one carries those that followed.
-        Tell the member to come back; expel it if that does not help."""
+        """Tell a member whose messages were lost to come back; expel it if that does not help."""
         if member.gaps >= MOST_GAPS:
             return self._expel(member, "order", reason, now)
         member.mark_astray()
@@ -316,7 +312,7 @@ class Hub:
         and its sender expelled; then the round is checked again, because it may lack a quorum."""
         effects: list[Effect] = []
         while self.started:
-            said, due = self.rounds.find_due(now)
+            said, due = self._find_due(now)
             effects += said
             if due is None:
                 break
@@ -328,6 +324,10 @@ class Hub:
             else:
                 effects += self.membership.give_up_behind()
         return effects
+
+    def _find_due(self, now: float) -> tuple[list[Effect], Due | None]:
+        """See Rounds. A subclass may have more to say before a round closes."""
+        return self.rounds.find_due(now)
 
     # -- refusing and removing ----------------------------------------------------------------
 

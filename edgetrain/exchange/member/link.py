@@ -40,7 +40,7 @@ from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply, S
 from edgetrain.exchange.transport import MemberTransport, Traffic
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.pool import VectorPool
-from edgetrain.vectors.ranges import Ranges, Stretch
+from edgetrain.vectors.ranges import WHOLE, Ranges, Stretch
 from edgetrain.vectors.vector import Buffer, Layout, Vector
 
 log = logging.getLogger("edgetrain")
@@ -463,8 +463,9 @@ def _codecs(
     both = [
         codecs.bound(codecs.parse(n), layout, cuts) for n in (welcome.codec, welcome.reply_codec)
     ]
-    if welcome.ranges > 1:
-        pieces = Stretch(welcome.ranges, welcome.first, welcome.end).pieces(elements)
+    stretch = Stretch(welcome.ranges, welcome.first, welcome.end)
+    if stretch != WHOLE:
+        pieces = stretch.pieces(elements)
         both = [codecs.in_pieces(codec, pieces) for codec in both]
     return both[0], both[1]
 

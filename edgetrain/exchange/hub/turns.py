@@ -1,0 +1,139 @@
+"""Rounds that members average among themselves: vote, run, commit.
+
+A contribution to such a round is a vote, without a vector: its member has one. Once a round is due,
+its members are told to run; once all have said that they have the mean, with equal checksums, it
+counts, and is closed like any other. A turn is one attempt:
+
+=======  ============================================  =======  ===================================
+state    what happens                                  next     what the hub says
+=======  ============================================  =======  ===================================
+idle     a round is due                                running  Run, to all that train
+running  somebody has gone, or has come back           running  Run with a higher number, to all
+running  a member says that it lost another one        running  the same; the second time in a
+                                                                round that member is expelled
+running  all have the mean, checksums are equal        agreed   the round's replies
+running  all have the mean, checksums differ           running  Run; the third time the job ends
+agreed   another round is due                          running  Run
+=======  ============================================  =======  ===================================
+
+A member keeps its contribution until the round's reply is there, and runs again from it; what a
+member that has gone gave to a round that does not count yet is dropped. Pure: no socket, no clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgetrain.exchange.hub.effects import Effect, Note, Send
+from edgetrain.exchange.hub.members import MemberRecord, Members
+from edgetrain.exchange.hub.places import Reach
+from edgetrain.exchange.messages import Ran, Run
+from edgetrain.exchange.peers.schedules import places_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MOST_DIFFERENT = 3
+"""Turns of one round in which members may end with different means: memory that fails, or a
+member that lies."""
+
+MOST_LOST = 2
+"""Turns of one round in which others may have lost the same member."""
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a turn is for."""
+
+    round: int
+    is_base: bool
+    weights: Mapping[str, float]
+
+
+class Turns:
+    """The turns of a job's rounds. `members` is the hub's; only read here."""
+
+    def __init__(self, topology: str, members: Members, reach: Callable[[], Reach]) -> None:
+        self.topology = topology
+        self.why_not = ""
+        """Why no round can be run any more; "": it can."""
+        self._members, self._reach = members, reach
+        self._wanted: _Wanted | None = None
+        self._number = 0
+        self._is_over = True
+        """Whether the turn came to nothing, or there was none."""
+        self._ran: dict[str, int] = {}
+        self._different = 0
+        self._lost: Counter[str] = Counter()
+        """Turns of this round in which others have lost each member."""
+
+    def start(self, epoch: int) -> None:
+        """The hub begins, or was restored for the `epoch`-th time: turns have higher numbers."""
+        self._number = (epoch & 0x7FFF) << 16
+
+    def advance(
+        self, round: int, weights: Mapping[str, float], is_base: bool = False
+    ) -> tuple[list[Effect], bool]:
+        """`round` is due, with the samples behind the contribution of each member that trains.
+        `is_base`: all are to get the parameters of the members with a weight. Returns what is to be
+        said, and whether all have the mean."""
+        wanted = _Wanted(round, is_base, dict(weights))
+        if self._wanted != wanted:
+            if self._wanted is None or (self._wanted.round, self._wanted.is_base) != (
+                round,
+                is_base,
+            ):
+                self._different, self._lost = 0, Counter()
+            self._wanted, self._is_over = wanted, True
+        if not self._is_over:
+            return [], self._is_agreed()
+        return self._begin(wanted), False
+
+    def accept(self, member: MemberRecord, message: Ran) -> str:
+        """What has become of a member's turn. Answers to earlier ones count for nothing. Returns
+        the name of a member that others have lost too often, or ""."""
+        wanted = self._wanted
+        if wanted is None or message.attempt != self._number or self._is_over:
+            return ""
+        if message.lost:
+            self._is_over = True
+            self._lost[message.lost] += 1
+            return message.lost if self._lost[message.lost] >= MOST_LOST else ""
+        self._ran[member.name] = message.checksum
+        if len(self._ran) == len(wanted.weights) and len({*self._ran.values()}) > 1:
+            self._is_over = True
+            self._different += 1
+            if self._different >= MOST_DIFFERENT:
+                self.why_not = (
+                    f"members end with different means of round {wanted.round}: "
+                    + ", ".join(f"{name} {sum_:016x}" for name, sum_ in sorted(self._ran.items()))
+                )
+        return ""
+
+    def renew(self) -> None:
+        """A member came back over another connection: what was said over the old one is lost."""
+        self._is_over = True
+
+    def _is_agreed(self) -> bool:
+        assert self._wanted is not None
+        return self._ran.keys() == self._wanted.weights.keys()
+
+    def _begin(self, wanted: _Wanted) -> list[Effect]:
+        """Another turn, unless somebody may not hear of it: then once that is settled."""
+        by_place = sorted(self._members, key=lambda member: (member.index, member.name))
+        here = [member for member in by_place if member.name in wanted.weights]
+        if any(m.returning or m.unreachable_since is not None for m in here):
+            return []
+        names = [member.name for member in here]
+        places = places_of(self.topology, names, self._reach().can)
+        if places is None:
+            self.why_not = f"{self.topology}: members cannot connect to those they have to send to"
+            return [Note("map", "hub", self.why_not)]
+        self._number += 1
+        self._is_over, self._ran = False, {}
+        pairs = tuple((name, wanted.weights[name]) for name in places)
+        run = Run(wanted.round, self._number, self.topology, wanted.is_base, pairs)
+        return [Send(member.sender, run) for member in here]

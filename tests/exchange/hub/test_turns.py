@@ -1,0 +1,120 @@
+"""Turns: vote, run, commit, as the hub sees them; nothing is averaged here."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgetrain.exchange.hub.members import MemberRecord, Members
+from edgetrain.exchange.hub.places import Reach
+from edgetrain.exchange.hub.turns import MOST_DIFFERENT, Turns
+from edgetrain.exchange.messages import Ran, Run
+
+NAMES = ("a", "b", "c")
+ALL = dict.fromkeys(NAMES, 1.0)
+
+
+class Room:
+    """Three members, the pairs that cannot connect, and the turns of a ring."""
+
+    def __init__(self, *lost):
+        self.members = Members(10)
+        for index, name in enumerate(NAMES):
+            self.members.add(MemberRecord(name, name.encode(), index, 1.0, 0, index + 1))
+        pairs = {(a, b): 0.1 for a in NAMES for b in NAMES if (a, b) not in lost}
+        self.turns = Turns("ring", self.members, lambda: Reach(NAMES, pairs))
+        self.turns.start(0)
+
+    def runs(self, round=0, weights=ALL):
+        """What members are told now: the run, or None."""
+        effects, _ = self.turns.advance(round, weights)
+        found = [effect.message for effect in effects if isinstance(effect.message, Run)]
+        assert len(set(found)) <= 1
+        assert len(found) in (0, len(weights))
+        return found[0] if found else None
+
+    def say(self, name, run, checksum=7, lost=""):
+        ran = Ran(run.round, run.attempt, checksum, lost)
+        return self.turns.accept(self.members.named(name), ran)
+
+    def is_agreed(self, round=0, weights=ALL):
+        return self.turns.advance(round, weights) == ([], True)
+
+
+def test_a_round_counts_once_all_have_the_same_mean():
+    room = Room()
+    run = room.runs()
+    assert [name for name, _ in run.places] == ["a", "b", "c"]
+    for name in NAMES:
+        assert not room.is_agreed()
+        assert room.say(name, run) == ""
+    assert room.is_agreed()
+    assert room.runs(1).attempt > run.attempt
+
+
+def test_without_a_member_that_has_gone_the_others_run_again():
+    room = Room()
+    run = room.runs()
+    for name in NAMES[:2]:
+        room.say(name, run)
+    left = {"a": 1.0, "b": 1.0}
+    again = room.runs(weights=left)
+    assert again.attempt > run.attempt
+    room.say("a", run)
+    room.say("b", run)
+    assert not room.is_agreed(weights=left), "answers to an earlier attempt count for nothing"
+    room.say("a", again)
+    room.say("b", again)
+    assert room.is_agreed(weights=left)
+
+
+def test_a_member_that_came_back_hears_of_another_attempt():
+    room = Room()
+    run = room.runs()
+    room.say("a", run)
+    room.turns.renew()
+    assert room.runs().attempt > run.attempt
+
+
+def test_the_second_time_that_others_lose_a_member_it_is_named():
+    room = Room()
+    run = room.runs()
+    assert room.say("a", run, 0, "c") == ""
+    assert room.say("b", run, 0, "c") == "", "of the same attempt"
+    again = room.runs()
+    assert room.say("a", again, 0, "c") == "c"
+
+
+def test_different_means_are_tried_again_and_then_end_the_job():
+    room = Room()
+    for _ in range(MOST_DIFFERENT):
+        assert not room.turns.why_not
+        run = room.runs()
+        for number, name in enumerate(NAMES):
+            room.say(name, run, 5 + number)
+    assert "different means of round 0: a 0000000000000005" in room.turns.why_not
+
+
+def test_nothing_begins_while_a_member_may_not_hear_of_it():
+    room = Room()
+    room.members.named("b").mark_unreachable(0.0)
+    assert room.runs() is None
+    assert room.runs(weights={"a": 1.0, "c": 1.0}) is not None
+
+
+@pytest.mark.parametrize("lost", [[("a", "b")], [("a", "b"), ("a", "c")]])
+def test_the_ring_goes_around_pairs_that_cannot_connect_or_the_reason_is_said(lost):
+    room = Room(*lost)
+    effects, agreed = room.turns.advance(0, ALL)
+    assert not agreed
+    if len(lost) == 1:
+        assert [name for name, _ in effects[0].message.places] == ["a", "c", "b"]
+    else:
+        assert "cannot connect" in room.turns.why_not
+
+
+def test_a_restored_hub_counts_attempts_from_higher_numbers():
+    room = Room()
+    run = room.runs()
+    room.turns.start(1)
+    room.turns.renew()
+    assert room.runs().attempt > run.attempt + 1000

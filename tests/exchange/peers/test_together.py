@@ -1,0 +1,187 @@
+"""Members that average among themselves, and a hub that counts rounds: vote, run, commit."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from edgetrain import codecs, strategies
+from edgetrain.errors import Refused
+from edgetrain.exchange.hub.collective import CollectiveHub
+from edgetrain.exchange.hub.serve import serve
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.member.driver import Driver, FlatVectors
+from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.peers.circle import Circle
+from edgetrain.exchange.peers.dialled import dialling
+from edgetrain.exchange.peers.listener import listen
+from edgetrain.exchange.peers.peering import MappedEnd, Peering
+from edgetrain.exchange.peers.schedules import SHAPES, SumOrder
+from edgetrain.exchange.peers.together import CollectiveExchange, RunningEnd
+from edgetrain.exchange.seam import Request
+from edgetrain.exchange.zeromq.hub_socket import HubSocket
+from edgetrain.exchange.zeromq.member_socket import MemberSocket
+from edgetrain.strategies.merging.rule import Mean
+from tests.fakes.children import in_threads
+from tests.fakes.circle import means
+
+ELEMENTS, MEMBERS, STEPS = 1000, 3, 6
+PATIENCE_S = 30.0
+
+
+def start_of(member):
+    return np.random.default_rng(member).standard_normal(ELEMENTS).astype(np.float32)
+
+
+class Descent:
+    """Steps towards a point of the member's own."""
+
+    def __init__(self, flat, member):
+        self.flat, self.target = flat, start_of(50 + member)
+
+    def step(self):
+        self.flat.params -= np.float32(0.1) * (self.flat.params - self.target)
+
+
+class Gradient(Descent):
+    """Plain steps, from gradients that members exchange."""
+
+    def step(self):
+        self.flat.params -= np.float32(0.1) * self.flat.gradient
+
+
+class Served:
+    """A hub in a thread."""
+
+    def __init__(self, topology, strategy, every):
+        terms = Terms.of_strategy(strategies.find(strategy), every, job="job")
+        policy = Policy(MEMBERS, beat_s=0.1, gone_s=1.0)
+        dense = codecs.Dense()
+        self.hub = CollectiveHub(terms, policy, Mean(), dense, dense, topology=topology)
+        self.socket, self.seen, self.stopped = HubSocket("tcp://127.0.0.1:0"), [], False
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self):
+        over = lambda: self.stopped or self.hub.finished  # noqa: E731
+        serve(self.hub, self.socket, time.monotonic, self.seen.append, over)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stopped = True
+        self.thread.join()
+        self.socket.close()
+
+
+class Joined:
+    """A member's exchange, and what it owns."""
+
+    def __init__(self, hub):
+        listener, self.address = listen("tcp://127.0.0.1:0", None)
+        self.peering = Peering(listener, None)
+        self.circle = Circle(listener, dialling(None), time.monotonic, PATIENCE_S)
+        self.end = RunningEnd(
+            MappedEnd(MemberSocket(hub.socket.address), self.peering), self.ready_circle
+        )
+        self.exchange = CollectiveExchange(Link(self.end, time.monotonic), self.end)
+
+    def ready_circle(self):
+        self.peering.release()
+        self.circle.accept(self.peering.neighbours)
+        return self.circle
+
+    def close(self):
+        self.end.close()
+        self.circle.close()
+        self.peering.close()
+
+
+def life(hub, member, steps, results, strategy):
+    joined = Joined(hub)
+    try:
+        params = start_of(member)
+        flat = FlatVectors(params)
+        optimizer = (Gradient if strategy == "sync-sgd" else Descent)(flat, member)
+        request = Request("model", f"m{member}", 1.0 + member, address=joined.address, job="job")
+        driver = Driver.join(joined.exchange, flat, optimizer, request, time.monotonic)
+        for _ in range(steps):
+            flat.gradient[:] = flat.params - start_of(50 + member)
+            driver.step()
+        if steps == STEPS:
+            driver.drain()
+        driver.leave("done")
+        results[member] = params
+    finally:
+        joined.close()
+
+
+def whole_run(topology, strategy, every, steps=(STEPS,) * MEMBERS):
+    results = {}
+    with Served(topology, strategy, every) as hub:
+
+        def one(member):
+            while member and not hub.hub.present:
+                time.sleep(0.001)
+            life(hub, member, steps[member], results, strategy)
+
+        in_threads(*[lambda m=member: one(m) for member in range(MEMBERS)])
+    return results, hub
+
+
+def by_hand(topology, strategy, every, order):
+    """The same training, with members in memory."""
+    base = start_of(0)
+    row = strategies.find(strategy)
+    weights = [1.0 + m if row.weighted else 1.0 for m in order]
+    for _ in range(STEPS // every):
+        given = []
+        for member in order:
+            flat = FlatVectors(base.copy())
+            if strategy == "sync-sgd":
+                given.append(flat.params - start_of(50 + member))
+                continue
+            for _ in range(every):
+                Descent(flat, member).step()
+            given.append(flat.params - base)
+        mean = means(SumOrder(topology, MEMBERS, ELEMENTS), given, weights)[0][0]
+        base = base - np.float32(0.1) * mean if strategy == "sync-sgd" else base + mean
+    return base
+
+
+@pytest.mark.parametrize("topology", SHAPES)
+@pytest.mark.parametrize(("strategy", "every"), [("sync-sgd", 1), ("fedavg", 2)])
+def test_a_whole_run_has_the_bits_of_its_own_order(topology, strategy, every):
+    results, hub = whole_run(topology, strategy, every)
+    assert len({params.tobytes() for params in results.values()}) == 1
+    joined = [note.member for note in hub.seen if getattr(note, "event", "") == "joined"]
+    order = [int(name[1:]) for name in joined]
+    expected = by_hand(topology, strategy, every, order)
+    assert np.allclose(results[0], expected, rtol=0, atol=1e-6)
+    assert hub.hub.round == STEPS // every
+
+
+def test_who_is_left_goes_on():
+    results, hub = whole_run("ring", "fedavg", 2, (STEPS, 2, STEPS))
+    assert results[0].tobytes() == results[2].tobytes()
+    assert hub.hub.round == STEPS // 2
+
+
+def test_nobody_joins_after_the_start():
+    with Served("ring", "fedavg", 2) as hub:
+        results = {}
+
+        def late():
+            while not hub.hub.started:
+                time.sleep(0.001)
+            with pytest.raises(Refused, match="takes nobody in after the start"):
+                life(hub, 9, 1, results, "fedavg")
+
+        in_threads(
+            late, *[lambda m=m: life(hub, m, STEPS, results, "fedavg") for m in range(MEMBERS)]
+        )
+    assert len(results) == MEMBERS
