@@ -82,6 +82,12 @@ def add_parser(subparsers: Any) -> None:
         "--index", required=True, type=int, metavar="N", help="which share of the data, from 0"
     )
     parser.add_argument(
+        "--listen",
+        metavar="tcp://HOST:PORT",
+        help="with fleet.topology = direct: where other members connect to this one; 'no': they "
+        "cannot (default: this machine's address on the way to the hub, any free port)",
+    )
+    parser.add_argument(
         "--checkpoint",
         type=Path,
         metavar="FOLDER",
@@ -206,7 +212,8 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     named = devices_of(job.fleet.device)
     device = named[arguments.index] if len(named) > 1 else named[0]
     own_keys = Path(arguments.keys) if arguments.keys else None
-    place = Place(arguments.index, device, beside, own_keys)
+    listen = arguments.listen or _listen_at(via)
+    place = Place(arguments.index, device, beside, own_keys, "" if listen == "no" else listen)
     try:
         with screen:
             train(
@@ -232,6 +239,12 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
         record.close(lambda: _promise(found, record.task))
     common.say("done")
     return 0
+
+
+def _listen_at(via: str) -> str:
+    """Any free port of the address under which the hub sees this machine, as `route` says it."""
+    own = via.split()[-1]
+    return f"tcp://[{own}]:0" if ":" in own else f"tcp://{own}:0"
 
 
 def _wait_s(arguments: argparse.Namespace, job: Job) -> float:

@@ -76,7 +76,7 @@ class Nothing(BaseCodec):
     """Of a vector without elements: one part, without bytes. A hub that has no range to add up
     still counts contributions."""
 
-    lossless = True
+    lossless = nearly_all = True
 
     def __init__(self, name: str) -> None:
         self.name = name

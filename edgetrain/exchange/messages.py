@@ -600,6 +600,25 @@ class Reached:
 
 
 @dataclass(frozen=True)
+class Takeover:
+    """Both ways: the reducer of the ranges [first, end) is lost, and another member takes over."""
+
+    kind: ClassVar[bytes] = b"Q"
+    stage: int = _integer(0, 3)
+    """0, hub -> member: take nothing more from that reducer, and say where you are. 1, the answer.
+    2, hub -> member: host a reducer in its place. 3, the answer: it listens at `address`."""
+    first: int = _integer(0, MAX_RANGES)
+    end: int = _integer(0, MAX_RANGES)
+    applied: int = _integer(0, MAX_COUNT, default=0)
+    """1: replies for these ranges that are whole here. 2: those that the base is after."""
+    hosts: bool = _flag(default=False)
+    """1: whether this member can be reached, and has a base."""
+    address: str = _text(MAX_ADDRESS, default="")
+    payload: Buffer = _payload(default=b"")  # noqa: RUF009
+    """2: the hub's members, as docs/recovery.md has a journal's snapshot; otherwise empty."""
+
+
+@dataclass(frozen=True)
 class Hello:
     """Member -> member: the first message of a connection, and its answer."""
 
@@ -660,7 +679,7 @@ Masking = Rekey | Advertise | KeyList | Shares | Unmask | Reveal
 
 Message = (
     Join | Welcome | Refuse | Base | Fixed | Start | Resume | Contribute | Reply | Beat | Leave
-    | Telemetry | Figure | Evaluate | Masking | Map | Reached | Hello | Segment
+    | Telemetry | Figure | Evaluate | Masking | Map | Reached | Takeover | Hello | Segment
     | Run | Ran
 )  # fmt: skip
 
@@ -669,7 +688,7 @@ KINDS: dict[bytes, type[Message]] = {
     for cls in (
         Join, Welcome, Refuse, Base, Fixed, Start, Resume, Contribute, Reply, Beat, Leave,
         Telemetry, Figure, Evaluate, Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
-        Map, Reached, Hello, Segment, Run, Ran,
+        Map, Reached, Takeover, Hello, Segment, Run, Ran,
     )
 }  # fmt: skip
 

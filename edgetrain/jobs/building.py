@@ -6,21 +6,24 @@ Needs no torch. Nothing is started here.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.hub.direct import DirectHub, share_out
 from edgetrain.exchange.hub.landing import CHOSEN
 from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.reducer import ReducerHub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import MAX_ELEMENTS, MAX_HEADER_BYTES
-from edgetrain.jobs.job import AUTO
+from edgetrain.jobs.job import AUTO, DIRECT, Job
 from edgetrain.jobs.privacy.promise import fix_noise
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.strategies.merging.private import PrivateMean
 from edgetrain.strategies.merging.rule import RoundRule, SliceRule
 from edgetrain.vectors.noise import Gaussian, Source, system
 from edgetrain.vectors.parts import BASE_PART_ELEMENTS
-from edgetrain.vectors.ranges import shared
+from edgetrain.vectors.ranges import Stretch, shared
 
 
 def hub_of(
@@ -49,32 +52,51 @@ def hub_of(
 
         masks = Aggregator(found.mask_terms)
     terms = _terms(found, any_job, windows, number)
-    # A site's round has to be on its way while the hub above still waits for it.
-    quorum, wait = (1, SITE_WAIT) if site else (job.hub.quorum, 1.0)
-    return Hub(
-        replace(terms, gateways=job.fleet.gateways and not site),
-        Policy(
-            site or job.fleet.members,
-            quorum,
-            wait * job.hub.longest_deadline_s,
-            job.hub.gone_s,
-            job.hub.beat_s,
-            job.hub.return_s,
-            job.hub.deserted_s,
-            int(250_000 * job.hub.most_mb) or most_elements,
-            job.hub.status_s,
-            job.hub.deadline_s == AUTO,
-            job.fleet.members,
-        ),
-        _merge_rule(found, source),
+    terms = replace(terms, gateways=job.fleet.gateways and not site)
+    parts = _policy(job, most_elements, site), _merge_rule(found, source)
+    codecs, outer = (found.codec, found.reply_codec), found.strategy.outer_rule()
+    if job.fleet.topology == DIRECT:
+        assign = partial(share_out, ranges=job.strategy.ranges)
+        return DirectHub(terms, *parts, *codecs, outer=outer, assign=assign)
+    return Hub(terms, *parts, *codecs, masks, outer=outer)
+
+
+def reducer_of(found: Resolved, first: int, end: int) -> ReducerHub:
+    """A hub of the ranges [first, end) of the vector, for a member to host. It waits for members
+    that are lost as long as for those of a hub that comes back: its own member is one of them."""
+    job, stretch = found.job, Stretch(found.job.strategy.ranges, first, end)
+    terms = _terms(found, any_job=False, keeps_windows=found.keeps_windows)
+    policy = replace(_policy(job, MAX_ELEMENTS), deserted_s=job.hub.return_s, status_s=0.0)
+    return ReducerHub(
+        replace(terms, stretch=stretch),
+        policy,
+        _merge_rule(found, system),
         found.codec,
         found.reply_codec,
-        masks,
         outer=found.strategy.outer_rule(),
     )
 
 
-def _terms(found: Resolved, any_job: bool, keeps_windows: bool, number: int) -> Terms:
+def _policy(job: Job, most_elements: int, site: int = 0) -> Policy:
+    """How patient a hub is; `site`: the members of a gateway's, 0: it is the job's."""
+    # A site's round has to be on its way while the hub above still waits for it.
+    quorum, wait = (1, SITE_WAIT) if site else (job.hub.quorum, 1.0)
+    return Policy(
+        site or job.fleet.members,
+        quorum,
+        wait * job.hub.longest_deadline_s,
+        job.hub.gone_s,
+        job.hub.beat_s,
+        job.hub.return_s,
+        job.hub.deserted_s,
+        int(250_000 * job.hub.most_mb) or most_elements,
+        job.hub.status_s,
+        job.hub.deadline_s == AUTO,
+        job.fleet.members,
+    )
+
+
+def _terms(found: Resolved, any_job: bool, keeps_windows: bool, number: int = 0) -> Terms:
     job, delay = found.job, replace(found.delay, keeps_windows=keeps_windows)
     if any_job and job.strategy.landing == AUTO and "partition" not in job.data:
         landing = CHOSEN if found.strategy.has_local_steps else 0.0  # whose data are not known

@@ -33,10 +33,13 @@ LATER: dict[str, Any] = {
 """Keys that were added later, with their defaults: there a job has the digest that it had before,
 so that its journals and checkpoints still open."""
 
+DIRECT = "direct"
+"""Members host the reducers."""
+
 COLLECTIVES = ("ring", "butterfly", "tree")
 """Topologies that add up in an order of their own: a job with one has other bits than a star."""
 
-TOPOLOGIES = ("star", "direct", *COLLECTIVES, AUTO)
+TOPOLOGIES = ("star", DIRECT, *COLLECTIVES, AUTO)
 """Who adds up contributions, as `fleet.topology` spells it."""
 
 Plain = bool | int | float | str | list[Any] | dict[str, Any]

@@ -15,7 +15,7 @@ from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.masks import terms as masks
 from edgetrain.fleet.presence import Presence
 from edgetrain.jobs import schedule
-from edgetrain.jobs.job import AUTO, TOPOLOGIES, Job, Privacy
+from edgetrain.jobs.job import AUTO, DIRECT, TOPOLOGIES, Job, Privacy
 from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS, fix_noise
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
 from edgetrain.strategies import Strategy, merging
@@ -431,7 +431,7 @@ def _check_out_of_step(found: Resolved) -> None:
 
 # -- topologies -----------------------------------------------------------------------------------
 
-_TO_COME = ("hubs", "direct", "ring", "butterfly", "tree")
+_TO_COME = ("hubs", "ring", "butterfly", "tree")
 """Topologies that are not built yet."""
 
 
@@ -451,7 +451,9 @@ def why_not_topology(name: str, found: Resolved) -> Refusal | None:
         return "it is not there yet", "say star, or leave it out"
     if name == "gateways":
         return _why_no_gateways(found)
-    if name in ("hubs", "direct"):
+    if name == DIRECT and (refused := _why_not_direct(found)):
+        return refused
+    if name in ("hubs", DIRECT):
         return _why_not_several(found)
     return None
 
@@ -502,6 +504,17 @@ def _why_no_gateways(found: Resolved) -> Refusal | None:
             "privacy.where = 'hub': the hub cuts each member's contribution to its length",
             "say where = 'member'",
         )
+    return None
+
+
+def _why_not_direct(found: Resolved) -> Refusal | None:
+    """What speaks against members that reduce, beside what does against several hubs."""
+    job = found.job
+    if job.strategy.ranges < 2 and found.strategy.ranges == 1:
+        what = f"strategy.ranges = {job.strategy.ranges}, and members share ranges of the vector"
+        return what, "strategy.ranges = 16"
+    if len(job.hub.hubs) > 1:
+        return "hub.hubs names several hubs, and the members reduce", "name one hub"
     return None
 
 

@@ -223,4 +223,5 @@ def member_process(
     def open_log(name: str, at: float) -> MetricsLog:
         return MetricsLog(metrics_path(folder), name, time.monotonic, began.value)
 
-    train(planned, Place(*place), attachment.address, open_log, keeps_model=True)
+    listen = f"tcp://{attachment.host}:0" if attachment.host else ""
+    train(planned, Place(*place, listen=listen), attachment.address, open_log, keeps_model=True)

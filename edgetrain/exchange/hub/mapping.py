@@ -43,8 +43,8 @@ class MappingHub(Hub):
         member = self.members.get(sender)
         knows = any(_is_map(effect) for effect in told) or self.places.state == "gathering"
         if member is not None and not knows:
-            effects.append(self.places.map_to(member))
-        return effects + told
+            told = [self.places.map_to(member)]
+        return told + effects  # so that who is told to start knows the others
 
     def tick(self, now: float) -> list[Effect]:
         """See Hub."""

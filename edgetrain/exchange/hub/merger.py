@@ -173,13 +173,14 @@ class Merger:
         return self.replies if isinstance(self.replies, OnRungs) else None
 
     def restore(self, state: State) -> None:
-        """Go on from a journal's snapshot."""
+        """Go on from a journal's snapshot. What replies left out, and what the outer rule
+        remembered, may be lost: then they begin anew."""
         layout = layouts.read(state.layout, state.elements) if state.layout else ()
         self.bind_model(layout, state.elements)
         self._make_room()
-        if not self.replies.lossless:
+        if not self.replies.lossless and state.memory:
             self.replies.restore(state.memory)
-        if self.outer is not None:
+        if self.outer is not None and state.outer:
             self.outer.restore(state.outer)
         self.base = None if state.base is None else state.base.copy()
         if self.base is not None:

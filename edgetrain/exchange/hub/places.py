@@ -78,6 +78,8 @@ class Places:
         self.state: Literal["gathering", "trying", "settled"] = "gathering"
         self.reach = Reach()
         self.stretches: Stretches = {}
+        self.moved: dict[tuple[int, int], Peer] = {}
+        """Who took over a stretch, at which address."""
         self._assign, self._try_s = assign, try_s
         self._until = 0.0
         self._answers: dict[str, dict[str, float]] = {}
@@ -103,7 +105,7 @@ class Places:
     ) -> list[Effect]:
         """What the members are to know by now. `full`: whether all places of the job are taken;
         `started`: whether training has begun."""
-        rows = _rows(members, self.stretches)
+        rows = self._rows(members)
         same = _without_stretches(rows) == _without_stretches(self._map.rows)
         if not started and not (same and full):
             self.state = "gathering"
@@ -139,29 +141,39 @@ class Places:
         """A map with a higher number, to all."""
         number = max(self._map.number + 1, (epoch << 32) + 1)
         ticket = self._map.ticket or _ticket(members)
-        rows = _rows(members, self.stretches)
+        rows = self._rows(members)
         self._map = Map(number, trying, ticket, "", *self.stretches.get(LEAD, (0, 0)), rows)
         return [self.map_to(member) for member in members]
+
+    def _rows(self, members: Members) -> tuple[Peer, ...]:
+        """The rows of a map: those that are in, those that may come back, and reducers that have
+        left, at their last address."""
+        known = {row[0]: row for row in reversed(self._map.rows)}
+        found = [self._row(member, is_in=True) for member in _in_order(members)]
+        found += [self._row(member, is_in=False) for member in members.away]
+        names = {LEAD, *(peer.name for peer in found)}
+        found += [Peer(*known[name]) for name in self.stretches if name not in names]
+        return (*found, *self.moved.values())
+
+    def holders(self) -> dict[tuple[int, int], str]:
+        """The members that reduce each stretch."""
+        first = {span: name for name, span in self.stretches.items() if name != LEAD}
+        return first | {span: peer.name for span, peer in self.moved.items()}
+
+    def move(self, span: tuple[int, int], member: MemberRecord, address: str) -> None:
+        """A member has taken over this stretch, and listens at an address of its own for it."""
+        self.stretches = {name: own for name, own in self.stretches.items() if own != span}
+        self.moved[span] = Peer(member.name, address, _key(member), *span)
+
+    def _row(self, member: MemberRecord, *, is_in: bool) -> Peer:
+        first, end = self.stretches.get(member.name, (0, 0))
+        can_be_reached = member.address != CLIENT and (is_in or first < end)
+        address = member.address if can_be_reached else ""
+        return Peer(member.name, address, _key(member), first, end)
 
 
 def _in_order(members: Iterable[MemberRecord]) -> list[MemberRecord]:
     return sorted(members, key=lambda member: (member.index, member.name))
-
-
-def _rows(members: Members, stretches: Stretches) -> tuple[Peer, ...]:
-    """The rows of a map: those that are in, then those that may come back."""
-    return (
-        *(
-            Peer(
-                member.name,
-                "" if member.address == CLIENT else member.address,
-                _key(member),
-                *stretches.get(member.name, (0, 0)),
-            )
-            for member in _in_order(members)
-        ),
-        *(Peer(member.name, "", _key(member)) for member in members.away),
-    )
 
 
 def _without_stretches(rows: Iterable[tuple[str, str, str, int, int]]) -> list[tuple[str, ...]]:

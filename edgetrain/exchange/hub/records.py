@@ -302,6 +302,22 @@ def decode(header: Buffer, payload: Buffer) -> Record | State:
         raise BadMessage(f"{error}") from None
 
 
+def pack_state(state: State) -> bytes:
+    """A state as one text of bytes, for another machine."""
+    header, payloads = encode(state)
+    return b"".join([len(header).to_bytes(4, "little"), header, *map(bytes, payloads)])
+
+
+def unpack_state(packed: Buffer) -> State:
+    """The state that `pack_state` made this of. Raises BadMessage, and nothing else."""
+    view = memoryview(packed)
+    end = 4 + int.from_bytes(view[:4], "little")
+    found = decode(view[4:end], view[end:])
+    if not isinstance(found, State):
+        raise BadMessage("a record that is no state of a hub")
+    return found
+
+
 def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State:
     if kind == "R":
         round, counted, delay, before, checksum, replies, inputs, sizes, *newer = fields

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,13 +60,15 @@ class RangedExchange:
         self._has_begun = self._are_entered = False
         self._keeps_base = True
         for link in links:
-            link.interrupt = self._pulse
+            link.interrupt = partial(self._pulse, link)
 
-    def _pulse(self) -> None:
-        """While one link is waited for, the others take in what comes."""
+    def _pulse(self, waiting: Link) -> None:
+        """While one link is waited for, the others take in what comes. Not that one: it would wait
+        for what it has."""
         self.interrupt()
-        if self._has_begun:
-            self.poll()
+        for link in self._links if self._has_begun else ():
+            if link is not waiting:
+                link.poll()
 
     # -- joining -------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from edgetrain.errors import NetworkError, Refused
 from edgetrain.exchange.keys.pairs import Credentials, Pair, decode_base64url
-from edgetrain.exchange.messages import Hello, Join, Peer, Refuse, Resume, pack, unpack
+from edgetrain.exchange.messages import Beat, Hello, Join, Peer, Refuse, Resume, pack, unpack
 from edgetrain.exchange.peers.neighbours import Neighbours
 from edgetrain.exchange.peers.wrapped import WrappedEnd
 from edgetrain.exchange.transport import MemberTransport
@@ -26,6 +26,9 @@ AGAIN_S = 0.1
 
 PATIENCE_S = 30.0
 """Seconds that a member may take to get the map that names this one: it may be computing."""
+
+CUT_S = 0.02
+"""Longest wait for a message where there is no peer: its successor is told over another link."""
 
 Clock = Callable[[], float]
 
@@ -52,6 +55,8 @@ class Dialled(WrappedEnd):
         self._until = self._again = math.inf
         self._question: Sequence[Buffer] | None = None
         """What is asked until something comes; () is a Hello alone."""
+        self._is_cut = False
+        """Whether nothing goes either way, until `redirect`."""
         self._is_shut = False
         """The peer did not let this member's key in."""
         self._was_heard = False
@@ -60,6 +65,8 @@ class Dialled(WrappedEnd):
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """See MemberTransport."""
+        if self._is_cut:
+            return
         if frames[0] in (Join.kind, Resume.kind):
             self._ask(frames)
         else:
@@ -85,6 +92,9 @@ class Dialled(WrappedEnd):
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
         """See MemberTransport."""
+        if self._is_cut:
+            time.sleep(min(timeout_s, CUT_S))
+            return None
         if self._clock() >= self._again:
             self._say_again()
         try:
@@ -104,14 +114,33 @@ class Dialled(WrappedEnd):
         if self._question is not None and self._may_not_know(frames):
             self._again = min(self._again, self._clock() + AGAIN_S)
             return None
-        self._question, self._again = None, math.inf
+        if frames[0] != Beat.kind:  # that is no answer
+            self._question, self._again = None, math.inf
         return frames
+
+    def hang_up(self) -> None:
+        """Take nothing more from this peer, and send it nothing, until `redirect`."""
+        self.close()
+        self._question, self._again, self._is_cut = None, math.inf, True
+
+    def redirect(self, other: Dialled) -> None:
+        """Go on over the connection to another peer, in place of this one."""
+        if not self._is_cut:
+            self.close()
+        self._end, self._hello = other._end, other._hello
+        self._question, self._again = None, math.inf
+        self._is_cut = self._is_shut = self._was_heard = False
 
     def close(self) -> None:
         """See MemberTransport. A peer that has never answered is not waited for."""
         if not self._was_heard and isinstance(self._end, MemberSocket):
             self._end.close(linger_ms=0)
         self._end.close()
+
+    def reconnect(self) -> None:
+        """See Reconnecting."""
+        if not self._is_cut:
+            super().reconnect()
 
     def _may_not_know(self, frames: Sequence[Buffer]) -> bool:
         """Whether this is a peer's answer that it does not know this member (yet)."""

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from edgetrain.errors import BadMessage
 from edgetrain.exchange.keys.pairs import Pair, Public, short, spell
 from edgetrain.exchange.limits import CONNECTIONS_REMEMBERED, Refusals
-from edgetrain.exchange.messages import Hello, Join, Refuse, Resume, pack, unpack
+from edgetrain.exchange.messages import Hello, Join, Leave, Refuse, Resume, pack, unpack
 from edgetrain.exchange.peers.neighbours import Neighbours
 from edgetrain.exchange.transport import HubTransport, owner_of
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.vectors.vector import Buffer
+
+GONE = "it has left the job, or was removed from it"
+"""The reason of members that a new map does not name any more."""
 
 
 class MapGate:
@@ -70,9 +73,10 @@ class Listener:
         return self._names.get(sender, "")
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
-        """See HubTransport: messages of members that have said who they are."""
+        """See HubTransport: messages of members that have said who they are; of one that the map
+        does not name any more, as if it had left."""
         for sender, frames in self._socket.poll(timeout_s):
-            self._forget_others()
+            yield from self._forget_others()
             kind = bytes(frames[0][:2]) if frames else b""
             if kind == Hello.kind:
                 self._answer(sender, frames)
@@ -82,17 +86,21 @@ class Listener:
                 self._refuse(sender, "name", why_not)
             else:
                 yield sender, frames
+        yield from self._forget_others()
 
-    def _forget_others(self) -> None:
-        """Once there is another map: forget those that it does not name."""
+    def _forget_others(self) -> Iterator[tuple[bytes, list[Buffer]]]:
+        """Once there is another map: forget those that it does not name, and let them leave."""
         if self._named_by is not self._neighbours and self._neighbours is not None:
             self._named_by = neighbours = self._neighbours
             keys = {name: key for key, name in neighbours.by_key.items()}
-            self._names = {
-                sender: name
+            gone = [
+                sender
                 for sender, name in self._names.items()
-                if name in neighbours.by_name and keys.get(name, b"") == owner_of(sender)
-            }
+                if name not in neighbours.by_name or keys.get(name, b"") != owner_of(sender)
+            ]
+            for sender in gone:
+                del self._names[sender]
+                yield sender, pack(Leave(GONE))
 
     def _answer(self, sender: bytes, frames: Sequence[Buffer]) -> None:
         try:

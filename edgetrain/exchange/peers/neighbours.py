@@ -22,11 +22,14 @@ class Neighbours:
 
     @classmethod
     def of(cls, map: Map, encrypted: bool) -> Neighbours:
-        """Raises BadMessage for a map that does not name its receiver, names a member or a range
-        twice, leaves a range without a reducer, has an address or a key that is none, gives ranges
-        to a member without an address, or (`encrypted`) has a member without a key."""
+        """A member may have a row of its own for each stretch that it took over. Raises BadMessage
+        for a map that does not name its receiver, names a member or a range twice, leaves a range
+        without a reducer, has an address or a key that is none, gives ranges to a member without an
+        address, or (`encrypted`) has a member without a key."""
         found = cls(map, encrypted)
+        more = [peer.name for peer in map.peers[1:] if peer.first < peer.end]
         names = [peer.name for peer in map.peers]
+        names = [*dict.fromkeys(names)] if _doubles(names) <= set(more) else names
         if len(set(names)) < len(names) or map.name not in names:
             raise BadMessage(f"a map without {map.name!r}, or with a name twice: {names}"[:200])
         for peer in map.peers:
@@ -61,7 +64,7 @@ class Neighbours:
     @cached_property
     def by_name(self) -> Mapping[str, Peer]:
         """All members, this one too, by name."""
-        return {peer.name: peer for peer in self.map.peers}
+        return {peer.name: peer for peer in reversed(self.map.peers)}
 
     @cached_property
     def by_key(self) -> Mapping[Public, str]:
@@ -83,6 +86,10 @@ class Neighbours:
         """The members that reduce ranges, in the order of these."""
         return tuple(sorted((p for p in self.map.peers if p.first < p.end), key=lambda p: p.first))
 
+    def reducer_of(self, first: int) -> Peer | None:
+        """Who reduces the stretch that begins with this range; None: the hub."""
+        return next((peer for peer in self.reducers if peer.first == first), None)
+
     def hello_to(self, peer: str) -> Hello:
         """What this member says first to another one."""
         return Hello(self.map.ticket, self.name, peer)
@@ -98,3 +105,7 @@ class Neighbours:
         if self.encrypted and self.by_key.get(key) != hello.name:
             return f"{hello.name} has another key"
         return ""
+
+
+def _doubles(names: list[str]) -> set[str]:
+    return {name for name in names if names.count(name) > 1}

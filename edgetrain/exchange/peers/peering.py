@@ -18,7 +18,7 @@ from edgetrain.exchange.hub.effects import Note, Observed
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import Observer, serve
 from edgetrain.exchange.keys.pairs import Pair
-from edgetrain.exchange.messages import Map, Reached, Refuse, pack, unpack
+from edgetrain.exchange.messages import Map, Reached, Refuse, Takeover, pack, unpack
 from edgetrain.exchange.peers.dialled import Clock, Dial, dialling, try_all
 from edgetrain.exchange.peers.listener import Listener
 from edgetrain.exchange.peers.neighbours import Neighbours
@@ -44,7 +44,8 @@ class Peering:
     """One member's part. `neighbours` is the newest map, checked; None before the first.
 
     With a `listener` others can connect, and a thread answers them from now on; without, this is a
-    client. Owns the listener. `on_map` is called with each new map.
+    client. Owns the listeners. `on_map` is called with each new map, `on_takeover` with what is
+    said about reducers that are lost; it returns the answer.
     """
 
     def __init__(
@@ -57,9 +58,12 @@ class Peering:
         """`pair`: of this member, where the job is encrypted; `dial`: None: over ZeroMQ."""
         self.neighbours: Neighbours | None = None
         self.on_map: Callable[[Neighbours], None] = lambda neighbours: None
+        self.on_takeover: Callable[[Takeover], Takeover | None] = lambda message: None
         self.dial = dial or dialling(pair, clock)
         self._encrypted, self._clock, self._listener = pair is not None, clock, listener
         self._hosting = None if listener is None else _Hosting(listener, clock)
+        self._more: list[tuple[Listener, _Hosting]] = []
+        """What it took over, at an address of its own."""
         self._reached = -1, Reached(0, ())
         """The number of the last map that asked to try, and the answer."""
 
@@ -77,8 +81,9 @@ class Peering:
             return None
         if map.number > number:
             self.neighbours = neighbours = Neighbours.of(map, self._encrypted)
-            if self._listener is not None:
-                self._listener.let_in(neighbours)
+            for listener in (self._listener, *(each for each, _ in self._more)):
+                if listener is not None:
+                    listener.let_in(neighbours)
             if map.trying:
                 self.host(None)
                 reached = try_all(neighbours, self.dial, self._clock)
@@ -99,6 +104,14 @@ class Peering:
         if self._hosting is not None:
             self._hosting.serve(reducer, observe)
 
+    def host_more(self, listener: Listener, reducer: Hub, observe: Observer = log_note) -> None:
+        """Serve another reducer, over a listener of its own."""
+        if self.neighbours is not None:
+            listener.let_in(self.neighbours)
+        hosting = _Hosting(listener, self._clock)
+        hosting.serve(reducer, observe)
+        self._more.append((listener, hosting))
+
     def release(self) -> Listener | None:
         """Stop the thread; the listener is the caller's to poll, until `close`."""
         if self._hosting is not None:
@@ -106,11 +119,21 @@ class Peering:
             self._hosting = None
         return self._listener
 
-    def close(self, patience_s: float = 0.0) -> None:
-        """Stop serving, once all members have left the reducer, or after `patience_s`, and hang up.
-        Works twice."""
+    def wait_for_end(self, patience_s: float) -> bool:
+        """Wait until all members have left the reducer, for at most `patience_s`; returns whether
+        they have. A client has none."""
+        every = [hosting for _, hosting in self._more]
         if self._hosting is not None:
-            self._hosting.wait_for_end(patience_s)
+            every.append(self._hosting)
+        ended = [hosting.wait_for_end(patience_s) for hosting in every]
+        return all(ended)
+
+    def close(self) -> None:
+        """Stop serving, and hang up. Works twice."""
+        for more, hosting in self._more:
+            hosting.stop()
+            more.close()
+        self._more = []
         listener = self.release()
         if listener is not None:
             listener.close()
@@ -159,9 +182,9 @@ class _Hosting:
         for sender, _ in self._listener.poll(IDLE_S):
             self._listener.send(sender, pack(Refuse("unknown", NOTHING_HERE)))
 
-    def wait_for_end(self, patience_s: float) -> None:
-        """Wait until all members have left, for at most `patience_s`."""
-        self._ended.wait(patience_s)
+    def wait_for_end(self, patience_s: float) -> bool:
+        """See Peering."""
+        return self._ended.wait(patience_s)
 
     def stop(self) -> None:
         """End the thread. Works twice."""
@@ -180,10 +203,14 @@ class MappedEnd(WrappedEnd):
     def receive(self, timeout_s: float) -> list[Buffer] | None:
         """See MemberTransport."""
         frames = self._end.receive(timeout_s)
-        if frames is None or frames[0] != Map.kind:
+        if frames is None or frames[0] not in (Map.kind, Takeover.kind):
             return frames
-        map = unpack(frames)
-        answer = self._peering.accept(map) if isinstance(map, Map) else None
+        answer: Reached | Takeover | None = None
+        match unpack(frames):
+            case Map() as map:
+                answer = self._peering.accept(map)
+            case Takeover() as takeover:
+                answer = self._peering.on_takeover(takeover)
         if answer is not None:
             self._end.send(pack(answer))
         return None

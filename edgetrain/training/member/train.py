@@ -19,11 +19,13 @@ from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.checkpoint import Keep
 from edgetrain.exchange.member.link import PATIENCE_S, Link
+from edgetrain.exchange.member.ranges import RangedExchange
 from edgetrain.exchange.messages import MOST_FIGURE, Figure
+from edgetrain.exchange.peers.direct import DirectExchange
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.fleet import devices
-from edgetrain.jobs.job import Job
+from edgetrain.jobs.job import DIRECT, Job
 from edgetrain.jobs.lookup import buffers_of, pace_of, samples_of, task_of, tuning_of, work_of
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.jobs.rules import refuse_checkpoint, settle
@@ -32,6 +34,7 @@ from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import begin_at, optimizer_for, tune
+from edgetrain.training.member.direct import direct_exchange
 from edgetrain.training.member.keeping import Keeping, keeping_of
 from edgetrain.training.member.loop import Loop, Steps
 from edgetrain.training.member.member import Member, bind, release_of
@@ -40,6 +43,7 @@ from edgetrain.training.member.readings import readings_of
 from edgetrain.training.member.service import Service
 from edgetrain.training.stopping import Stop
 from edgetrain.vectors.noise import Source, system
+from edgetrain.vectors.vector import Vector
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Place:
     """The folder of the job file, where a task of the user's own may lie."""
     keys: Path | None = None
     """The folder of this machine's keys, and of what it allows; None: the usual one."""
+    listen: str = ""
+    """tcp://HOST:PORT, where other members connect, if they do in this job; "": they cannot."""
 
     @property
     def name(self) -> str:
@@ -95,19 +101,16 @@ def train(
     keeping = None if checkpoint is None else _keeping(job, place, checkpoint, model, optimizer)
     energy = devices.Energy(devices.load(place.device), clock)
     socket = MemberSocket(hub, credentials=credentials)
-    link = Link(socket, time.monotonic, patience_s, job.hub.outage_s)
+    link, request = _exchange(agreed, place, task, socket, credentials, patience_s)
     service, stop = service or Service({}), stop or Stop()
     link.on_welcome = functools.partial(_tell_welcome, service, link)
     stop.alive = service.alive
+    release = release_of(job.privacy, source)
     with Member.join(
-        link,
-        flat,
-        optimizer,
-        request_of(agreed, place, task),
-        keeping=keeping,
-        release=release_of(job.privacy, source),
-        stop=stop,
+        link, flat, optimizer, request, keeping=keeping, release=release, stop=stop
     ) as member:
+        if isinstance(link, DirectExchange):
+            link.base_of = functools.partial(_base_of, member, found.strategy.hub_keeps_base)
         _tell_training(service, stop, member, job.train.steps)
         begin_at(optimizer, member.begins_at)
         member.telemeter.read = readings_of(place.device, energy)
@@ -121,7 +124,31 @@ def train(
                 _keep_model(member, model, log)
 
 
-def _tell_welcome(service: Service, link: Link, members: int) -> None:
+Way = Link | RangedExchange
+
+
+def _exchange(
+    found: Resolved,
+    place: Place,
+    task: Task,
+    socket: MemberSocket,
+    credentials: Credentials | None,
+    patience_s: float,
+) -> tuple[Way, Request]:
+    """What this member exchanges through, and what it joins with."""
+    request = request_of(found, place, task)
+    if found.job.fleet.topology == DIRECT:
+        way, address = direct_exchange(found, socket, credentials, place.listen, patience_s)
+        return way, replace(request, address=address)
+    return Link(socket, time.monotonic, patience_s, found.job.hub.outage_s), request
+
+
+def _base_of(member: Member, has_base: bool) -> tuple[int, Vector | None]:
+    """How many replies a member's base has, and the base, where the strategy has one."""
+    return member.half.applied, member.half.base if has_base else None
+
+
+def _tell_welcome(service: Service, link: Way, members: int) -> None:
     """Tell the service manager that the hub has let this member in; training may begin later."""
 
     def waiting() -> str:
@@ -141,10 +168,10 @@ def _tell_training(service: Service, stop: Stop, member: Member, steps: int) -> 
     stop.alive = lambda: service.alive(member.steps)
 
 
-def _share_figures(loop: Loop, link: Link, member: Member, task: Task, unit: str) -> None:
+def _share_figures(loop: Loop, link: Way, member: Member, task: Task, unit: str) -> None:
     """Let the hub know what the loop's evaluations find, unless privacy or masks hide that, and
     have the loop evaluate if the hub asks for it."""
-    is_hidden = unit != "none" or link.outbox.is_masked
+    is_hidden = unit != "none" or (isinstance(link, Link) and link.outbox.is_masked)
     loop.is_to_evaluate = lambda: link.is_to_evaluate
     loop.observe_figures = functools.partial(_tell_figure, member, task, is_hidden)
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from edgetrain.errors import ConfigError, EdgetrainError, in_words
+from edgetrain.jobs.job import DIRECT
 from edgetrain.jobs.lookup import pace_of, task_of
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.environment import utc
@@ -69,6 +70,11 @@ def run(
     `poll_s` real seconds. Another `luck` draws other losses and jitter on the links, and changes
     nothing else. Raises the error of the hub or, if all members failed, of one; ConfigError.
     """
+    if planned.job.fleet.topology == DIRECT:
+        raise ConfigError(
+            "fleet.topology = 'direct' is not simulated yet",
+            "topology = star has the same bits; or emulate it: edgetrain run",
+        )
     with recorded(planned, folder) as outcome, _python_for_many():
         simulation = Simulation(planned, folder, batched, luck=luck)
         try:

@@ -328,7 +328,8 @@ class Run(threading.Thread):
         self.reply = np.concatenate(link.wait(0).pieces)
         link.leave("done")
         self.lead.leave("done")
-        peering.close(PATIENCE_S)
+        assert peering.wait_for_end(PATIENCE_S)
+        peering.close()
 
 
 @pytest.mark.parametrize("encrypted", [False, True])

@@ -1,0 +1,219 @@
+"""The hub that all join where members host the reducers: it has no range, or all of them.
+
+Who reduces what is known once members have tried each other, and a hub's stretch is what it is
+made with. So nobody is welcomed before that: then the hub is made anew, with its stretch, and all
+joins are handled again. It reduces everything itself, as in a star, where fewer than two members
+can be reached by all others.
+
+A member that has left may reduce on for those that have not: its place stays in the map. One that
+is given up, or expelled, does not: another member takes over its stretch. The hub asks all where
+they are there, lets one with the most replies host a reducer in its place, and hands out a map
+with that (`Takeover`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edgetrain.errors import ConfigError
+from edgetrain.exchange.hub.effects import Effect, Note, Send, refusal
+from edgetrain.exchange.hub.evaluators import DONE
+from edgetrain.exchange.hub.mapping import MappingHub
+from edgetrain.exchange.hub.members import MemberRecord
+from edgetrain.exchange.hub.places import LEAD, Reach
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.records import Record, State, pack_state
+from edgetrain.exchange.messages import Join, Leave, Message, Takeover, Welcome
+from edgetrain.vectors.ranges import Stretch
+
+FEWEST_REDUCERS = 2
+"""One member that reduces everything would be a star with a slower hub."""
+
+
+def share_out(
+    reach: Reach, ranges: int, rates: Mapping[str, float] | None = None
+) -> dict[str, tuple[int, int]]:
+    """Consecutive ranges, 0 to `ranges`, for the members that all others have reached: equally, or
+    in proportion to their `rates`, as whole ranges allow. All for the hub where there are too few.
+    """
+    names = reach.reached_by_all()[:ranges]
+    if len(names) < FEWEST_REDUCERS:
+        return {LEAD: (0, ranges)}
+    weights = [1.0 if rates is None else rates.get(name, 0.0) for name in names]
+    total, so_far, borders = sum(weights), 0.0, [0]
+    for weight in weights:
+        so_far += weight
+        borders.append(round(ranges * so_far / total))
+    borders[-1] = ranges
+    spans = zip(names, borders, borders[1:], strict=False)
+    return {name: (first, end) for name, first, end in spans if first < end}
+
+
+@dataclass
+class Orphan:
+    """A stretch whose reducer is lost."""
+
+    asked: dict[str, bytes] = field(default_factory=dict)
+    """The members that were asked where they are, and over which connection."""
+    answers: dict[str, Takeover] = field(default_factory=dict)
+    heir: str = ""
+    """Who takes over; "": nobody yet."""
+
+
+class DirectHub(MappingHub):
+    """A MappingHub whose own stretch follows from the map."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """As a MappingHub; `args` begin with the terms."""
+        super().__init__(*args, **kwargs)
+        self._parts = args, kwargs
+        self._joins: dict[bytes, Join] = {}
+        """What each member that is not welcomed yet has said."""
+        self._is_welcoming = False
+        self._done: set[str] = set()
+        """Members that have left behind their last step."""
+        self._orphans: dict[tuple[int, int], Orphan] = {}
+
+    def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
+        """See Hub."""
+        if isinstance(message, Join) and not self._is_welcoming:
+            self._joins[sender] = message
+        member = self.members.get(sender)
+        if member is not None and isinstance(message, Leave) and message.reason == DONE:
+            self._done.add(member.name)
+        if member is not None and isinstance(message, Takeover):
+            member.mark_heard()
+            told = self._hear(member, message)
+            return told + self._update_map(now) + self._take_over(now)
+        if self.started:
+            return super().handle(sender, message, now) + self._take_over(now)
+        return self._held_back(super().handle(sender, message, now), now)
+
+    def tick(self, now: float) -> list[Effect]:
+        """See Hub."""
+        if self.started:
+            return super().tick(now) + self._take_over(now)
+        return self._held_back(super().tick(now), now)
+
+    def restore(self, state: State, records: Iterable[Record], now: float) -> None:
+        """See Hub. Who reduces what is not in a journal: raises ConfigError."""
+        raise ConfigError(
+            "a job with fleet.topology = 'direct' cannot be resumed: its reducers are members",
+            "begin anew from the last model: start = 'RUN/model.safetensors'",
+        )
+
+    # -- a reducer is lost ---------------------------------------------------------------------
+
+    def _take_over(self, now: float) -> list[Effect]:
+        """Find reducers that are lost, and go on with each."""
+        effects: list[Effect] = []
+        for span, name in self.places.holders().items():
+            lost = self.members.named(name) is None and name not in self._done
+            if lost and span not in self._orphans:
+                self._orphans[span] = Orphan()
+                first, end = span
+                told = f"{name}, which reduces ranges {first} to {end - 1}, is lost"
+                effects.append(Note("map", "hub", f"{told}; {self._lost_with_it()}"))
+        for span, orphan in self._orphans.items():
+            effects += self._go_on(span, orphan)
+        return effects
+
+    def _lost_with_it(self) -> str:
+        merger = self.rounds.merger
+        lost = [] if merger.reply_codec.lossless else ["what its replies left out"]
+        lost += [] if merger.outer is None else ["what the outer rule remembers there"]
+        return f"lost with it: {' and '.join(lost)}" if lost else "nothing is lost with it"
+
+    def _go_on(self, span: tuple[int, int], orphan: Orphan) -> list[Effect]:
+        """Ask whoever has not been asked; once all have answered, let one of them take over."""
+        effects: list[Effect] = []
+        members = [member for member in self.members if member.trains]
+        for member in members:
+            if orphan.asked.get(member.name) != member.sender:
+                orphan.asked[member.name] = member.sender
+                effects.append(Send(member.sender, Takeover(0, *span)))
+        there = {member.name: member for member in members}
+        if effects or orphan.heir in there or not there.keys() <= orphan.answers.keys():
+            return effects
+        able = [name for name in there if orphan.answers[name].hosts]
+        if not able:
+            orphan.heir = ""
+            return effects
+        load = Counter(self.places.holders().values())
+        orphan.heir = min(able, key=lambda name: (-orphan.answers[name].applied, load[name], name))
+        applied = orphan.answers[orphan.heir].applied
+        state = replace(self.state(), base=None, memory={}, outer={}, fixed=())
+        heir = there[orphan.heir]
+        effects.append(Send(heir.sender, Takeover(2, *span, applied, payload=pack_state(state))))
+        return effects
+
+    def _hear(self, member: MemberRecord, message: Takeover) -> list[Effect]:
+        """What a member answers."""
+        span = message.first, message.end
+        orphan = self._orphans.get(span)
+        if orphan is None:
+            return []
+        if message.stage == 1:
+            orphan.answers[member.name] = message
+        elif message.stage == 3 and orphan.heir == member.name and message.address:
+            del self._orphans[span]
+            self.places.move(span, member, message.address)
+            first, end = span
+            return [Note("map", "hub", f"{member.name} reduces ranges {first} to {end - 1} now")]
+        elif message.stage == 3 and orphan.heir == member.name:
+            orphan.answers[member.name] = replace(orphan.answers[member.name], hosts=False)
+            orphan.heir = ""
+        return []
+
+    def _held_back(self, effects: list[Effect], now: float) -> list[Effect]:
+        """What the hub wants done, without welcomes until the map is settled."""
+        if self._is_welcoming:
+            reducers = [name for name in self.places.stretches if name != LEAD]
+            lost = [name for name in reducers if self.members.named(name) is None]
+            return effects + self._begin_again(lost[0]) if lost else effects
+        rest = [effect for effect in effects if not _is_welcome(effect)]
+        return rest + self._welcome_all(now) if self.places.is_settled else rest
+
+    def _welcome_all(self, now: float) -> list[Effect]:
+        """Become the hub of the stretch that the map says, with the members that are in."""
+        members = sorted(self.members, key=lambda member: member.index)
+        joins = [(m.sender, self._joins[m.sender]) for m in members]
+        (terms, *rest), kwargs = self._parts
+        places, policy, tail = self.places, self.policy, self.tail
+        stretch = Stretch(terms.stretch.count, *places.stretches.get(LEAD, (0, 0)))
+        MappingHub.__init__(self, replace(terms, stretch=stretch), *rest, **kwargs)
+        self.places, self.policy, self.tail = places, policy, tail
+        self._is_welcoming, self._joins = True, {}
+        effects: list[Effect] = [Note("map", "hub", self._words())]
+        for sender, join in joins:
+            welcomed = Hub.handle(self, sender, join, now)
+            effects += [effect for effect in welcomed if not isinstance(effect, Note)]
+        return effects
+
+    def _begin_again(self, lost: str) -> list[Effect]:
+        """A reducer was lost before training began: nothing is lost, and all have to join anew."""
+        reason = f"{lost}, which was to reduce, was lost before training began: join again"
+        effects: list[Effect] = [Note("map", "hub", reason)]
+        effects += [refusal(member.sender, "session", reason) for member in self.members]
+        places, policy, tail = self.places, self.policy, self.tail
+        args, kwargs = self._parts
+        MappingHub.__init__(self, *args, **kwargs)
+        self.places, self.policy, self.tail = places, policy, tail
+        self._is_welcoming, self._joins = False, {}
+        return effects
+
+    def _words(self) -> str:
+        """Who reduces what, for people."""
+        places, ranges = self.places, self.terms.stretch.count
+        if LEAD not in places.stretches:
+            whom = ", ".join(places.stretches)
+            return f"direct: {whom} reduce {ranges} ranges"
+        reached = ", ".join(places.reach.reached_by_all()) or "no member"
+        return f"star: the hub reduces, because all others reach only {reached}"
+
+
+def _is_welcome(effect: Effect) -> bool:
+    return isinstance(effect, Send) and isinstance(effect.message, Welcome)

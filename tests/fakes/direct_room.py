@@ -1,0 +1,207 @@
+"""A job in memory whose members host reducers: real drivers, links, listeners and hubs, a thread
+each. Rounds close with the contributions of all, so that bits do not depend on the threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from edgetrain import codecs, strategies
+from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.hub.direct import DirectHub, share_out
+from edgetrain.exchange.hub.effects import Note, Write
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.records import Round
+from edgetrain.exchange.hub.reducer import ReducerHub
+from edgetrain.exchange.hub.serve import serve
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.member.driver import Driver, FlatVectors
+from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.messages import CLIENT
+from edgetrain.exchange.peers.dialled import Dialled
+from edgetrain.exchange.peers.direct import DirectExchange
+from edgetrain.exchange.peers.listener import Listener
+from edgetrain.exchange.peers.peering import MappedEnd, Peering
+from edgetrain.exchange.peers.reducer_link import ReducerLink
+from edgetrain.exchange.seam import Request
+from edgetrain.vectors import layout as layouts
+from edgetrain.vectors.ranges import Stretch
+from tests.fakes.fleet import noisy_descent
+from tests.fakes.loopback import Loopback
+
+PATIENCE_S = 60.0
+
+
+class Died(Exception):
+    """A member is killed: its process, its connections, the reducer that it hosts."""
+
+
+class NotedReducer(ReducerHub):
+    """Notes what it merged: `counted`, (round, (member, the round it meant)); `began_at`: the first
+    round of its own."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.counted, self.began_at = [], 0
+
+    def take_over(self, state, base, applied, merged, now):
+        self.began_at = applied
+        super().take_over(state, base, applied, merged, now)
+
+    def _noted(self, effects):
+        for effect in effects:
+            if isinstance(effect, Write) and isinstance(record := effect.record, Round):
+                self.counted += [(record.round, (c.member, c.meant_for)) for c in record.counted]
+        return effects
+
+    def handle(self, sender, message, now):
+        return self._noted(super().handle(sender, message, now))
+
+    def tick(self, now):
+        return self._noted(super().tick(now))
+
+
+class DirectRoom:
+    """`members` members, of which those in `clients` can be reached by nobody; `closed` are pairs
+    (from, to) that do not reach each other, although the second one listens."""
+
+    def __init__(self, strategy, members, steps, *, clients=(), closed=(), star=False, every=2,
+                 delay=0, codec="fp32", reply_codec="", elements=5000, ranges=16, merge="mean",
+                 policy=None):  # fmt: skip
+        self.row = strategies.find(strategy)
+        self.description = layouts.describe([("w", (elements,), "float32")])
+        self.steps, self.elements, self.closed = steps, elements, set(closed)
+        self.codecs = codecs.parse(codec), codecs.parse(reply_codec or codec)
+        self.terms = Terms.of_strategy(
+            self.row,
+            every,
+            Delay(delay if self.row.delays else 0),
+            stretch=Stretch(ranges, 0, ranges),
+        )
+        self.policy = policy or Policy(members, beat_s=0.2)
+        self.merge = merge
+        self.notes, self.reducers = [], []
+        assign = partial(share_out, ranges=ranges)
+        terms = replace(self.terms, stretch=Stretch(ranges, 0, 0))
+        self.lead = self.hub(self.terms) if star else self.hub(terms, DirectHub, assign=assign)
+        self.loopback = Loopback()
+        self.listening = {}
+        """The listening end of each address."""
+        self.initial = np.random.default_rng(99).standard_normal(elements).astype(np.float32)
+        self.stopped = threading.Event()
+        self.server = threading.Thread(target=self._serve)
+        self.members = [RoomMember(self, i, star, i in clients) for i in range(members)]
+
+    def hub(self, terms, kind=Hub, **other):
+        return kind(
+            terms, self.policy, self.row.merge_rule(self.merge), *self.codecs,
+            outer=self.row.outer_rule(), **other,
+        )  # fmt: skip
+
+    def before_step(self, member, step):
+        """For tests to let something happen."""
+
+    def reducer(self, first, end):
+        stretch = replace(self.terms.stretch, first=first, end=end)
+        made = self.hub(replace(self.terms, stretch=stretch), NotedReducer)
+        self.reducers.append(((first, end), made))
+        return made
+
+    def histories(self):
+        """The reducers of each stretch, in the order in which they were made."""
+        found = {}
+        for span, hub in self.reducers:
+            found.setdefault(span, []).append(hub)
+        return found
+
+    def _observe(self, effect):
+        if isinstance(effect, Note):
+            self.notes.append(effect)
+
+    def _serve(self):
+        serve(self.lead, self.loopback, time.monotonic, self._observe, self.stopped.is_set)
+
+    def run(self):
+        """Until all members are done; their parameters, equal on all. Raises their errors."""
+        threads = [self.server, *self.members]
+        for thread in threads:
+            thread.start()
+        try:
+            for member in self.members:
+                member.join(PATIENCE_S)
+                if member.error is not None and not isinstance(member.error, Died):
+                    raise member.error
+                assert not member.is_alive()
+        finally:
+            self.stopped.set()
+            self.server.join(PATIENCE_S)
+        return self.members[0].params
+
+
+class RoomMember(threading.Thread):
+    """One member; `params` are its parameters."""
+
+    def __init__(self, room, index, star, client):
+        super().__init__(daemon=True)
+        self.room, self.index, self.name_ = room, index, f"m{index}"
+        self.params, self.error = room.initial.copy(), None
+        self.address = CLIENT if client else f"tcp://10.0.0.1:{index + 1}"
+        self.param_groups = [{"momentum": 0.0}]
+        self._flat = FlatVectors(self.params, room.description)
+        if star:
+            self.exchange = Link(room.loopback.connect(), time.monotonic)
+            return
+        listener = None
+        if not client:
+            room.listening[self.address] = Loopback()
+            listener = Listener(room.listening[self.address])
+        self.peering = Peering(listener, None, self._dial)
+        lead = Link(MappedEnd(room.loopback.connect(), self.peering), time.monotonic)
+        self.exchange = DirectExchange(
+            lead, self.peering, lambda end: ReducerLink(end, time.monotonic), room.reducer,
+            self._listen, time.monotonic,
+        )  # fmt: skip
+
+    def _listen(self):
+        address = f"tcp://10.0.0.1:{100 + len(self.room.listening)}"
+        there = self.room.listening[address] = Loopback()
+        return Listener(there), address
+
+    def _dial(self, peer, neighbours):
+        there = self.room.listening[peer.address]
+        blocked = (self.name_, peer.name) in self.room.closed
+        return Dialled((Loopback() if blocked else there).connect(), neighbours.hello_to(peer.name))
+
+    def run(self):
+        try:
+            self._run()
+        except BaseException as error:
+            self.error = error
+            self.exchange.vanish()
+
+    def _run(self):
+        room, flat = self.room, self._flat
+        request = Request(
+            layouts.digest(flat.description), self.name_, layout=flat.description,
+            address=self.address,
+        )  # fmt: skip
+        self.driver = Driver.join(self.exchange, flat, self, request, time.monotonic)
+        self.exchange.base_of = self._base_of
+        for step in range(room.steps):
+            room.before_step(self, step)
+            flat.gradient[:] = noisy_descent(self.index, step, self.params)
+            self.driver.step()
+        self.driver.drain()
+        self.driver.leave("done")
+
+    def _base_of(self):
+        half = self.driver.half
+        return half.applied, half.base if self.room.row.hub_keeps_base else None
+
+    def step(self):
+        """See Stepper."""
+        self.params -= self._flat.gradient
