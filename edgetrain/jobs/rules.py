@@ -15,7 +15,7 @@ from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.masks import terms as masks
 from edgetrain.fleet.presence import Presence
 from edgetrain.jobs import schedule
-from edgetrain.jobs.job import AUTO, DIRECT, TOPOLOGIES, Job, Privacy
+from edgetrain.jobs.job import AUTO, COLLECTIVES, DIRECT, TOPOLOGIES, Job, Privacy
 from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS, fix_noise
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
 from edgetrain.strategies import Strategy, merging
@@ -447,6 +447,8 @@ def _check_topology(found: Resolved) -> None:
 def why_not_topology(name: str, found: Resolved) -> Refusal | None:
     """What speaks against a topology in a job, and the way out; None: nothing does. `name`: as
     `fleet.topology` says it, or "hubs" (several), or "gateways"."""
+    if name in COLLECTIVES and (refused := _why_not_collective(found)):
+        return refused
     if name in _TO_COME:
         return "it is not there yet", "say star, or leave it out"
     if name == "gateways":
@@ -455,6 +457,36 @@ def why_not_topology(name: str, found: Resolved) -> Refusal | None:
         return refused
     if name in ("hubs", DIRECT):
         return _why_not_several(found)
+    return None
+
+
+def _why_not_collective(found: Resolved) -> Refusal | None:
+    """What speaks against rounds in which members add up each other's sums, and no hub sees a
+    contribution."""
+    table, strategy, job = found.job.strategy, found.strategy, found.job
+    star = "say topology = 'star'"
+    if found.mask_terms is not None:
+        return (
+            "members add to each other's sums, and masks are removed from one sum, at the hub",
+            star,
+        )
+    for key, codec in (("codec", found.codec), ("reply_codec", found.reply_codec)):
+        if not codec.lossless:
+            why = f"strategy.{key} = '{codec.name}': the next member adds to what one has rounded"
+            return why, f"leave {key} out, or {star}"
+    if not found.merge.sum_only:
+        return (
+            f"strategy.merge = '{table.merge}' compares members, which only sums go between",
+            star,
+        )
+    if not strategy.in_step:
+        return f"{strategy.spelled} is out of step: its members have no rounds together", star
+    if strategy.ranges > 1:
+        return f"{strategy.spelled} exchanges a fragment a round", f"take fedavg, or {star}"
+    if strategy.outer:
+        return f"{strategy.spelled} has an optimizer at the hub, which gets no vector", star
+    if job.privacy.unit == "member" and job.privacy.where == "hub":
+        return "with privacy.where = 'hub' the hub has to see contributions", star
     return None
 
 

@@ -39,3 +39,23 @@ def test_topologies_that_are_there(name):
 def test_only_a_topology_that_changes_bits_is_in_the_digest(name):
     same = parse({"fleet": {"topology": name, "topology_trust": True}}).digest() == Job().digest()
     assert same == (name not in COLLECTIVES)
+
+
+@pytest.mark.parametrize("name", sorted(COLLECTIVES))
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["codec=int8"], "strategy.codec = 'int8'"),
+        (["reply_codec=fp16"], "strategy.reply_codec = 'fp16'"),
+        (["merge=median"], "strategy.merge = 'median' compares members"),
+        (["strategy=fedbuff(2, 0.5)"], "is out of step"),
+        (["strategy=streaming-diloco(2, 0.5)"], "a fragment a round"),
+        (["strategy=diloco"], "an optimizer at the hub"),
+    ],
+)
+def test_what_sums_between_members_do_not_go_with(name, words, said):
+    with pytest.raises(ConfigError) as refused:
+        resolve(load(None, [f"topology={name}", *words]))
+    assert f"fleet.topology = '{name}': " in str(refused.value)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
