@@ -8,7 +8,8 @@ Simulated jobs, in virtual time. Digits: 8 members, batches of 16, 280 steps; ch
 Transformer of one layer of width 32, 4 members, batches of 8, 200 steps. A link R@S is a round trip
 of R milliseconds, without a limit of its rate, and steps of S milliseconds. A strategy has its own
 length of rounds and, if it has one, an automatic delay; "fedavg, long" has rounds that take as
-long as the round trip, and at least 10 steps. Each is tried at all RATES with the first seed, and
+long as the round trip, and at least 10 steps; "dga(leave), landed" takes the last tenth of the
+steps in short rounds. Each is tried at all RATES with the first seed, and
 run at the best of them with the others.
 
 A table for each task, partition, optimizer and link, and a picture for each task and optimizer.
@@ -94,6 +95,8 @@ ARGUMENTS = {
 """Of strategies whose arguments have no default."""
 ABLATIONS = ("dga-uncorrected",)
 LONG = "fedavg, long"
+LANDED = "dga(leave), landed"
+OWN_NAMES = (LONG, LANDED)
 
 
 @dataclass(frozen=True)
@@ -114,13 +117,17 @@ class Case:
     def words(self, strategy: str, rate: float, seed: int) -> list[str]:
         """The job of one run."""
         workload, every = TASKS[self.task], 0
+        more: list[str] = []
         if strategy == LONG:
             strategy, every = "fedavg", LINKS[self.rtt_ms, self.step_ms]
+        elif strategy == LANDED:
+            strategy, more = "dga(leave)", ["landing=0.1"]
         return [
             *workload.words, f"data={{ partition='{self.partition}'{workload.data} }}",
             f"optimizer={{ {OPTIMIZERS[self.optimizer]}, lr={rate:g} }}",
             f"network=rtt-{self.rtt_ms}ms", f"pace_s={self.step_ms / 1000:g}",
             "device=raspberry-pi-4b", f"strategy={strategy}", f"every={every}", f"seed={seed}",
+            *more,
         ]  # fmt: skip
 
 
@@ -149,15 +156,16 @@ def contenders() -> list[str]:
         spelled = f"{row.name}({inside})" if inside else row.name
         others = (strategies.find(spelled).corrected(word) for word in row.corrections)
         found += [spelled, *(each.spelled for each in others)]
-        found += [LONG] if row.name == "fedavg" else []
+        found += {"fedavg": [LONG], "dga": [LANDED]}.get(row.name, [])
     return list(dict.fromkeys(found))
 
 
 def chosen(only: str) -> list[str]:
     """The strategies that `--only` names. ConfigError for a name that is none."""
-    names = split_list(only.replace(LONG, LONG.replace(", ", "~")))
-    found = [name.replace("~", ", ") for name in names]
-    return [each if each == LONG else strategies.find(each).spelled for each in found]
+    for name in OWN_NAMES:
+        only = only.replace(name, name.replace(", ", "~"))
+    found = [name.replace("~", ", ") for name in split_list(only)]
+    return [each if each in OWN_NAMES else strategies.find(each).spelled for each in found]
 
 
 def simulate(words: Sequence[str]) -> Figures:

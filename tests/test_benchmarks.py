@@ -151,9 +151,14 @@ def test_none_on_the_frontier_is_beaten_in_both(frontier):
 
 
 def test_every_strategy_is_compared_unless_it_is_an_ablation(frontier):
-    names = {strategies.find(name).name for name in frontier.contenders() if ", long" not in name}
+    names = {
+        strategies.find(name).name
+        for name in frontier.contenders()
+        if name not in frontier.OWN_NAMES
+    }
     assert names == strategies.TABLE.keys() - set(frontier.ABLATIONS)
-    assert frontier.chosen("fedavg, long, dga(drift)") == ["fedavg, long", "dga(drift)"]
+    both = ["fedavg, long", "dga(leave), landed"]
+    assert frontier.chosen(", ".join(["dga(drift)", *both])) == ["dga(drift)", *both]
 
 
 def test_a_case_runs_keeps_what_was_run_and_draws_it(frontier, tmp_path, monkeypatch, capsys):

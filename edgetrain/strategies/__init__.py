@@ -136,7 +136,7 @@ class Strategy:
     def learns_from_replies(self) -> bool:
         """Whether members compare replies with their own contributions. `jobs` asks: noise for the
         privacy of members would be all they see."""
-        return self.correction in ("drift", "eager") or self.has_variates
+        return self.correction in ("drift", "leave", "eager") or self.has_variates
 
     def without_choice(self) -> Strategy:
         """This strategy where replies say nothing of members' data: what it would choose from them
@@ -244,11 +244,14 @@ def _displacement(setting: Setting) -> MemberHalf:
     from edgetrain.strategies.displacement import Displacement
     from edgetrain.strategies.drift import Drift
     from edgetrain.strategies.eager import Eager
+    from edgetrain.strategies.leaving import Leaving
 
     drift = None
     if setting.correction in ("auto", "drift"):
         choice = FirstRounds(setting.params.size) if setting.correction == "auto" else None
         drift = Drift(setting.params.size, setting.momentum, choice)
+    elif setting.correction == "leave":
+        drift = Leaving(setting.params.size)
     elif setting.correction == "eager":
         drift = Eager(setting.params.size, setting.members)
     return Displacement(setting.params, setting.every, setting.delay, setting.memory, drift)
@@ -414,7 +417,7 @@ _ROWS = (
         build=_displacement,
         summary="K local steps, go on for D more while the mean travels, then correct",
         source="Zhu et al., Delayed Gradient Averaging, NeurIPS 2021; dga(drift): docs/dga.md",
-        corrections=("auto", "own", "drift"),
+        corrections=("auto", "own", "drift", "leave"),
         correction="auto",
         delays=True,
     ),

@@ -176,8 +176,8 @@ class Displacement:
         self._finished = True
         if self._local_steps or (rest and self._partial):
             return self._submit()
-        if self._partial and not self.expected.flights:  # otherwise the last reply does it
-            self.params[:] = self.base
+        if not self.expected.flights:  # otherwise the last reply does it
+            self.expected.settle(slice(None))
         return None
 
     def sent(self, vector: Vector) -> None:
@@ -362,7 +362,7 @@ class Displacement:
                     expected = self.expected.over(here, scratch, owns, shares)
                     np.add(expected, local[: params.size], out=params)
                 else:  # nothing is in flight, unsent or new: the base is all there is
-                    params[:] = base
+                    self.expected.settle(here)
             start += piece.size
         if drift is not None:
             self._note = drift.end_reply() or self._note

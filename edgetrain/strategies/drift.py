@@ -76,6 +76,11 @@ class Drift:
         self._measured = [0.0, 0.0]
         self._learns = self._is_evidence = True
 
+    @property
+    def stayed(self) -> Vector | None:
+        """What is in the parameters besides base and rounds in flight; None: nothing ever is."""
+        return None
+
     # -- standing in ---------------------------------------------------------------------------
 
     def add_stand_ins(

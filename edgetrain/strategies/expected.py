@@ -77,9 +77,23 @@ class Expected:
     def restart(self) -> int:
         """Take `params` for the base, with nothing in flight. Returns the base's checksum."""
         self.base[:] = self.params
+        if (stayed := self.stayed) is not None:
+            self.params += stayed
         self.flights.clear()
         self._sums = []
         return checksum(self.base)
+
+    @property
+    def stayed(self) -> Vector | None:
+        """float32 [elements] what is in `params` besides, and is never contributed; None: nothing.
+        See Leaving."""
+        return None if self.drift is None else self.drift.stayed
+
+    def settle(self, here: slice) -> None:
+        """Let `params` be the base in these elements."""
+        self.params[here] = self.base[here]
+        if (stayed := self.stayed) is not None:
+            stayed[here] = 0
 
     def owns(self) -> list[Vector]:
         """Contributions that `params` contain, one for each round in flight, oldest first."""
@@ -108,6 +122,9 @@ class Expected:
         which it may be other than zero, if known.
         """
         before, scratch = self.owns(), np.empty(min(TILE, own.size), np.float32)
+        if not settle and (stayed := self.stayed) is not None:  # the reply is waited for
+            self.params -= stayed
+            stayed[:] = 0
         if self.drift is not None:
             flying = [*before, own]
             for here in tiles(own.size):

@@ -108,7 +108,7 @@ def test_a_strategy_takes_arguments_as_codecs_and_merge_rules_do(shrunk):
         ("shrunk(nan)", "shrunk: share = nan (allowed are 0 to less than 2)"),
         ("shrunk(much)", "shrunk: share = much (allowed are 0 to less than 2)"),
         ("fedavg(5)", "'fedavg' takes no arguments, not (5)"),
-        ("dga(5)", "dga: correction = 5 (known: auto, drift, own)"),
+        ("dga(5)", "dga: correction = 5 (known: auto, drift, leave, own)"),
         ("dga(drft)", "dga: correction = drft (did you mean 'drift'?)"),
         ("dga(drift, 5)", "'dga' takes no arguments, not (5)"),
     ],

@@ -1,0 +1,98 @@
+"""What stays of a reply for a while: the rule in float64, and what it never does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fleet import Fleet, noisy_descent
+from hypothesis import given
+from hypothesis import strategies as st
+from test_strategy_laws import SHAPES
+
+from edgetrain.errors import BadMessage
+from edgetrain.strategies.displacement import Displacement
+from edgetrain.strategies.leaving import SHARE, Leaving
+
+
+def naive(initial, members, every, delay, steps):
+    """base + rounds in flight + stayed + steps since, in float64; parameters before each step."""
+    base = initial.astype(np.float64)
+    flying, since, stayed = [], np.zeros((members, initial.size)), np.zeros((members, initial.size))
+    histories, share = [], float(SHARE) if delay else 0.0
+    for step in range(1, steps + 1):
+        at = base + sum(own for _, own in flying) + stayed + since
+        histories.append(at)
+        moves = [noisy_descent(m, step - 1, at[m].astype(np.float32)) for m in range(members)]
+        since = since - np.array(moves, np.float64)
+        if step % every == 0:
+            flying.append((step, since))
+            since = np.zeros_like(since)
+        while flying and flying[0][0] + delay <= step:
+            own = flying.pop(0)[1]
+            base = base + own.mean(0)
+            stayed = share * (stayed + own - own.mean(0))
+    return np.array(histories)
+
+
+@given(**(SHAPES | {"members": st.integers(2, 5)}))
+def test_it_is_the_rule_as_it_is_written(members, every, delay, steps, rng):
+    fleet = Fleet("dga(leave)", members, every, delay, steps, rng=rng).run()
+    assert len({m.params.tobytes() for m in fleet.members}) == 1, "nothing stays at the end"
+    expected = naive(fleet.initial, members, every, delay, steps)
+    for number, member in enumerate(fleet.members):
+        np.testing.assert_allclose(member.history, expected[:, number], rtol=1e-3, atol=1e-3)
+
+
+@given(**(SHAPES | {"members": st.just(1)}))
+def test_one_member_is_dga_bit_for_bit(members, every, delay, steps, rng):
+    runs = [Fleet(f"dga({c})", 1, every, delay, steps).run() for c in ("leave", "own")]
+    assert len({run.hub.base.tobytes() for run in runs}) == 1
+
+
+def test_without_a_delay_it_is_local_sgd_bit_for_bit():
+    ends = [
+        Fleet(name, 3, 2, 0, 11).run().hub.base.tobytes() for name in ("dga(leave)", "local-sgd")
+    ]
+    assert ends[0] == ends[1]
+
+
+def half_of(elements=6):
+    params = np.zeros(elements, np.float32)
+    return Displacement(params, every=1, delay=2, drift=Leaving(elements))
+
+
+def live(half, rounds, reply):
+    for _ in range(rounds):
+        half.params += 1
+        own = half.after_step()
+        if half.due() is not None:
+            half.apply([np.full(own.size, reply, np.float32)])
+    return half
+
+
+def test_what_stayed_is_not_contributed_where_a_landing_begins():
+    half = live(half_of(), 5, 0.5)
+    half.delay = 0
+    while half.due() is not None:
+        half.apply([np.full(6, 0.5, np.float32)])
+    np.testing.assert_array_equal(half.params, half.base)
+    half.drift.gap[:], half.params[:] = 3, half.params + 3  # as after a reply that said so
+    half.params += 0.25
+    assert half.after_step().tolist() == [0.25] * 6
+    half.apply([np.full(6, 0.5, np.float32)])
+    np.testing.assert_array_equal(half.params, half.base)
+    assert not half.drift.gap.any()
+
+
+def test_a_checkpoint_has_what_stayed():
+    half = live(half_of(), 5, 0.5)
+    assert half.drift.gap.any()
+    again = half_of()
+    again.restore_learned({name: value.copy() for name, value in half.learned().items()})
+    again.params[:] = half.base
+    again.start(half.applied, half.round)
+    np.testing.assert_array_equal(again.drift.gap, half.drift.gap)
+    np.testing.assert_array_equal(again.params, half.base + half.drift.gap)
+    assert again.rest() is None
+    with pytest.raises(BadMessage, match="what stayed"):
+        half_of(5).restore_learned(half.learned())
