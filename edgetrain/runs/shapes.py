@@ -75,6 +75,11 @@ def numbers(value: Any) -> bool:
     )
 
 
+def counts(value: Any) -> bool:
+    """Two whole numbers, not negative."""
+    return isinstance(value, list) and len(value) == 2 and all(map(count, value))
+
+
 def cuts(value: Any) -> bool:
     """[name, share left out, reason] of each contribution."""
     return isinstance(value, list) and all(
@@ -147,6 +152,7 @@ LINES: dict[str, dict[str, Is]] = {
         "round": count, "members": texts, "missing": texts, "weight": number, "close_s": seconds,
         "delay": count, "every": count, "cuts": cuts, "codec": text, "lands": flag,
         "above_sent_bytes": size, "above_received_bytes": size,
+        "ages": counts,
     },
     "figure": {
         "about": text, "metric": text, "value": number, "better": text, "step": count,
@@ -178,7 +184,7 @@ SUMMARY: Shape = {
     "seconds_per_step": seconds, "steps_per_second": number, "target_seconds": seconds,
     "target_steps": count, "joules": size, "members_lost": texts, "errors": texts,
     "contributions_missed": count, "contributions_late": count, "contributions_cut": numbers,
-    "corrections": numbers,
+    "corrections": numbers, "ages": counts,
     "least_waiting": text, "least_busy_s": seconds, "least_wait_s": seconds,
     "hub": _USED | {"above_sent_bytes": size, "above_received_bytes": size},
     "emulation": {

@@ -196,6 +196,7 @@ def _ending(tally: Tally, status: str | None) -> dict[str, Any]:
         "corrections": dict(
             sorted(Counter(m.correction for m in tally.members.values() if m.correction).items())
         ),
+        **({"ages": list(tally.ages)} if tally.ages else {}),
         "errors": tally.errors[:10],
         "overrun": tally.overrun or None,
     }

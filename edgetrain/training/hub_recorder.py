@@ -160,6 +160,7 @@ class HubRecorder:
                 codec=closed.codec,
                 lands=closed.lands,
                 above=self._bytes_above(),
+                ages=closed.ages,
             )
 
     def _bytes_above(self) -> tuple[int, int] | None:

@@ -23,8 +23,12 @@ KINDS = ("step", "exchange", "eval", "round", "status", "figure", "event")
 RARE = {
     "line": {"cut": "a line of more than 4096 bytes"},
     "status": {"celsius": "a sensor", "throttled": "a Raspberry Pi's firmware"},
-    "round": {"lands": "a run that lands: tests/strategies/test_landing_laws.py"},
-    "summary": dict.fromkeys(
+    "round": {
+        "lands": "a run that lands: tests/strategies/test_landing_laws.py",
+        "ages": "members out of step: tests/training/simulated/test_out_of_step_runs.py",
+    },
+    "summary": {"ages": "members out of step, as above"}
+    | dict.fromkeys(
         ("placement", "attempts", "predicted_step_s", "measured_step_s", "predicted_bytes"),
         "a group: tests/cli/test_group_cli.py",
     ),

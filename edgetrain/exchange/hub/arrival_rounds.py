@@ -92,14 +92,18 @@ class ArrivalRounds:
         entry = entry or OpenRound(now)
         return entry if self._rule.due(_View(entry, self), now) else None
 
-    def weigh(self, entry: OpenRound, round: int) -> None:
-        """Weigh the contributions of a round that closes as reply number `round`."""
+    def weigh(self, entry: OpenRound, round: int) -> tuple[int, ...]:
+        """Weigh the contributions of a round that closes as reply number `round`. Returns the age
+        of each, in replies."""
+        ages = []
         given = {m.name for m in self.active()} | set(entry.members)
         counted = {k: c for k, c in entry.contributions.items() if c.weight > NO_WEIGHT}
         for key, each in counted.items():
-            age = round - each.wish.applied if each.wish is not None else 0
-            weight = self._rule.weight(max(0, age), len(counted), len(given))
+            age = max(0, round - each.wish.applied) if each.wish is not None else 0
+            weight = self._rule.weight(age, len(counted), len(given))
+            ages.append(age)
             entry.contributions[key] = replace(each, weight=max(weight, 2 * NO_WEIGHT))
+        return tuple(ages)
 
     def close(self) -> int:
         """The open round is merged: the new `complete`."""

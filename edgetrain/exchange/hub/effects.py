@@ -56,6 +56,9 @@ class Closed:
     """How the reply was encoded, where that changes from round to round."""
     lands: bool = False
     """Whether `delay` and `every` are the landing's, or lead to it."""
+    ages: tuple[int, ...] = ()
+    """Out of step, the age of each contribution that counts: replies that the hub had given and its
+    member had not applied when it was made."""
 
 
 @dataclass(frozen=True)

@@ -374,8 +374,7 @@ class Rounds:
         has to be left out."""
         rung = None if self.density is None else self.density.next_rung
         round, entry = self.round, due.entry
-        if self.arrivals is not None:
-            self.arrivals.weigh(entry, round)
+        ages = () if self.arrivals is None else self.arrivals.weigh(entry, round)
         result = self.merger.close_round(round, entry.in_order, due.end, rung)
         before = self.checksums.get(round)
         self.open_rounds.remove(round, len(due.missing))
@@ -406,10 +405,9 @@ class Rounds:
         effects += self._answer(record, count)
         weight = sum(c.weight for c in result.counted)
         open_s = max(0.0, now - entry.opened)
-        cuts = result.cuts
-        lands = self.delay.is_landing
+        cuts, lands, missing = result.cuts, self.delay.is_landing, due.missing
         effects.append(
-            Closed(round, names, due.missing, weight, open_s, delay, cuts, every, codec, lands)
+            Closed(round, names, missing, weight, open_s, delay, cuts, every, codec, lands, ages)
         )
         return effects
 

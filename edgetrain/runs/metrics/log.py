@@ -6,8 +6,9 @@ imports only the standard library.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median_low
 from typing import Any, Literal, Self
 
 from edgetrain.errors import TaskError
@@ -199,13 +200,15 @@ class MetricsLog:
         codec: str = "",
         lands: bool = False,
         above: tuple[int, int] | None = None,
+        ages: Sequence[int] = (),
     ) -> None:
         """Write a round that the hub closed. close_s: from the first contribution to the reply.
 
         delay, every: local steps, in force once this round's reply is applied. cuts: (member, share
         left out, reason) for each contribution that did not count in full. codec: of the reply,
         where it changes from round to round. lands: delay and every are the landing's. above: bytes
-        sent to and received from the hub above a gateway.
+        sent to and received from the hub above a gateway. ages: of the contributions, in replies,
+        where members are out of step.
         """
         shares = [[name, float(f"{share:.4f}"), reason] for name, share, reason in cuts]
         self._write(
@@ -226,6 +229,7 @@ class MetricsLog:
                 **({"codec": codec} if codec else {}),
                 **({"lands": True} if lands else {}),
                 **(_above(above) if above else {}),
+                **({"ages": [median_low(ages), max(ages)]} if ages else {}),
             },
         )
 

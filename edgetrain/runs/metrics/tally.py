@@ -161,6 +161,9 @@ class Tally:
     """Steps in a round, and the delay, in force now."""
     lands: bool = False
     """Whether rounds are those of the landing."""
+    ages: tuple[int, int] | None = None
+    """Age of the newest round's contributions, in replies, their median, and the most of any round;
+    None: members are in step."""
     codec: str = ""
     """Codec of the newest reply, where it changes from round to round."""
     missed: int = 0
@@ -266,6 +269,8 @@ class Tally:
     def _take_pace(self, record: Record) -> None:
         self.now = int(_value(record, "every")) or self.now[0], int(_value(record, "delay"))
         self.lands = record.get("lands") is True
+        if ages := record.get("ages"):
+            self.ages = ages[0], max(ages[1], self.ages[1] if self.ages else 0)
         if not self.lands:
             self.every, self.delay = self.now
 

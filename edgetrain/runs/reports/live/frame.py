@@ -91,6 +91,7 @@ def run_table(states: Sequence[RunState], width: int, *, ascii_only: bool = Fals
         *_split(states),
         *_traffic(states),
         column("K, D", map(_pace, states), rank=2),
+        *_ages(states),
         *_codec(states),
         column("left", map(_left, states), styles=map(_phase_style, states)),
     ]
@@ -217,6 +218,15 @@ def _traffic(states: Sequence[RunState | MemberState]) -> list[Column]:
 
 def _pace(state: RunState) -> str:
     return units.pace(state.every, state.delay) + (", landing" if state.lands else "")
+
+
+def _ages(states: Sequence[RunState]) -> list[Column]:
+    """The column of contributions' ages, the newest round's median and the most of all, where
+    members are out of step."""
+    if not any(state.ages for state in states):
+        return []
+    shown = (f"{ages[0]}, {ages[1]}" if (ages := state.ages) else units.ABSENT for state in states)
+    return [column("age, most", shown, rank=2)]
 
 
 def _codec(states: Sequence[RunState]) -> list[Column]:

@@ -87,6 +87,8 @@ class RunState:
     """Steps that a reply may take until then."""
     lands: bool = False
     """Whether members land."""
+    ages: tuple[int, int] | None = None
+    """Ages of contributions out of step: see Tally."""
     codec: str = ""
     """Codec of the newest reply, where the job leaves that open."""
     trusted: bool | None = None
@@ -159,6 +161,7 @@ class FolderWatch:
             every=self.tally.every,
             delay=self.tally.delay,
             lands=self.tally.lands,
+            ages=self.tally.ages,
             codec=self.tally.codec,
             trusted=self._trusted(),
             untold=self._untold(),
