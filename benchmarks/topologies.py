@@ -41,7 +41,7 @@ RTTS = (20, 200, 1000)
 EMULATED_BAR, SIMULATED_BAR = 0.10, 0.05
 QUEUE_KB = 80
 """Of a link's queue, for each Mbit/s: what no averaging here fills, as the table assumes."""
-LARGE, LARGE_ROUNDS = 11_000_000, 6
+LARGE, LARGE_ROUNDS = 11_000_000, 3
 HUB_BARS = {2: 1.8, 4: 3.4}
 LINK = """
 [both]
@@ -78,7 +78,7 @@ def job(elements: int, name: str, *words: str) -> Resolved:
     """A planned job that averages at every step."""
     common = [
         f"members={MEMBERS}", "strategy=fedavg", "every=1", "landing=0", f"pace_s={PACE_S}",
-        f"message_s={MESSAGE_S}", "task=edgetrain.tasks:sized", "evaluate_every=1000",
+        f"message_s={MESSAGE_S}", "ranges=16", "task=edgetrain.tasks:sized", "evaluate_every=1000",
         f"data.elements={elements}",
     ]  # fmt: skip
     return plan(load(None, [*common, *words_of(name), *words]))

@@ -171,14 +171,20 @@ def _checked(key: str, value: Any, hint: Any, spec: dataclasses.Field[Any], sour
     if fits and type(value) in (int, float) and "low" in spec.metadata:
         fits = spec.metadata["low"] <= value <= spec.metadata["high"] and math.isfinite(value)
     if isinstance(value, list):
-        fits = fits and all(isinstance(item, Mapping) for item in value)
+        item_kind = str if _has_texts(hint) else Mapping
+        fits = fits and all(isinstance(item, item_kind) for item in value)
     if not fits:
         shown = repr(value)
         shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}…"
         raise ConfigError(f"{source}: {key} = {shown}", f"allowed is {allowed}")
     if isinstance(value, list):
-        return [dict(item) for item in value]
+        return list(value) if _has_texts(hint) else [dict(item) for item in value]
     return dict(value) if isinstance(value, dict) else value
+
+
+def _has_texts(hint: Any) -> bool:
+    """Whether a key's value is a list of texts; other lists are of tables."""
+    return typing.get_args(hint) == (str,)
 
 
 def kind_of(hint: Any) -> tuple[type[Any], bool]:
@@ -194,7 +200,8 @@ def _allowed(hint: Any, spec: dataclasses.Field[Any]) -> str:
         dict: "a table", list: "a list of tables",
     }  # fmt: skip
     kind, may_be_auto = kind_of(hint)
-    what = words[kind] + (" or 'auto'" if may_be_auto else "")
+    what = "a list of texts" if _has_texts(hint) else words[kind]
+    what += " or 'auto'" if may_be_auto else ""
     if "low" in spec.metadata:
         what += f" from {spec.metadata['low']:g} to {spec.metadata['high']:g}"
     return what

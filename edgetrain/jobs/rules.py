@@ -219,7 +219,18 @@ def _why_not_several(found: Resolved) -> Refusal | None:
             "with privacy.where = 'hub' each would cut a contribution by itself",
             "take one hub, or privacy.where = 'member'",
         )
+    if job.fleet.gateways and found.hubs > 1:
+        return "a gateway is a member of one hub", "take one hub, or gateways = false"
     return None
+
+
+def refuse_serving(found: Resolved) -> None:
+    """ConfigError for a job with several hubs where real ones would be served."""
+    if found.hubs > 1:
+        raise ConfigError(
+            f"hub.hubs has {found.hubs} hubs: several are simulated and emulated only so far",
+            "`edgetrain run`, or leave out hub.hubs",
+        )
 
 
 def _check_foretelling(found: Resolved) -> None:
@@ -431,7 +442,7 @@ def _check_out_of_step(found: Resolved) -> None:
 
 # -- topologies -----------------------------------------------------------------------------------
 
-_TO_COME = ("hubs", "ring", "butterfly", "tree")
+_TO_COME = ("ring", "butterfly", "tree")
 """Topologies that are not built yet."""
 
 

@@ -115,25 +115,27 @@ class _Emulated:
         """Run to the end; returns the status. No process is left, whatever happens."""
         children: list[Child] = []
         try:
-            hub = self._start("hub", hub_process, self._emulation.hub_attachment(), self._began)
-            children.append(hub)
+            for number in range(self._planned.hubs):
+                where = self._emulation.hub_attachment(number)
+                name = f"hub {number}" if number else "hub"
+                children.append(self._start(name, hub_process, where, self._began, number))
             for index, device in enumerate(self._planned.devices):
                 place = (index, device, self._planned.beside)
                 attachment = self._emulation.attachment(index)
                 children.append(
                     self._start(f"m{index}", member_process, attachment, self._began, place)
                 )
-            members = children[1:]
-            self._follow(hub, members)
+            hubs, members = children[: self._planned.hubs], children[self._planned.hubs :]
+            self._follow(hubs, members)
         finally:
             processes.stop_all(children)
-        return self._verdict(hub, members)
+        return self._verdict(hubs, members)
 
     def _start(self, name: str, target: Callable[..., None], *arguments: Any) -> Child:
         return processes.start(self._context, name, target, self._planned, self._folder, *arguments)
 
-    def _follow(self, hub: Child, members: list[Child]) -> None:
-        """Wait until all members have ended, or the hub has failed and they cannot go on."""
+    def _follow(self, hubs: list[Child], members: list[Child]) -> None:
+        """Wait until all members have ended, or a hub has failed and they cannot go on."""
         faults_wait, strikes = True, list(self._planned.faults)
         strikes.sort(key=lambda fault: fault.at_s)
         while running := [member for member in members if member.running]:
@@ -143,14 +145,14 @@ class _Emulated:
             while self._began.value and strikes and strikes[0].at_s <= self._elapsed_s:
                 self._say_strike(str(strikes.pop(0)))
             self._watch()
-            if not hub.running and hub.exit_code != 0:
+            if any(not hub.running and hub.exit_code != 0 for hub in hubs):
                 return
             if not self._began.value and any(member.exit_code for member in members):
                 return  # training cannot begin without it: the others would wait for ever
             running[0].process.join(self._poll_s)
         patience = time.monotonic() + _HUB_ENDS_S
-        while hub.running and time.monotonic() < patience:
-            hub.process.join(self._poll_s)
+        while (running := [hub for hub in hubs if hub.running]) and time.monotonic() < patience:
+            running[0].process.join(self._poll_s)
             self._watch()
         self._watch()
 
@@ -163,16 +165,17 @@ class _Emulated:
         with MetricsLog(path, "hub", time.monotonic, self._began.value) as log:
             log.event("fault", fault)
 
-    def _verdict(self, hub: Child, members: list[Child]) -> str:
+    def _verdict(self, hubs: list[Child], members: list[Child]) -> str:
         began = self._began.value or time.monotonic()
         errors = [
             (child.name, child.error.strip().splitlines()[0], child.failed_at)
-            for child in (hub, *members)
+            for child in (*hubs, *members)
             if child.error
         ]
         write_errors(self._folder, began, errors)
-        if hub.error:
-            raise EdgetrainError(f"the hub failed: {hub.error}")
+        for hub in hubs:
+            if hub.error:
+                raise EdgetrainError(f"the {hub.name} failed: {hub.error}")
         failed = [member for member in members if member.exit_code != 0]
         if len(failed) == len(members) or not self._began.value:
             told = [m for m in failed if m.error]
@@ -187,9 +190,13 @@ class _Emulated:
 
 
 def hub_process(
-    planned: Resolved, folder: Path, attachment: Attachment, began: Synchronized[float]
+    planned: Resolved,
+    folder: Path,
+    attachment: Attachment,
+    began: Synchronized[float],
+    number: int,
 ) -> None:
-    """The hub of an emulated job."""
+    """A hub of an emulated job; number 0 leads, and is recorded."""
     from edgetrain.exchange.hub.serve import serve
     from edgetrain.exchange.zeromq.hub_socket import HubSocket
     from edgetrain.training.hub_recorder import HubRecorder
@@ -201,8 +208,9 @@ def hub_process(
         began.value = at
 
     recorder = HubRecorder(folder, time.monotonic, socket.traffic, on_start=on_start)
+    observe = (lambda effect: None) if number else recorder
     try:
-        serve(hub_of(planned), socket, time.monotonic, recorder)
+        serve(hub_of(planned, number=number), socket, time.monotonic, observe)
     finally:
         recorder.close()
         socket.close()
@@ -224,4 +232,5 @@ def member_process(
         return MetricsLog(metrics_path(folder), name, time.monotonic, began.value)
 
     listen = f"tcp://{attachment.host}:0" if attachment.host else ""
-    train(planned, Place(*place, listen=listen), attachment.address, open_log, keeps_model=True)
+    hub = attachment.hubs if planned.hubs > 1 else attachment.address
+    train(planned, Place(*place, listen=listen), hub, open_log, keeps_model=True)

@@ -35,7 +35,7 @@ from edgetrain.jobs.building import hub_of, message_limit
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved, journal_settings
-from edgetrain.jobs.rules import doubts, resolve
+from edgetrain.jobs.rules import doubts, refuse_serving, resolve
 from edgetrain.jobs.topology import take_star
 from edgetrain.runs import folder as run_folders
 from edgetrain.runs.environment import free_memory, utc
@@ -182,6 +182,7 @@ def serve_job(
 def _looked_up(job: Job, say: Say) -> Resolved:
     """The job with what it names; says what `fleet.topology = "auto"` takes here."""
     found = take_star(resolve(job), _LINKS_UNKNOWN)
+    refuse_serving(found)
     if found.topology_choice:
         say(found.topology_choice)
     return found

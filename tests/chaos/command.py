@@ -251,7 +251,7 @@ def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcom
     calm_s = simulated.calm_seconds(planned)
     members = planned.job.fleet.members
     for seed in range(arguments.seed, arguments.seed + arguments.schedules):
-        drawn = schedule.draw(seed, members, calm_s, arguments.happenings, kinds)
+        drawn = schedule.draw(seed, members, calm_s, arguments.happenings, kinds, planned.hubs)
         yield simulated.run(planned, seed, drawn, calm_s)
 
 

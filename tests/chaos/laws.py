@@ -12,7 +12,7 @@ that was lost or counted twice.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from edgetrain.exchange.hub.records import Round
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.strategies.merging.rule import SliceRule
 from edgetrain.strategies.outer import OuterRule
-from edgetrain.vectors.ranges import Ranges
+from edgetrain.vectors.ranges import Ranges, Stretch
 from edgetrain.vectors.vector import Buffer, Layout, Vector, checksum
 
 
@@ -131,6 +131,16 @@ class Merging:
             reply_codec=codecs.bound(self.reply_codec, layout),
         )
 
+    def of_stretch(self, stretch: Stretch, elements: int) -> Merging:
+        """The same at a hub of this stretch of a vector of [elements]."""
+        if stretch.count == 1:
+            return self
+        codec, reply_codec = (
+            codecs.in_pieces(codec, stretch.pieces(elements))
+            for codec in (self.codec, self.reply_codec)
+        )
+        return replace(self, codec=codec, reply_codec=reply_codec)
+
     def merge(
         self, given: Sequence[tuple[Sequence[bytes], float]], out: Vector, first: int
     ) -> None:
@@ -138,10 +148,9 @@ class Merging:
         weight) of one round add to the base. BadPayload. The outer rule, if there is one, goes on
         from the round before."""
         out[:] = 0
-        size = self.codec.part_elements
-        for part, start in enumerate(range(0, out.size, size) if given else ()):
+        for part, here in enumerate(self.codec.slices(out.size) if given else ()):
             pieces = [_Given(self.codec, payloads[part], weight) for payloads, weight in given]
-            self.rule.merge(pieces, out[start : start + size])
+            self.rule.merge(pieces, out[here])
         if self.outer is not None and given:
             self.outer.step(out, first)
 
@@ -167,21 +176,50 @@ def judge(
     one. `initial` is the base before the first round, float32 [elements]. `ended`: the members that
     trained to the end; `steady`: the members that were never killed or without power.
     """
-    always = set(steady)
-    rounds = list(merged)
-    bases, broken = _bases(rounds, witness, merging, initial)
+    return judge_hubs([Judged(tuple(merged), witness, merging, initial)], ended, steady)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What one hub did: see `judge`, of its stretch of the vector."""
+
+    merged: tuple[Round, ...]
+    witness: Witness
+    merging: Merging
+    initial: Vector
+
+
+def judge_hubs(
+    hubs: Sequence[Judged], ended: Mapping[str, Ended], steady: Iterable[str]
+) -> list[str]:
+    """Judge the rounds of hubs that have a stretch of the vector each, in its order: the laws of
+    `judge` hold for each hub, and replicas have what all of them have added up."""
+    always, bases, broken = set(steady), [], list[str]()
+    for number, hub in enumerate(hubs):
+        known, found = _bases(hub.merged, hub.witness, hub.merging, hub.initial)
+        bases.append(known)
+        found += _counted(hub.merged, hub.witness, always)
+        broken += [f"hub {number}: {each}" if len(hubs) > 1 else each for each in found]
+    rounds = max(map(len, bases)) - 1
+    for member, end in ended.items():
+        wanted = "of fewer replies"
+        if end.applied < min(map(len, bases)):
+            wanted = _checksum_of(np.concatenate([each[end.applied] for each in bases]))
+        if end.base != wanted:
+            broken.append(f"{member} ended with base {end.base}, not {wanted}")
+    if ended and max(end.applied for end in ended.values()) != rounds:
+        broken.append(f"there were {rounds} rounds, and nobody ended with all of them")
+    return broken
+
+
+def _counted(rounds: Iterable[Round], witness: Witness, always: set[str]) -> list[str]:
+    """The laws of counting that one hub broke."""
     counted = Counter((each.member, each.meant_for) for record in rounds for each in record.counted)
-    broken += [f"{m} counts {n} times in round {r}" for (m, r), n in counted.items() if n > 1]
+    broken = [f"{m} counts {n} times in round {r}" for (m, r), n in counted.items() if n > 1]
     for member in sorted(always):
         lost = [r for r in witness.rounds(member) if not counted[member, r]]
         if lost:
             broken.append(f"{member} was there all the time, and its rounds {lost[:5]} are lost")
-    for member, end in ended.items():
-        wanted = bases[end.applied] if end.applied < len(bases) else "of fewer replies"
-        if end.base != wanted:
-            broken.append(f"{member} ended with base {end.base}, not {wanted}")
-    if ended and max(end.applied for end in ended.values()) != len(bases) - 1:
-        broken.append(f"there were {len(bases) - 1} rounds, and nobody ended with all of them")
     # A member that was killed may: the hub dropped the first with the member, and counts the last.
     broken += [
         f"{m} sent round {r} twice, differently" for m, r in witness.changed() if m in always
@@ -191,13 +229,13 @@ def judge(
 
 def _bases(
     rounds: Iterable[Round], witness: Witness, merging: Merging, initial: Vector
-) -> tuple[list[str], list[str]]:
-    """Checksums of the base before the first round and after each, merged again; broken laws."""
+) -> tuple[list[Vector], list[str]]:
+    """The base before the first round and after each, merged again; broken laws."""
     base, ranges = initial.copy(), Ranges(initial.size, merging.ranges)
     replies = codecs.memory(merging.reply_codec, base.size)
     if merging.outer is not None:
         merging.outer.start(base.size)
-    bases, broken = [_checksum_of(base)], []
+    bases, broken = [base.copy()], []
     for record in rounds:
         changed = ranges.of(record.round)
         told = np.zeros_like(base[changed])
@@ -216,16 +254,11 @@ def _bases(
         reply = [bytes(payload) for payload in replies.encode(told, changed)]
         if b"".join(reply) != b"".join(map(bytes, record.reply)):
             broken.append(f"round {record.round}: merged again, its reply is another")
-        for here, payload in zip(_parts(told, merging.reply_codec), reply, strict=True):
-            merging.reply_codec.decode(payload, here)
+        for here, payload in zip(merging.reply_codec.slices(told.size), reply, strict=True):
+            merging.reply_codec.decode(payload, told[here])
         base[changed] += told
-        bases.append(_checksum_of(base))
+        bases.append(base.copy())
     return bases, broken
-
-
-def _parts(vector: Vector, codec: Codec) -> Iterator[Vector]:
-    step = codec.part_elements
-    return (vector[start : start + step] for start in range(0, vector.size, step))
 
 
 def _checksum_of(base: Vector) -> str:

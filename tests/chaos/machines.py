@@ -29,8 +29,9 @@ from edgetrain.training.simulated.virtual import World
 from edgetrain.training.simulated.wires import MemberWire, SimulatedNetwork
 from edgetrain.vectors.vector import Buffer
 
-OpenJournal = Callable[[JournalDisk], Journal]
-"""Opens the hub's journal on this disk: called whenever the hub starts, which closes it."""
+OpenJournal = Callable[[int, JournalDisk], Journal]
+"""Opens the journal of the hub with this number on this disk: called whenever that hub starts,
+which closes it."""
 
 
 class MachineClock:
@@ -89,9 +90,10 @@ class FailingHub(SimulatedHub):
         world: World,
         network: SimulatedNetwork,
         observe: Observer,
+        number: int,
         open_journal: OpenJournal,
     ) -> None:
-        super().__init__(found, world, network, observe)
+        super().__init__(found, world, network, observe, number)
         self.clock: MachineClock = MachineClock(world)
         self._open_journal = open_journal
         self._disk = FillingDisk(world)
@@ -99,7 +101,7 @@ class FailingHub(SimulatedHub):
 
     @property
     def job_is_over(self) -> bool:
-        return self.process.over and not self._network.hub.down
+        return self.process.over and not self.wire.down
 
     def crash(self, until: int) -> None:
         """Kill the process; start it again then. Does nothing to a hub that has ended, or that goes
@@ -107,7 +109,7 @@ class FailingHub(SimulatedHub):
         if self.process.over or (self._journal is not None and self._journal.tail is None):
             return
         self.process.kill()
-        self._network.hub.crash()
+        self.wire.crash()
         self._world.at(until, self._start_again)
 
     def fill_disk(self, until: int) -> None:
@@ -116,23 +118,22 @@ class FailingHub(SimulatedHub):
 
     def _start_again(self) -> None:
         """Unless a crash and a full disk overlapped, and it has been started already."""
-        if self.process.over and self._network.hub.down:
-            self._network.restart_hub()
-            self.process = self._world.start("hub", self._serve, self._world.now)
+        if self.process.over and self.wire.down:
+            self._network.restart_hub(self.wire)
+            self.process = self._world.start(self._name, self._serve, self._world.now)
 
     def _serve(self) -> None:
         hub = self._fresh()
-        self._journal = journal = self._open_journal(
-            JournalDisk(self._disk.writev, self._disk.free)
-        )
+        disk = JournalDisk(self._disk.writev, self._disk.free)
+        self._journal = journal = self._open_journal(self.number, disk)
         try:
             if journal.state is not None:
                 hub.restore(journal.state, journal.records(), self.clock())
-            serve(hub, self._network.hub, self.clock, self._observe, journal=journal)
+            serve(hub, self.wire, self.clock, self._observe, journal=journal)
         except EdgetrainError:
             if not self._disk.full:
                 raise
-            self._network.hub.crash()
+            self.wire.crash()
             self._world.at(self._disk.full_until + 1, self._start_again)
         finally:
             journal.close()
@@ -156,9 +157,8 @@ class FailingSimulation(Simulation):
         for member in self.members:
             member.clock = MachineClock(self.world)
 
-    def make_hub(self) -> FailingHub:
-        where = (self._planned, self.world, self.network, self._recorder)
-        return FailingHub(*where, self._open_journal)
+    def make_hub(self, number: int) -> FailingHub:
+        return FailingHub(*self.hub_place(number), self._open_journal)
 
     def begin(self, began: float) -> None:
         super().begin(began)
@@ -169,7 +169,7 @@ def kill(member: SimulatedMember, network: SimulatedNetwork, until: int) -> None
     """Kill its process, and start it again then. The machine closes its connection. Does nothing
     once the member is over."""
     if not member.process.over:
-        if (wire := member.wire) is not None:
+        for wire in member.wires:
             wire.up.cut = wire.down.cut = True
             network.remove_connection(wire)
         member.end_process(until)
@@ -181,9 +181,9 @@ def damage_next_message(member: SimulatedMember, network: SimulatedNetwork, upwa
     The receiver breaks the connection. If it is the hub, ZeroMQ reconnects at the member. If it is
     the member, its ZeroMQ gives up, and the member reconnects once its patience has ended.
     """
-    wire = member.wire
-    if wire is None or member.process.over:
+    if not member.wires or member.process.over:
         return
+    wire = member.wires[0]
     if upwards:
         wire.up.on_damage = wire.cut
     else:

@@ -57,12 +57,14 @@ LONGEST_S: dict[Kind, float] = {
 @dataclass(frozen=True)
 class Happening:
     """One thing that goes wrong: `at_s` seconds after training began, for `for_s` seconds (a clock
-    jumps by `for_s`), to these members; (): to the hub."""
+    jumps by `for_s`), to these members and hubs; of neither: to the lead."""
 
     at_s: float
     kind: Kind
     for_s: float
     members: tuple[int, ...] = ()
+    hubs: tuple[int, ...] = ()
+    """Numbers, where a job has several."""
 
     def shrunk(self, share: float) -> Happening:
         """The same happening with its times multiplied by `share`."""
@@ -71,14 +73,22 @@ class Happening:
     def __str__(self) -> str:
         if self.kind == "blackout":
             return f"{self.at_s:.2f} s: blackout for {self.for_s:.2f} s"
-        who = " and ".join(f"m{member}" for member in self.members) or "the hub"
+        struck = [f"m{member}" for member in self.members] + [f"hub {hub}" for hub in self.hubs]
+        who = " and ".join(struck) or "the hub"
         return f"{self.at_s:.2f} s: {self.kind} of {who} for {self.for_s:.2f} s"
 
 
 def draw(
-    seed: int, members: int, seconds: float, count: int, kinds: Sequence[Kind] = KINDS
+    seed: int,
+    members: int,
+    seconds: float,
+    count: int,
+    kinds: Sequence[Kind] = KINDS,
+    hubs: int = 1,
 ) -> tuple[Happening, ...]:
-    """Draw `count` happenings of the first `seconds` of training, in order of time."""
+    """Draw `count` happenings of the first `seconds` of training, in order of time. With several
+    hubs any of them may be struck, and also stand still, be cut off, or be on either side of a
+    partition."""
     rng = random.Random(f"{seed} chaos")
     found = []
     for _ in range(count):
@@ -87,7 +97,11 @@ def draw(
         # Short ones are as likely as long ones: both find mistakes.
         for_s = longest ** rng.random() * 0.05 ** (1 - rng.random())
         struck = _struck(kind, members, rng)
-        found.append(Happening(rng.uniform(0, seconds), kind, min(for_s, longest), struck))
+        at_s = rng.uniform(0, seconds)
+        also = _struck_hubs(kind, struck, hubs, rng) if hubs > 1 else ()
+        if also and kind != "partition":
+            struck = ()
+        found.append(Happening(at_s, kind, min(for_s, longest), struck, also))
     return tuple(sorted(found, key=lambda happening: happening.at_s))
 
 
@@ -101,6 +115,17 @@ def _struck(kind: Kind, members: int, rng: random.Random) -> tuple[int, ...]:
         return ()
     count = rng.randint(min(2, members), members) if kind == "partition" else 1
     return tuple(sorted(rng.sample(range(members), count)))
+
+
+def _struck_hubs(
+    kind: Kind, members: tuple[int, ...], hubs: int, rng: random.Random
+) -> tuple[int, ...]:
+    """Draw the hubs that it strikes; (): none. Where it is for members or hubs, for a hub one time
+    in three."""
+    if kind == "partition":
+        return tuple(sorted(rng.sample(range(hubs), rng.randint(0, hubs - 1))))
+    alike = kind in ("pause", "link", "slow", "cut") and not rng.randrange(3)
+    return (rng.randrange(hubs),) if alike or (not members and kind != "blackout") else ()
 
 
 def parse_kinds(text: str, kinds: tuple[Kind, ...] = KINDS) -> tuple[Kind, ...]:

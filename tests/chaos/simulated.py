@@ -19,6 +19,7 @@ import contextlib
 import functools
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from edgetrain.exchange.hub.journal import Journal, JournalDisk, JournalSettings
 from edgetrain.exchange.hub.records import Record, Round
 from edgetrain.exchange.messages import Contribute, unpack
 from edgetrain.fleet.networks import Fault
+from edgetrain.fleet.networks.nodes import hub_node
 from edgetrain.jobs.resolved import Resolved, journal_settings
 from edgetrain.runs.folder import read_metrics
 from edgetrain.tasks.flat import FlatModel
@@ -41,6 +43,7 @@ from edgetrain.training.simulated.simulation import Simulation
 from edgetrain.training.simulated.virtual import SECOND
 from edgetrain.training.simulated.wires import MemberWire
 from edgetrain.vectors import layout as layouts
+from edgetrain.vectors.ranges import shared
 from edgetrain.vectors.vector import Buffer
 
 MOST_TIMES, MOST_S = 20.0, 120.0
@@ -59,9 +62,11 @@ def run(planned: Resolved, seed: int, happenings: Sequence[Happening], calm_s: f
     with tempfile.TemporaryDirectory(prefix="edgetrain-chaos-") as made:
         folder = Path(made)
         seen = _Seen()
-        open_journal = functools.partial(
-            _ShownJournal, seen.see_round, folder / "journal", journal_settings(planned.job)
-        )
+        settings = journal_settings(planned.job)
+
+        def open_journal(hub: int, disk: JournalDisk) -> Journal:
+            show = functools.partial(seen.see_round, hub)
+            return _ShownJournal(show, _journal_of(folder, hub), settings, disk)
 
         def schedule() -> None:
             for happening in happenings:
@@ -79,30 +84,35 @@ def run(planned: Resolved, seed: int, happenings: Sequence[Happening], calm_s: f
             broken += _judged(planned, simulation, seen, folder, merging)
         finally:
             simulation.close()
-    return Outcome(seed, tuple(happenings), len(seen.rounds), simulation.seconds, tuple(broken))
+    return Outcome(seed, tuple(happenings), len(seen.rounds[0]), simulation.seconds, tuple(broken))
 
 
 def strike(simulation: FailingSimulation, happening: Happening) -> None:
     """Let it happen now, to those of its members that are still there."""
     until = simulation.world.now + round(happening.for_s * SECOND)
     members = [simulation.members[index] for index in happening.members]
+    hubs = [simulation.hubs[number] for number in happening.hubs]
+    times = (0.0, happening.for_s, happening.members)
     match happening.kind:
         case "hub":
-            simulation.hub.crash(until)
+            for hub in hubs or [simulation.hub]:
+                hub.crash(until)
         case "blackout":
-            simulation.hub.crash(until)
+            for hub in simulation.hubs:
+                hub.crash(until)
             for member in members:
                 member.cut_power(until)
         case "disk":
-            simulation.hub.fill_disk(until)
+            for hub in hubs or [simulation.hub]:
+                hub.fill_disk(until)
+        case "partition" if hubs:
+            simulation.network.strike(Fault("partition", *times, hubs=happening.hubs))
         case "link" | "partition":
-            simulation.network.strike(Fault("down", 0.0, happening.for_s, happening.members))
+            simulation.network.strike(Fault("down", *times, hubs=happening.hubs))
         case "slow":
-            simulation.network.strike(
-                Fault("rate", 0.0, happening.for_s, happening.members, SLOW_SHARE)
-            )
+            simulation.network.strike(Fault("rate", *times, SLOW_SHARE, happening.hubs))
         case "clock":
-            for clock in [member.clock for member in members] or [simulation.hub.clock]:
+            for clock in [each.clock for each in (*members, *hubs)] or [simulation.hub.clock]:
                 clock.jump(happening.for_s)
         case "power":
             for member in members:
@@ -111,12 +121,13 @@ def strike(simulation: FailingSimulation, happening: Happening) -> None:
             for member in members:
                 kill(member, simulation.network, until)
         case "pause":
-            for member in members:
-                member.process.hold(until)
+            for machine in (*members, *hubs):
+                machine.process.hold(until)
         case "cut":
-            for member in members:
-                if member.wire is not None and not member.process.over:
-                    member.wire.cut()
+            running = [member for member in simulation.members if not member.process.over]
+            for wire in [wire for member in running for wire in member.wires]:
+                if wire.node in happening.members or hub_node(wire.hub.node) in happening.hubs:
+                    wire.cut()
         case "corrupt-up" | "corrupt-down":
             for member in members:
                 upwards = happening.kind == "corrupt-up"
@@ -127,20 +138,22 @@ class _Seen:
     """What members contributed, and the rounds that members may have been told of."""
 
     def __init__(self) -> None:
-        self.witness = Witness()
-        self.rounds: dict[int, Round] = {}
+        self.witness: dict[int, Witness] = defaultdict(Witness)
+        """By the hub's number, as all that follows."""
+        self.rounds: dict[int, dict[int, Round]] = defaultdict(dict)
         """By number. A hub that lost a round with its journal may write another one for it."""
 
     def see_message(self, wire: MemberWire, frames: Sequence[Buffer]) -> None:
         """A member hands over a packed message."""
         message = unpack(list(frames))
         if isinstance(message, Contribute):
-            self.witness.saw(f"m{wire.node}", message.round, message.part, message.payload)
+            witness = self.witness[hub_node(wire.hub.node)]
+            witness.saw(f"m{wire.node}", message.round, message.part, message.payload)
 
-    def see_round(self, record: Round) -> None:
-        """The hub has written a round. Its payloads are copied: they are valid only now."""
+    def see_round(self, hub: int, record: Round) -> None:
+        """A hub has written a round. Its payloads are copied: they are valid only now."""
         payloads = tuple(bytes(payload) for payload in record.reply)
-        self.rounds[record.round] = replace(record, reply=payloads)
+        self.rounds[hub][record.round] = replace(record, reply=payloads)
 
 
 class _ShownJournal(Journal):
@@ -179,16 +192,21 @@ def _judged(
     }
     # Only contributions that were answered are promised to count. A member that the hub had given
     # up as the job ended may have others.
-    given_up = simulation.hub.given_up
+    given_up = set[str]().union(*(hub.given_up for hub in simulation.hubs))
     names = [f"m{i}" for i, member in enumerate(simulation.members) if not member.was_off]
     steady = [name for name in names if name not in given_up]
     torch.manual_seed(planned.job.seed)
     flat = FlatModel(simulation.task.model())
     merging = merging.bound(layouts.read(flat.description, flat.elements))
-    rounds = [seen.rounds[number] for number in sorted(seen.rounds)]
-    broken = laws.judge(rounds, seen.witness, merging, flat.params.copy(), ended, steady)
-    if planned.job.hub.when_full == "stop":  # else the journal has what came after the last gap
-        broken += _missing_in_journal(folder / "journal", rounds)
+    judged, broken = [], list[str]()
+    for hub, stretch in enumerate(shared(planned.job.strategy.ranges, planned.hubs)):
+        rounds = tuple(seen.rounds[hub][number] for number in sorted(seen.rounds[hub]))
+        initial = flat.params[stretch.of(flat.elements)].copy()
+        own = merging.of_stretch(stretch, flat.elements)
+        judged.append(laws.Judged(rounds, seen.witness[hub], own, initial))
+        if planned.job.hub.when_full == "stop":  # else it has what came after the last gap
+            broken += _missing_in_journal(_journal_of(folder, hub), rounds)
+    broken += laws.judge_hubs(judged, ended, steady)
     broken += [
         f"{event.get('about')}: {event['reason']}"
         for event in events
@@ -198,6 +216,10 @@ def _judged(
     if missing:
         broken.append(f"{', '.join(missing)} never came to the end")
     return broken
+
+
+def _journal_of(folder: Path, hub: int) -> Path:
+    return folder / f"journal-{hub}"
 
 
 def _missing_in_journal(folder: Path, told: Sequence[Round]) -> list[str]:

@@ -26,6 +26,7 @@ from edgetrain.vectors.vector import checksum
 pytestmark = pytest.mark.usefixtures("own_imports")
 
 MERGING = Merging(Mean(), codecs.Dense(), codecs.Dense())
+HUBS = ["tcp://a:5555", "tcp://b:5555", "tcp://c:5555"]
 INITIAL = np.arange(3, dtype=np.float32)
 GIVEN = {
     (member, round): np.full(3, 1 + index + 10 * round, np.float32)
@@ -208,6 +209,24 @@ def test_drawn_schedules_break_no_law(tmp_path, strategy, seed):
     planned = fleet(tmp_path, **strategy)
     outcome = simulated.run(planned, seed, schedule.draw(seed, 4, 13.0, 6), 15.0)
     assert outcome.broken == (), [str(happening) for happening in outcome.happenings]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_drawn_schedules_of_several_hubs_break_no_law(seed):
+    words = ["members=4", "pace_s=0.1", "network=wan-50ms", "steps=60", "every=4", "delay=8"]
+    words += ["codec=topk(0.5)|q2", "ranges=3", f"hubs={HUBS}", "fsync=never", "landing=0"]
+    planned = plan(reading.load(None, words))
+    drawn = schedule.draw(seed, 4, 6.0, 6, hubs=3)
+    outcome = simulated.run(planned, seed, drawn, 15.0)
+    assert outcome.broken == (), [str(happening) for happening in drawn]
+
+
+def test_each_of_several_hubs_is_struck():
+    drawn = [each for seed in range(40) for each in schedule.draw(seed, 4, 50.0, 6, hubs=3)]
+    assert {hub for each in drawn if each.kind == "pause" for hub in each.hubs} == {0, 1, 2}
+    for each in drawn:
+        assert each.hubs or each.members
+        assert not (each.hubs and each.members) or each.kind == "partition"
 
 
 def test_a_member_given_up_before_the_end_is_owed_what_was_answered_and_no_more(tmp_path):

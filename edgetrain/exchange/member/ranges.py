@@ -186,12 +186,14 @@ class RangedExchange:
     @property
     def members_here(self) -> int:
         """See Link: at the hub that has the fewest."""
-        return min(link.members_here for link in self._links)
+        links = self._links if self._has_begun else self._links[:1]
+        return min(link.members_here for link in links)
 
     @property
     def away_s(self) -> float:
         """See Link: of the hub that has been away longest."""
-        return max(link.away_s for link in self._links)
+        links = self._links if self._has_begun else self._links[:1]
+        return max(link.away_s for link in links)
 
     @property
     def is_to_evaluate(self) -> bool:

@@ -100,8 +100,7 @@ def train(
     model, optimizer, flat, pace = prepare(found, place, task)
     keeping = None if checkpoint is None else _keeping(job, place, checkpoint, model, optimizer)
     energy = devices.Energy(devices.load(place.device), clock)
-    socket = MemberSocket(hub, credentials=credentials)
-    link, request = _exchange(agreed, place, task, socket, credentials, patience_s)
+    link, request = _exchange(agreed, place, task, hub, credentials, patience_s)
     service, stop = service or Service({}), stop or Stop()
     link.on_welcome = functools.partial(_tell_welcome, service, link)
     stop.alive = service.alive
@@ -131,16 +130,25 @@ def _exchange(
     found: Resolved,
     place: Place,
     task: Task,
-    socket: MemberSocket,
+    hub: str | Sequence[str],
     credentials: Credentials | None,
     patience_s: float,
 ) -> tuple[Way, Request]:
-    """What this member exchanges through, and what it joins with."""
+    """What this member exchanges through, and what it joins with. Several hubs have one address
+    each."""
     request = request_of(found, place, task)
+    hubs = [hub] if found.hubs == 1 or isinstance(hub, str) else hub
+    if len(hubs) != found.hubs:
+        raise ConfigError(
+            f"an address for {len(hubs)} of the job's {found.hubs} hubs", "give each of hub.hubs"
+        )
+    sockets = [MemberSocket(each, credentials=credentials) for each in hubs]
+    socket, outage_s = sockets[0], found.job.hub.outage_s
     if found.job.fleet.topology == DIRECT:
         way, address = direct_exchange(found, socket, credentials, place.listen, patience_s)
         return way, replace(request, address=address)
-    return Link(socket, time.monotonic, patience_s, found.job.hub.outage_s), request
+    links = [Link(each, time.monotonic, patience_s, outage_s) for each in sockets]
+    return RangedExchange(links) if len(links) > 1 else links[0], request
 
 
 def _base_of(member: Member, has_base: bool) -> tuple[int, Vector | None]:

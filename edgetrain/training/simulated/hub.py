@@ -1,4 +1,4 @@
-"""The hub of a simulation: `serve` as a process in virtual time."""
+"""The hubs of a simulation: `serve` as a process in virtual time."""
 
 from __future__ import annotations
 
@@ -31,21 +31,28 @@ class ComputedUsage:
 
 
 class SimulatedHub:
-    """The hub's machine. `process` runs the hub, by `clock`; it keeps no journal.
+    """A hub's machine. `process` runs the hub, by `clock`, at `wire`; it keeps no journal.
 
     `given_up` are names of members that it could not reach for too long and that have not come
     back. `observe` gets what the hub does.
     """
 
     def __init__(
-        self, found: Resolved, world: World, network: SimulatedNetwork, observe: Observer
+        self,
+        found: Resolved,
+        world: World,
+        network: SimulatedNetwork,
+        observe: Observer,
+        number: int = 0,
     ) -> None:
-        """It starts with the world."""
+        """It starts with the world. `number`: which of the job's hubs it is; 0 leads."""
         self.clock: Callable[[], float] = world.clock
         self.given_up: set[str] = set()
+        self.number, self.wire = number, network.hubs[number]
         self._found, self._world, self._network = found, world, network
         self._observer = observe
-        self.process: Process = world.start("hub", self._serve)
+        self._name = f"hub {number}" if number else "hub"
+        self.process: Process = world.start(self._name, self._serve)
 
     @property
     def job_is_over(self) -> bool:
@@ -61,10 +68,11 @@ class SimulatedHub:
         self._observer(effect)
 
     def _fresh(self) -> Hub:
-        hub = hub_of(self._found, source=noise_of(self._found.job, "hub"))
+        source = noise_of(self._found.job, self._name)
+        hub = hub_of(self._found, source=source, number=self.number)
         # The members' own lines are in the same folder, in the same virtual time.
         hub.policy = replace(hub.policy, status_s=0.0)
         return hub
 
     def _serve(self) -> None:
-        serve(self._fresh(), self._network.hub, self.clock, self._observe)
+        serve(self._fresh(), self.wire, self.clock, self._observe)

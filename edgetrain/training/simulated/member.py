@@ -9,13 +9,14 @@ off       the time has come                      running, unless the hub's job i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgetrain.errors import Refused
 from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.member.ranges import RangedExchange
 from edgetrain.exchange.seam import Request
 from edgetrain.fleet import devices
 from edgetrain.jobs.resolved import Resolved
@@ -50,8 +51,8 @@ class Surroundings:
     """Seconds of a step on each kind of device, while it is cool."""
     open_log: Callable[[str], MetricsLog]
     """Called with the name of a member whose training begins."""
-    hub_of: Callable[[int], HubWire | None] = lambda index: None
-    """Where a member connects; None: the hub of the job."""
+    hubs_of: Callable[[int], Sequence[HubWire]]
+    """Where a member connects, the lead first."""
 
     @functools.cached_property
     def digest(self) -> str:
@@ -62,9 +63,9 @@ class Surroundings:
 class SimulatedMember:
     """The device of member `index`. `process` is the one that runs, or ran last, by `clock`.
 
-    `training` is its member, and `wire` its connection, as they are or were last (None: it never
-    joined). `was_off`: it has been without power, or its process was killed. Times are virtual
-    nanoseconds, as `World.at` has them.
+    `training` is its member, and `wires` its connections, the lead's first, as they are or were
+    last (None, and (): it never joined). `was_off`: it has been without power, or its process was
+    killed. Times are virtual nanoseconds, as `World.at` has them.
     """
 
     def __init__(self, index: int, around: Surroundings, job_is_over: Callable[[], bool]) -> None:
@@ -75,14 +76,14 @@ class SimulatedMember:
         self.was_off = False
         self._index, self._around = index, around
         self._job_is_over = job_is_over
-        self.wire: MemberWire | None = None
+        self.wires: tuple[MemberWire, ...] = ()
         self.process = self._boot()
 
     def cut_power(self, until: int) -> None:
         """Take its power away until then; nobody is told. Does nothing once the member is over."""
         if not self.process.over:
-            if self.wire is not None:
-                self.wire.power_off()
+            for wire in self.wires:
+                wire.power_off()
             self.end_process(until)
 
     def end_process(self, until: int) -> None:
@@ -125,13 +126,15 @@ class SimulatedMember:
         its name is taken: try again, as a device's service does."""
         job = self._around.planned.job
         while True:
-            hub = self._around.hub_of(self._index)
-            wire = self.wire = self._around.network.connect(self._index, hub)
+            self.wires = ()
+            for hub in self._around.hubs_of(self._index):
+                self.wires += (self._around.network.connect(self._index, hub),)
             try:
                 release = release_of(job.privacy, noise_of(job, self._index))
-                link = Link(wire, self.clock)
+                links = [Link(wire, self.clock) for wire in self.wires]
+                exchange = RangedExchange(links) if len(links) > 1 else links[0]
                 return Member.join(
-                    link, flat, optimizer, request, clock=self.clock, release=release
+                    exchange, flat, optimizer, request, clock=self.clock, release=release
                 )
             except Refused as refused:
                 if refused.code != "name":

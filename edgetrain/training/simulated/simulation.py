@@ -17,13 +17,15 @@ import functools
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from edgetrain.errors import ConfigError, EdgetrainError, in_words
+from edgetrain.exchange.hub.effects import Observed
+from edgetrain.exchange.hub.serve import Observer
 from edgetrain.jobs.job import DIRECT
 from edgetrain.jobs.lookup import pace_of, task_of
 from edgetrain.jobs.resolved import Resolved
@@ -38,7 +40,7 @@ from edgetrain.training.simulated.gateway import SimulatedGateway, gateway_of, w
 from edgetrain.training.simulated.hub import ComputedUsage, SimulatedHub
 from edgetrain.training.simulated.member import SimulatedMember, Surroundings
 from edgetrain.training.simulated.virtual import SECOND, Process, World
-from edgetrain.training.simulated.wires import SimulatedNetwork
+from edgetrain.training.simulated.wires import HubWire, SimulatedNetwork
 
 LOOK_S = 1e-4
 """Seconds for each member between two flushes of their logs, at least."""
@@ -133,7 +135,8 @@ class Simulation:
             usage=ComputedUsage(lambda: self.network.hub.busy_s),
             on_start=self.begin,
         )
-        self.hub = self.make_hub()
+        self.hubs = [self.make_hub(number) for number in range(planned.hubs)]
+        """The hubs' machines, the lead's first."""
         count = len(sites) if planned.job.fleet.gateways else 0
         self.gateways = [
             SimulatedGateway(i, planned, self.world, self.network) for i in range(count)
@@ -146,7 +149,7 @@ class Simulation:
             self._gradients,
             step_seconds,
             self._open_log,
-            lambda index: gateway_of(index, self.gateways, planned),
+            self._hubs_of,
         )
         self.members = [
             SimulatedMember(index, around, lambda: self.hub.job_is_over)
@@ -158,6 +161,11 @@ class Simulation:
         """Virtual seconds of training so far."""
         return self.world.clock() - self._began
 
+    def _hubs_of(self, index: int) -> Sequence[HubWire]:
+        """Where a member connects: its site's gateway, or all hubs."""
+        gateway = gateway_of(index, self.gateways, self._planned)
+        return [gateway] if gateway else [hub.wire for hub in self.hubs]
+
     def at(self, seconds: float, action: Callable[[], None]) -> None:
         """Call `action` so many virtual seconds after training began, once it has."""
         self.world.at(self._time(seconds), action)
@@ -165,9 +173,19 @@ class Simulation:
     def _time(self, seconds: float) -> int:
         return round((self._began + seconds) * SECOND)
 
-    def make_hub(self) -> SimulatedHub:
-        """The hub's machine: called once, while the simulation is made."""
-        return SimulatedHub(self._planned, self.world, self.network, self._recorder)
+    @property
+    def hub(self) -> SimulatedHub:
+        """The lead's machine."""
+        return self.hubs[0]
+
+    def make_hub(self, number: int) -> SimulatedHub:
+        """A hub's machine: called once for each, while the simulation is made."""
+        return SimulatedHub(*self.hub_place(number))
+
+    def hub_place(self, number: int) -> tuple[Resolved, World, SimulatedNetwork, Observer, int]:
+        """What a hub's machine is made of. What the lead does is recorded."""
+        observe = _ignore if number else self._recorder
+        return self._planned, self.world, self.network, observe, number
 
     def begin(self, began: float) -> None:
         """Training begins, at this time of the world's clock."""
@@ -233,7 +251,7 @@ class Simulation:
                 log.flush()
             watch()
             looked = clock()
-            everything = [*self._processes(), *(gateway.process for gateway in self.gateways)]
+            everything = [*self._processes(), *self._others()]
             if all(process.over for process in everything) or self._never_starts():
                 break
         watch()
@@ -241,6 +259,11 @@ class Simulation:
     def _never_starts(self) -> bool:
         """Whether a member failed before training began: the others wait for it for ever."""
         return self.began is None and any(member.process.error for member in self.members)
+
+    def _others(self) -> list[Process]:
+        """Of hubs that do not lead, and of gateways."""
+        hubs = [hub.process for hub in self.hubs[1:]]
+        return hubs + [gateway.process for gateway in self.gateways]
 
     def _processes(self) -> list[Process]:
         return [self.hub.process, *(member.process for member in self.members)]
@@ -254,7 +277,7 @@ class Simulation:
             if each.error
         ]
         write_errors(self._folder, self._began, errors)
-        for process in (hub, *(gateway.process for gateway in self.gateways)):
+        for process in (hub, *self._others()):
             if process.error:
                 raise process.error
         failed = [member for member in members if member.error]
@@ -296,12 +319,16 @@ class Simulation:
     def close(self) -> None:
         """End what still runs, without telling anyone. Works twice."""
         hub, *members = self._processes()
-        for process in (*members, *(gateway.process for gateway in self.gateways), hub):
+        for process in (*members, *self._others(), hub):
             process.kill()
         self._recorder.close()
         for log in self._logs:
             log.close()
         self._gradients.close()
+
+
+def _ignore(effect: Observed) -> None:
+    """Record nothing."""
 
 
 def _step_seconds(planned: Resolved, task: Task) -> dict[str, float]:
