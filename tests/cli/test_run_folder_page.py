@@ -26,6 +26,8 @@ RARE = {
     "round": {
         "lands": "a run that lands: tests/strategies/test_landing_laws.py",
         "ages": "members out of step: tests/training/simulated/test_out_of_step_runs.py",
+        "above_sent_bytes": "a gateway",
+        "above_received_bytes": "a gateway",
     },
     "summary": {"ages": "members out of step, as above"}
     | dict.fromkeys(
