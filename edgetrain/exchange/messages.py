@@ -674,13 +674,97 @@ class Ran:
     """The member from which nothing came; empty: the mean is here."""
 
 
+@dataclass(frozen=True)
+class Follow:
+    """replica -> hub: send me what you journal; or, once it has taken over, that it has."""
+
+    kind: ClassVar[bytes] = b"f"
+    protocol: int = _integer(0, 1 << 16)
+    agreed: str = _text(800)
+    """Job, strategy and codecs, as a journal has them."""
+    position: int = _integer(0, MAX_COUNT)
+    """The newest that it holds, with all before it; 0: it begins anew."""
+    epoch: int = _integer(0, 1 << 32, default=0)
+    """It has taken over, and this is its epoch as a hub; 0: it has not."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """hub -> replica: a part of a record or snapshot of the hub's journal."""
+
+    kind: ClassVar[bytes] = b"c"
+    position: int = _integer(1, MAX_COUNT)
+    """Of the whole: the hub's epoch in the upper 32 bits, then a number that goes up by one."""
+    part: int = _integer(0, 1 << 32)
+    parts: int = _integer(1, 1 << 32)
+    begins: bool = _flag()
+    """A copy of the journal begins with this: what the replica held before is void."""
+    whole: bool = _flag()
+    """With this the replica has all that the hub has journaled so far."""
+    header_bytes: int = _integer(0, 1 << 26)
+    """The first bytes of the whole, which are the record's header; 0: nothing but a position."""
+    payload: Buffer = _payload()  # noqa: RUF009
+
+
+@dataclass(frozen=True)
+class Stored:
+    """replica -> hub: what it holds, written to its disk."""
+
+    kind: ClassVar[bytes] = b"h"
+    position: int = _integer(0, MAX_COUNT)
+    """The newest, with all before it; 0: nothing yet."""
+    parts: int = _integer(0, MAX_COUNT)
+    """Parts that have come since its last Follow."""
+
+
+@dataclass(frozen=True)
+class Standby:
+    """hub -> member, with its beats: where the hub's replica is, and how far it is."""
+
+    kind: ClassVar[bytes] = b"s"
+    address: str = _text(MAX_ADDRESS)
+    key: str = _text(64)
+    """The replica's public key, spelled; "": it is not encrypted."""
+    link: int = _integer(0, MAX_COUNT)
+    """The newest position that the replica is known to hold; 0: none is known."""
+    sent: int = _integer(0, MAX_COUNT)
+    """The newest position that was sent to it."""
+    beat_s: float = _number(0.001, 3600.0)
+    """As in Welcome."""
+    asks: bool = _flag()
+    """The replica does not answer: agree that it is out at `link`?"""
+    out: bool = _flag()
+    """It is out, since `link`: it must not take over."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """replica -> member: the hub is silent: may I take over from this position?"""
+
+    kind: ClassVar[bytes] = b"o"
+    position: int = _integer(1, MAX_COUNT)
+
+
+@dataclass(frozen=True)
+class Agree:
+    """member -> hub or replica: yes, to Standby.asks or to an Offer, for this position only."""
+
+    kind: ClassVar[bytes] = b"v"
+    position: int = _integer(1, MAX_COUNT)
+    takes_over: bool = _flag()
+    """Whether it answers an Offer."""
+
+
+Replicating = Follow | Copy | Stored | Standby | Offer | Agree
+"""Messages that occur only if the hub has a replica."""
+
 Masking = Rekey | Advertise | KeyList | Shares | Unmask | Reveal
 """Messages that occur only if contributions are masked."""
 
 Message = (
     Join | Welcome | Refuse | Base | Fixed | Start | Resume | Contribute | Reply | Beat | Leave
     | Telemetry | Figure | Evaluate | Masking | Map | Reached | Takeover | Hello | Segment
-    | Run | Ran
+    | Run | Ran | Replicating
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Message]] = {
@@ -689,6 +773,7 @@ KINDS: dict[bytes, type[Message]] = {
         Join, Welcome, Refuse, Base, Fixed, Start, Resume, Contribute, Reply, Beat, Leave,
         Telemetry, Figure, Evaluate, Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
         Map, Reached, Takeover, Hello, Segment, Run, Ran,
+        Follow, Copy, Stored, Standby, Offer, Agree,
     )
 }  # fmt: skip
 

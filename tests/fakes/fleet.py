@@ -18,7 +18,7 @@ import numpy as np
 from greenlet import GreenletExit, greenlet
 
 from edgetrain import codecs, strategies
-from edgetrain.errors import Refused
+from edgetrain.errors import HubUnreachable, Refused
 from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.hub.effects import Closed, Note, Replay, Save, Send, Write, replies_of
 from edgetrain.exchange.hub.protocol import Hub
@@ -28,7 +28,7 @@ from edgetrain.exchange.member.driver import Driver, FlatVectors
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import pack, unpack
 from edgetrain.exchange.seam import CatchUp, Exchange, Request, RoundReply, Submission
-from edgetrain.exchange.transport import Traffic
+from edgetrain.exchange.transport import MemberTransport, Traffic
 from edgetrain.strategies.half import MemberHalf
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.ranges import Ranges
@@ -206,6 +206,8 @@ class FakeMember:
         self.address = b"member-%d" % index
         self.params = params.copy()
         self.wire = Wire(self._stand_still)
+        self.way: MemberTransport = self.wire
+        """What its link uses."""
         self.state = "joining"
         self.driver: Driver | None = None
         self.sent, self.unsent, self.walked = np.zeros((3, params.size))
@@ -278,7 +280,7 @@ class FakeMember:
             layouts.digest(flat.description), f"m{self.index}", self.weight,
             layout=flat.description, steps=self.steps if fleet.tells_steps else 0,
         )  # fmt: skip
-        link = Recorded(Link(self.wire, fleet.clock), self)
+        link = Recorded(Link(self.way, fleet.clock), self)
         try:
             self.driver = Driver.join(link, flat, self, request, fleet.clock)
             self.state = "training"
@@ -294,7 +296,7 @@ class FakeMember:
             self._pause()
             self.driver.leave("done")
             self.state = "done"
-        except Refused:
+        except (Refused, HubUnreachable):
             self.state = "refused"
         self.is_over = True
 
@@ -319,6 +321,8 @@ class FakeMember:
 
 class Fleet:
     """`members` fakes, one hub, and the order in which things happen."""
+
+    member = FakeMember
 
     def __init__(
         self,
@@ -368,7 +372,7 @@ class Fleet:
         pace = replace(pace, landing=landing)
         bounded = bounded or (landing != 0 and not tells_steps)
         terms = Terms.of_strategy(self.strategy, every, pace, steps=steps if bounded else 0)
-        self.fresh_hub = lambda: Hub(
+        self.fresh_hub = lambda kind=Hub: kind(
             terms, policy or Policy(members), self.strategy.merge_rule(merge), *named,
             outer=self.strategy.outer_rule(),
         )  # fmt: skip
@@ -380,7 +384,7 @@ class Fleet:
         self.initial = np.random.default_rng(99).standard_normal(elements).astype(np.float32)
         weights = weights or [1.0] * members
         self.members = [
-            FakeMember(self, i, self.initial, steps, weights[i]) for i in range(members)
+            self.member(self, i, self.initial, steps, weights[i]) for i in range(members)
         ]
         self.dead: set[int] = set()
 

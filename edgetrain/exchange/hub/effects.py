@@ -14,7 +14,18 @@ from edgetrain.exchange.hub.records import Record, Round, State
 from edgetrain.exchange.messages import Figure, Message, Refuse, Reply, Telemetry
 
 Event = Literal[
-    "joined", "started", "late", "gone", "left", "refused", "back", "pace", "codec", "stands", "map"
+    "joined",
+    "started",
+    "late",
+    "gone",
+    "left",
+    "refused",
+    "back",
+    "pace",
+    "codec",
+    "stands",
+    "map",
+    "replica",
 ]
 
 
@@ -106,7 +117,15 @@ class Replay:
     end: int
 
 
-Effect = Send | Observed | Write | Save | Replay
+@dataclass(frozen=True)
+class Feed:
+    """Give the hub the next record of its journal for its replica, by `ReplicatedHub.copied`."""
+
+    begins: bool
+    """Begin with a snapshot."""
+
+
+Effect = Send | Observed | Write | Save | Replay | Feed
 
 
 def refusal(to: bytes, code: str, reason: str) -> Send:

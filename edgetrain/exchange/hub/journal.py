@@ -19,7 +19,7 @@ from pathlib import Path
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.descriptors import is_out_of_descriptors, reserve
 from edgetrain.exchange.hub import records
-from edgetrain.exchange.hub.record_file import read_records, write_record
+from edgetrain.exchange.hub.record_file import read_records, read_states, write_record
 from edgetrain.exchange.hub.records import Record, Round, State
 from edgetrain.exchange.hub.recovery import files, recover, segment_of
 from edgetrain.files.writing import replacing, sync
@@ -171,6 +171,20 @@ class Journal:
                         return
                     yield record
                     expected += 1
+
+    def copy(self, needed: int) -> Iterator[State | Record]:
+        """A snapshot, with all replies from round `needed` on behind it if that is there, and all
+        records that follow it, to the newest that is written when they are asked for. Nothing
+        while the journal is not written. Raises OSError."""
+        snapshots = self._snapshots() if self.tail is not None else []
+        older = [path for path in snapshots if int(path.stem) <= needed]
+        for path in (older or snapshots)[-1 if older else 0 :][:1]:
+            yield from read_states(path)
+            segment: Path | None = path.with_suffix(".log")
+            while segment is not None:
+                yield from read_records(segment)
+                later = self._segments(int(segment.stem) + 1)
+                segment = later[0] if later else None
 
     # -- writing ------------------------------------------------------------------------------
 

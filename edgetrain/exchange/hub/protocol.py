@@ -37,6 +37,7 @@ from edgetrain.exchange.hub.telemetry import observe_sign
 from edgetrain.exchange.hub.terms import Policy, Terms, check_same_job
 from edgetrain.exchange.messages import (
     Advertise,
+    Agree,
     Base,
     Beat,
     Contribute,
@@ -219,7 +220,7 @@ class Hub:
         match message:
             case Beat() if member.note_end(message.merged):
                 return self._close_rounds(now)
-            case Beat() | Telemetry() | Figure():
+            case Beat() | Telemetry() | Figure() | Agree():
                 return observe_sign(member, message, self.policy.status_s, now)
             case Contribute():
                 return self._accept_part(member, message, now)

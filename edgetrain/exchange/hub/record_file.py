@@ -49,15 +49,19 @@ def write_record(
     return len(prefix) + len(header) + size
 
 
-def read_records(path: Path, *, of_states: bool = False) -> Iterator[Record]:
-    """The whole records at the beginning of a file; of a snapshot, its State. Raises as `scan`."""
-    for record, _ in scan(path):
-        if isinstance(record, State) == of_states:
-            yield record  # type: ignore[misc]
+def read_records(path: Path) -> Iterator[Record]:
+    """The whole records at the beginning of a segment. Raises as `scan`."""
+    return (record for record, _ in scan(path) if not isinstance(record, State))
+
+
+def read_states(path: Path) -> Iterator[State]:
+    """The State of a snapshot; nothing if it cannot be read. Raises as `scan`."""
+    return (record for record, _ in scan(path) if isinstance(record, State))
 
 
 def scan(path: Path) -> Iterator[tuple[Record | State, int]]:
-    """Each whole record of a file and where it ends; stops at the first that is not whole.
+    """Each whole record of a file and where it ends; stops at the first that is not whole. What is
+    written while it is read is read, too.
 
     Raises ConfigError at a record that is whole and was written by another edgetrain; OSError.
     """
@@ -67,9 +71,8 @@ def scan(path: Path) -> Iterator[tuple[Record | State, int]]:
     except FileNotFoundError:
         return
     with file:
-        size = os.fstat(file.fileno()).st_size
         end = 0
-        while (found := _next_record(file, size - end)) is not None:
+        while (found := _next_record(file, os.fstat(file.fileno()).st_size - end)) is not None:
             record, length = found
             end += length
             yield record, end

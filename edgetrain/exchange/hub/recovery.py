@@ -21,7 +21,13 @@ from pathlib import Path
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.descriptors import reserve
-from edgetrain.exchange.hub.record_file import count_records, is_unfinished, read_records, scan
+from edgetrain.exchange.hub.record_file import (
+    count_records,
+    is_unfinished,
+    read_records,
+    read_states,
+    scan,
+)
 from edgetrain.exchange.hub.records import Round, State
 
 MOST_COPIED = 64 << 30
@@ -93,8 +99,7 @@ _REMAINS = re.compile(r"\d{20}\.(base|log)(\.damaged\d*)?")
 
 
 def _state_in(path: Path) -> State | None:
-    first = next(iter(read_records(path, of_states=True)), None)
-    return first if isinstance(first, State) else None
+    return next(read_states(path), None)
 
 
 def _refuse_without_snapshot(folder: Path) -> None:

@@ -5,13 +5,14 @@ It reads the clock, moves messages and keeps the journal; it decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from edgetrain.errors import BadMessage, EdgetrainError
 from edgetrain.exchange.hub.effects import (
     Effect,
+    Feed,
     Note,
     Observed,
     Replay,
@@ -22,6 +23,8 @@ from edgetrain.exchange.hub.effects import (
 )
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.records import Record, State
+from edgetrain.exchange.hub.replicated import ReplicatedHub
 from edgetrain.exchange.hub.standstill import Standstill
 from edgetrain.exchange.keys.pairs import short
 from edgetrain.exchange.limits import ENTRIES_A_MINUTE, Refusals, SenderRate
@@ -122,6 +125,7 @@ class _Driver:
         self._earlier_s = earlier_s
         self._hub, self._transport, self._clock = hub, transport, clock
         self._observe, self._journal = observe, journal
+        self._copy: Iterator[State | Record] = iter(())
         self._garbled = 0
         # Simulated members send no reports, so that nothing would say that they take steps.
         self._standstill = Standstill(hub, clock()) if hub.policy.status_s else None
@@ -165,6 +169,8 @@ class _Driver:
                         self._hub.tail = journal.tail
                 case Replay():
                     self._replay(effect)
+                case Feed():
+                    self._feed(effect.begins)
                 case Note(event="started", member="hub"):
                     self._began = self._clock() - self._earlier_s
                     self._observe(effect)
@@ -204,6 +210,19 @@ class _Driver:
             sent = record.round + 1
         if sent < asked.end:
             self._each(self._hub.unreadable(asked.to, self._clock()))
+
+    def _feed(self, begins: bool) -> None:
+        """Give the hub's replica the next record of the journal; where that is not written, or
+        cannot be read, the hub as it is now."""
+        hub = self._hub
+        assert isinstance(hub, ReplicatedHub)
+        if begins:
+            self._copy = self._journal.copy(hub.needed) if self._journal else iter(())
+        try:
+            item = next(self._copy, hub.state() if begins else None)
+        except OSError:
+            item, self._copy = hub.state(), iter(())
+        self._each(hub.copied(item, self._clock()))
 
     def too_many(self, sender: bytes) -> bool:
         """Whether a sender keeps the hub from the others; what is over the limit is dropped."""

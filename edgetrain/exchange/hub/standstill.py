@@ -12,7 +12,7 @@ from edgetrain.exchange.hub.effects import Note
 from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.open_rounds import expected
 from edgetrain.exchange.hub.protocol import Hub
-from edgetrain.exchange.messages import Beat, Message, Refuse, Telemetry
+from edgetrain.exchange.messages import Beat, Message, Refuse, Standby, Telemetry
 
 STANDS_S = 10.0
 """Seconds without movement until people are told; then again after twice as long, and so on."""
@@ -36,7 +36,7 @@ class _Heard:
     def note(self, message: Message, now: float) -> bool:
         """Take in a message. Returns whether it is movement."""
         self.at = now
-        if isinstance(message, Beat | Refuse):
+        if isinstance(message, Beat | Refuse | Standby):
             return False
         if isinstance(message, Telemetry):
             grew, self.step = message.step > self.step, message.step

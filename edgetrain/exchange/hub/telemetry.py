@@ -10,21 +10,21 @@ from __future__ import annotations
 
 from edgetrain.exchange.hub.effects import Effect, Evaluated, Reported
 from edgetrain.exchange.hub.members import MemberRecord
-from edgetrain.exchange.messages import Beat, Figure, Telemetry
+from edgetrain.exchange.messages import Agree, Beat, Figure, Telemetry
 
 IN_A_ROW = 4
 """Reports of a member that are passed on without a pause between them."""
 
 
 def observe_sign(
-    member: MemberRecord, message: Beat | Telemetry | Figure, status_s: float, now: float
+    member: MemberRecord, message: Beat | Telemetry | Figure | Agree, status_s: float, now: float
 ) -> list[Effect]:
     """A sign of life from a member: what observers learn from it."""
     if isinstance(message, Figure):
         member.note_evaluates()
         if not message.metric:
             return []
-    if isinstance(message, Beat) or not status_s:
+    if isinstance(message, Beat | Agree) or not status_s:
         return []
     accounted = max(member.reported, now - IN_A_ROW * status_s / 2)
     if accounted + status_s / 2 > now:

@@ -25,6 +25,7 @@ EventName = Literal[
     "refused",
     "pace",
     "stands",
+    "replica",
     "codec",
     "map",
     "correction",
