@@ -19,6 +19,8 @@ examples:
   edgetrain hub job.toml --bind tcp://eth0:5555 --insecure    whoever reaches the port
   edgetrain hub members=4 strategy=dga --any-job              for loops of your own (edgetrain.join)
   edgetrain hub --resume runs/20260101-120000-digits          go on after the hub has died
+  edgetrain hub job.toml --bind tcp://eth0:5555 --replica-of tcp://b:5555
+                                                              take over if the hub at b is gone
 
 The hub needs neither torch nor the task. It prints the address that members are to be given.
 SIGTERM and Ctrl-C end it behind a last snapshot (exit status 143, or 130): members wait for it, and
@@ -72,6 +74,12 @@ def add_parser(subparsers: Any) -> None:
         metavar="RUN",
         help="go on with the job in this run folder, from its journal; give the same --bind",
     )
+    parser.add_argument(
+        "--replica-of",
+        metavar="HUB",
+        help="be the replica of the hub at this address, and take over if it is gone: --bind is "
+        "the job's hub.replica (docs/recovery.md)",
+    )
     common.add_output(parser, json=False)
     common.try_again(parser)
     parser.set_defaults(run=run)
@@ -107,12 +115,31 @@ def run(arguments: argparse.Namespace) -> int:
 
         try:
             with Screen(heading) as screen:
-                rounds = serve_job(request, stop, screen.say, common.warn, follow=follow)
+                if arguments.replica_of is None:
+                    rounds = serve_job(request, stop, screen.say, common.warn, follow=follow)
+                else:
+                    _check_replica(arguments)
+                    from edgetrain.training.replica import serve_replica
+
+                    rounds = serve_replica(
+                        request, arguments.replica_of, stop, screen.say, common.warn, follow=follow
+                    )
         finally:
             for folder in folders:
                 if (table := closing_table(folder)) is not None:
                     common.say(table)
         return 0 if rounds else 1
+
+
+def _check_replica(arguments: argparse.Namespace) -> None:
+    """A replica holds what its hub journals, from the beginning."""
+    for flag in ("resume", "journal", "no_journal", "any_job"):
+        if getattr(arguments, flag):
+            raise ConfigError(
+                f"--replica-of and --{flag.replace('_', '-')}: a replica has a copy of its hub's "
+                "journal, in a run folder of its own",
+                "leave one of them out",
+            )
 
 
 def _job_of(arguments: argparse.Namespace) -> Job:

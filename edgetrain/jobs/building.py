@@ -5,6 +5,7 @@ Needs no torch. Nothing is started here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -35,6 +36,7 @@ def hub_of(
     keeps_windows: bool | None = None,
     site: int = 0,
     number: int = 0,
+    kind: Callable[..., Hub] = Hub,
 ) -> Hub:
     """A fresh hub of a job, as `rules.resolve` found it: the one with this number, if there are
     several (`hub.hubs`).
@@ -42,7 +44,8 @@ def hub_of(
     With `any_job` it admits members whatever job they run. `source` is what noise is made of, if
     the hub adds it. `most_elements`: of the largest model, where the job does not say.
     `keeps_windows`: see `Delay`; None: as the job's network profiles say. `site`: of the gateway of
-    a site with this many members. ConfigError if its noise cannot be worked out.
+    a site with this many members. `kind` makes the hub of its parts. ConfigError if its noise
+    cannot be worked out.
     """
     job = found.job
     windows = found.keeps_windows if keeps_windows is None else keeps_windows
@@ -58,7 +61,7 @@ def hub_of(
     if job.fleet.topology == DIRECT:
         assign = partial(share_out, ranges=job.strategy.ranges)
         return DirectHub(terms, *parts, *codecs, outer=outer, assign=assign)
-    return Hub(terms, *parts, *codecs, masks, outer=outer)
+    return kind(terms, *parts, *codecs, masks, outer=outer)
 
 
 def reducer_of(found: Resolved, first: int, end: int) -> ReducerHub:

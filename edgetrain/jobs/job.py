@@ -167,6 +167,7 @@ class HubTable:
     fsync: str = _said("always", "when the journal reaches the disk: always, round-every N, never")
     when_full: str = _said("stop", "on a full disk: stop, or 'go on' without the journal")
     snapshot_every: int = _ranged(0, 0, 10**9, "rounds between snapshots of the base; 0: by size")
+    replica: str = _said("", "tcp://HOST:PORT of a second hub that takes over; '': there is none")
     status_s: float = _ranged(5.0, 0.0, 3600.0, "members say how they are this often; 0: never")
     hubs: list[str] = field(
         default_factory=list,

@@ -135,6 +135,53 @@ def refuse_checkpoint(unit: str) -> None:
 # -- strategy, codecs, masks, merge rule ----------------------------------------------------------
 
 
+def _check_replica(found: Resolved) -> None:
+    """What a hub with a replica needs."""
+    job = found.job
+    if not job.hub.replica:
+        return
+    split_address(job.hub.replica)
+    if not found.strategy.in_step:
+        raise ConfigError(
+            f"hub.replica and {found.strategy.spelled}: a replica of members out of step is not "
+            "there yet",
+            "leave one of them out",
+        )
+    if 2 * job.hub.quorum <= job.fleet.members:
+        raise ConfigError(
+            f"hub.quorum = {job.hub.quorum} and hub.replica: fewer than half of the members would "
+            "close rounds, and more than half decide who goes on",
+            f"say hub.quorum={job.fleet.members // 2 + 1} or more, of {job.fleet.members} members",
+        )
+    if job.strategy.secure:
+        raise ConfigError(
+            "hub.replica and strategy.secure: a replica of masked rounds is not there yet",
+            "leave one of them out",
+        )
+    if job.hub.hubs:
+        raise ConfigError(
+            "hub.replica and hub.hubs: one hub of several has no replica yet",
+            "leave one of them out",
+        )
+    if job.fleet.gateways:
+        raise ConfigError(
+            "hub.replica and fleet.gateways: gateways do not find a replica yet",
+            "leave one of them out",
+        )
+    if job.hub.when_full != "stop":
+        raise ConfigError(
+            f"hub.when_full = '{job.hub.when_full}' and hub.replica: a replica holds what the "
+            "hub's journal has",
+            "say hub.when_full=stop",
+        )
+    if job.fleet.topology not in ("star", AUTO):
+        raise ConfigError(
+            f"hub.replica and fleet.topology = '{job.fleet.topology}': members that average among "
+            "themselves have no hub that a replica could stand in for",
+            "leave one of them out",
+        )
+
+
 def _check_pace(found: Resolved) -> None:
     """The round's length, the delay and the quorum."""
     strategy, job = found.strategy, found.job
@@ -147,6 +194,7 @@ def _check_pace(found: Resolved) -> None:
         raise ConfigError(
             f"hub.quorum = {job.hub.quorum}: the job has only {job.fleet.members} members"
         )
+    _check_replica(found)
     if not strategy.delays and job.strategy.delay not in (0, AUTO):
         raise ConfigError(
             f"strategy.delay = {job.strategy.delay}: {strategy.name} waits for every reply",

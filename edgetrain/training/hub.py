@@ -22,6 +22,7 @@ from edgetrain.exchange.gateway.site import SiteHub
 from edgetrain.exchange.hub.effects import Note
 from edgetrain.exchange.hub.journal import LOCK, Journal
 from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.replicated import ReplicatedHub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import ANY_JOB
 from edgetrain.exchange.keys.gate import Gate
@@ -136,23 +137,25 @@ def serve_job(
     job = request.job
     _check_connections(request.members, warn)
     listening = wait_to_listen(*split_address(request.bind), say=say)
-    gate = _gate(request, listening)
+    gate = gate_of(request, listening)
     found, journal = _looked_up(job, say), None
     _warn_of_doubts(found, warn)
-    fresh = _maker(found, request.uplink)
+    fresh = _maker(found, request.uplink, gate)
+    _check_replica(request, listening)
     hub = fresh(any_job=request.any_job)
     _check_resume(request)
     socket = _open(request, found, listening, gate)
     with contextlib.ExitStack() as on_error:
         on_error.callback(socket.close)
-        folder, earlier_s = _run_folder(request)
+        folder, earlier_s = make_run_folder(request)
         if request.journal is not False:
             journal = Journal(_journal_folder(request, folder), journal_settings(job), warn)
             on_error.callback(journal.close)
             hub = _restored(hub, fresh, journal, request, clock, say)
         on_error.pop_all()
-    _announce(listening.reachable, socket.port, gate, say)
-    say(f"waiting for {request.members} members; run folder: {folder}")
+    announce(listening.reachable, socket.port, gate, say)
+    also = f", and the replica at {job.hub.replica}" if job.hub.replica else ""
+    say(f"waiting for {request.members} members{also}; run folder: {folder}")
     began: list[str] = []
     follow(folder)
     recorder = HubRecorder(
@@ -206,12 +209,47 @@ def _open(
     return socket
 
 
-def _maker(found: Resolved, uplink: Uplink | None) -> Callable[..., Hub]:
+def _check_replica(request: HubRequest, listening: Listening) -> None:
+    """Raise ConfigError if a hub cannot have the job's replica."""
+    address = request.job.hub.replica
+    if not address:
+        return
+    host, port = split_address(address)
+    own = {each.address for each in listening.reachable} | {split_address(request.bind)[0]}
+    if port == split_address(request.bind)[1] and host in own:
+        raise ConfigError(
+            f"hub.replica = '{address}' is this hub itself",
+            "name another machine, or another port",
+        )
+    why = "--no-journal" if request.journal is False else "--any-job" if request.any_job else ""
+    if request.uplink is not None:
+        why = "a gateway"
+    if why:
+        raise ConfigError(
+            f"hub.replica = '{address}' and {why}: a replica holds the journal of one job's hub",
+            "leave one of them out",
+        )
+
+
+REPLICA = "replica"
+"""The name that a replica's machine is enrolled under."""
+
+
+def _maker(found: Resolved, uplink: Uplink | None, gate: Gate | None) -> Callable[..., Hub]:
     """Makes hubs of this job, for this machine's memory and its TCP."""
     most_elements = max(1, free_memory() // (4 * LARGEST_SHARE))
+    kind: Callable[..., Hub] = Hub
+    if found.job.hub.replica:
+        name_of = _names(gate)
+        kind = partial(
+            ReplicatedHub,
+            address=found.job.hub.replica,
+            is_replica=lambda sender: gate is None or name_of(sender) == REPLICA,
+        )
     made = partial(
-        hub_of, found, most_elements=most_elements, keeps_windows=not restarts_after_idle()
-    )
+        hub_of, found, most_elements=most_elements, keeps_windows=not restarts_after_idle(),
+        kind=kind,
+    )  # fmt: skip
     if uplink is None:
         return made
     return lambda any_job: SiteHub(
@@ -248,7 +286,7 @@ def _close(
         warn(f"no summary: {error}")
 
 
-def _gate(request: HubRequest, listening: Listening) -> Gate | None:
+def gate_of(request: HubRequest, listening: Listening) -> Gate | None:
     """Which keys may connect; None: everyone, unencrypted."""
     if request.insecure or (listening.local and request.keys is None):
         return None
@@ -268,7 +306,7 @@ def _names(gate: Gate | None) -> Callable[[bytes], str]:
     return lambda sender: gate.allowed().get(owner_of(sender), "")
 
 
-def _run_folder(request: HubRequest) -> tuple[Path, float]:
+def make_run_folder(request: HubRequest) -> tuple[Path, float]:
     """The run folder, and the seconds of training that are already recorded in it."""
     if request.resume is not None:
         folder = request.resume
@@ -342,7 +380,8 @@ def _restored(
     return hub
 
 
-def _announce(reachable: tuple[Interface, ...], port: int, gate: Gate | None, say: Say) -> None:
+def announce(reachable: tuple[Interface, ...], port: int, gate: Gate | None, say: Say) -> None:
+    """Say where members can join, and under which key."""
     for interface in reachable:
         shown = f"[{interface.address}]" if ":" in interface.address else interface.address
         say(f"listening on {interface.name}: members join tcp://{shown}:{port}")

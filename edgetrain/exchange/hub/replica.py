@@ -72,9 +72,12 @@ class Replica:
         """The last question of each member that has come, by its connection."""
         self.taken = False
         """Whether to take over now."""
+        self.is_over = False
+        """Whether the last member has left, or was expelled: the job is over."""
         self.epoch = self.round = 0
         """Of the journal's end."""
-        self._agreed, self._beat_s, self._most_bytes = agreed, beat_s, most_bytes
+        self.beat_s = beat_s
+        self._agreed, self._most_bytes = agreed, most_bytes
         self._heard = self._asked = now
         self._parts = self._received = 0
         self._pieces: list[Buffer] = []
@@ -86,16 +89,15 @@ class Replica:
         """The epoch in which it takes over."""
         return (self.epoch // EPOCHS + 1) * EPOCHS
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the last member has left, or was expelled."""
-        return self.is_whole and not self.seats
-
     def hub_is_silent(self, now: float) -> bool:
         """Whether the hub counts as silent."""
-        return now - self._heard >= SILENT_BEATS * self._beat_s
+        return now - self._heard >= SILENT_BEATS * self.beat_s
 
     # -- the hub ------------------------------------------------------------------------------
+
+    def begin_anew(self) -> None:
+        """What is held may not be what the hub has: ask for a new copy."""
+        self.is_whole = False
 
     def follow(self, now: float) -> list[Effect]:
         """Say to the hub where the replica is: over each new connection."""
@@ -172,6 +174,7 @@ class Replica:
                 self.seats[record.seat.name] = record.seat
             case Departed():
                 self.seats.pop(record.name, None)
+                self.is_over = record.final and not self.seats
             case Restarted():
                 self.epoch = record.epoch
         return Write(record)
@@ -215,12 +218,12 @@ class Replica:
         """Time has passed: ask those again that wait here, and the hub. A few times per beat."""
         effects: list[Effect] = []
         silent_s = now - max(self._heard, self._asked)
-        if silent_s >= ASK_BEATS * self._beat_s:
+        if silent_s >= ASK_BEATS * self.beat_s:
             effects += self.follow(now)
         if not self.hub_is_silent(now):
             self.waiting.clear()
             self._offered = float("-inf")
-        elif now - self._offered >= self._beat_s:
+        elif now - self._offered >= self.beat_s:
             self._offered = now
             effects += self._offers([*self.waiting], now)
         return effects

@@ -231,7 +231,7 @@ class ReplicatedHub(Hub):
                 f"the replica at {self._address} has taken over after {self.round} rounds or more",
                 "nothing is lost: members are there; this hub must not be resumed",
             )
-        owner = owner_of(sender)
+        is_new, owner = sender != self._peer, owner_of(sender)
         self._peer, self._key, self._moved = sender, spell(owner) if owner else "", now
         if self._is_feeding or not self.copies.resume(message.position):
             self.copies.drop()
@@ -240,8 +240,8 @@ class ReplicatedHub(Hub):
             if self.started:
                 self._waiting = deque((_LATER, effect) for _, effect in self._waiting)
                 self._barrier = _LATER if self._barrier > self.copies.held else self._barrier
-        note = Note("replica", "replica", "it is here" if self.started else "it is here; ready")
-        return [note, *self._note_held(now), *self._pump()]
+        notes = [Note("replica", "replica", "it is here")] if is_new else []
+        return [*notes, *self._note_held(now), *self._pump()]
 
     def _accept_held(self, message: Stored, now: float) -> list[Effect]:
         if self.copies.accept(message):

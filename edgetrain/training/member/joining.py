@@ -23,7 +23,7 @@ from edgetrain.exchange.member.checkpoint import MEMBER, Keep, has_checkpoint
 from edgetrain.exchange.member.link import OUTAGE_S, Link
 from edgetrain.exchange.messages import MAX_COUNT, NO_WEIGHT
 from edgetrain.exchange.seam import Request
-from edgetrain.exchange.zeromq.member_socket import MemberSocket
+from edgetrain.exchange.zeromq.standby_socket import member_end
 from edgetrain.jobs.job import Privacy
 from edgetrain.jobs.rules import doubts, refuse_checkpoint
 from edgetrain.runs.folder import check_room
@@ -91,7 +91,7 @@ def join(
     credentials = credentials_for(hubs, hub_key, keys, insecure=insecure)
     keeping = None if keep is None else _keeping(keep, name, model, optimizers, state or {})
     flat = bind(model, optimizers, fixed, buffers)
-    link = Link(MemberSocket(hubs, credentials=credentials), time.monotonic, patience_s)
+    link = Link(member_end(hubs, credentials), time.monotonic, patience_s)
     request = Request("", name, weight, job, secure=secure, honest_hub=honest_hub, steps=steps)
     stepper, release = Together(optimizers), release_of(privacy)
     member = JoinedMember.join(link, flat, stepper, request, keeping=keeping, release=release)

@@ -23,7 +23,7 @@ from edgetrain.exchange.member.ranges import RangedExchange
 from edgetrain.exchange.messages import MOST_FIGURE, Figure
 from edgetrain.exchange.peers.direct import DirectExchange
 from edgetrain.exchange.seam import Request
-from edgetrain.exchange.zeromq.member_socket import MemberSocket
+from edgetrain.exchange.zeromq.standby_socket import member_end
 from edgetrain.fleet import devices
 from edgetrain.jobs.job import DIRECT, Job
 from edgetrain.jobs.lookup import buffers_of, pace_of, samples_of, task_of, tuning_of, work_of
@@ -142,7 +142,7 @@ def _exchange(
         raise ConfigError(
             f"an address for {len(hubs)} of the job's {found.hubs} hubs", "give each of hub.hubs"
         )
-    sockets = [MemberSocket(each, credentials=credentials) for each in hubs]
+    sockets = [member_end(each, credentials) for each in hubs]
     socket, outage_s = sockets[0], found.job.hub.outage_s
     if found.job.fleet.topology == DIRECT:
         way, address = direct_exchange(found, socket, credentials, place.listen, patience_s)

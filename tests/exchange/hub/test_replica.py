@@ -6,9 +6,13 @@ import random
 
 import pytest
 from fakes.fleet import Fleet
-from fakes.town import Town, town
+from fakes.town import REPLICA, Town, town
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from edgetrain.errors import BadMessage, EdgetrainError
+from edgetrain.exchange.hub.replica import Replica
+from edgetrain.exchange.messages import PROTOCOL, Agree, Copy, Follow, Resume
 
 JOBS = [
     (strategy, codec)
@@ -43,7 +47,7 @@ def when(found: Town, round: int, act) -> Town:
 
 
 @pytest.mark.parametrize(("strategy", "codecs"), JOBS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 7))
 def test_a_replica_that_took_over_is_one_undisturbed_hub_bit_for_bit(strategy, codecs, seed, kill):
     delay = 2 if strategy == "dga" else 0
@@ -57,7 +61,7 @@ def test_a_replica_that_took_over_is_one_undisturbed_hub_bit_for_bit(strategy, c
     assert ends_of(found) == ends_of(alone)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.integers(0, 2**32))
 def test_with_a_replica_nothing_else_changes(seed):
     alone = Fleet("dga", 3, 2, 2, 16, rng=random.Random(1), elements=ELEMENTS).run()
@@ -67,7 +71,7 @@ def test_with_a_replica_nothing_else_changes(seed):
     assert ends_of(found) == ends_of(alone)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 5))
 def test_a_dead_replica_does_not_stop_training(seed, round):
     found = town(steps=16, seed=seed)
@@ -78,7 +82,7 @@ def test_a_dead_replica_does_not_stop_training(seed, round):
     ends_of(found)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_a_replica_that_was_out_comes_back_in_and_may_take_over(seed, round):
     found = town(steps=60, seed=seed)
@@ -103,7 +107,7 @@ def test_a_replica_that_was_out_comes_back_in_and_may_take_over(seed, round):
     ends_of(found)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.data())
 def test_hub_and_replica_never_close_the_same_round(data):
     rng = random.Random(data.draw(st.integers(0, 2**32)))
@@ -141,3 +145,43 @@ def test_hub_and_replica_never_close_the_same_round(data):
 
     found.run(each, most_s=150.0, later=later)
     found.judge()
+
+
+def test_only_the_enrolled_replica_is_sent_the_journal_and_only_of_its_own_job():
+    found = town()
+    hub = found.first.hub
+    (refused, _) = hub.handle(b"m0", Follow(PROTOCOL, hub.state().agreed, 0), 0.0)
+    assert refused.message.code == "name"
+    (refused, _) = hub.handle(REPLICA, Follow(PROTOCOL, "another job", 0), 0.0)
+    assert refused.message.code == "job"
+    with pytest.raises(EdgetrainError, match="has taken over"):
+        hub.handle(REPLICA, Follow(PROTOCOL, hub.state().agreed, 0, epoch=1 << 16), 0.0)
+
+
+def test_a_stranger_has_no_vote_at_the_replica():
+    found = town(steps=60)
+
+    def kill():
+        if found.first.hub is not None and found.first.hub.round > 2:
+            found.kill_hub()
+
+    while found.first.hub is not None:
+        found.advance() or found.let_time_pass()
+        kill()
+    replica, later = found.replica, found.now + 10.0
+    for number, name in enumerate(("m0", "m1", "m2")):
+        asked = Resume(PROTOCOL, "model", 7, name, 12345, 0, 0, 1, 0, 1)
+        assert replica.handle_member(b"x%d" % number, asked, later) == []
+        replica.handle_member(b"x%d" % number, Agree(replica.position, True), later)
+    assert not replica.taken
+
+
+def test_a_record_larger_than_memory_and_a_gap_are_refused():
+    replica = Replica("job", 1.0, 100, 0.0)
+    with pytest.raises(BadMessage, match="more than 100 bytes"):
+        replica.handle_hub(Copy(1, 0, 2, True, True, 4, bytes(101)), 0.0)
+    replica = Replica("job", 1.0, 100, 0.0)
+    with pytest.raises(BadMessage, match="part 1 came when 0 was due"):
+        replica.handle_hub(Copy(1, 1, 2, True, True, 4, b"x"), 0.0)
+    with pytest.raises(BadMessage):
+        replica.handle_hub(Copy(1, 0, 1, True, True, 4, b"xxxxxxxx"), 0.0)
