@@ -8,6 +8,6 @@ closes the run folder with its summary. `readiness` has nothing to do with runs:
 `edgetrain doctor` looks at.
 
 Doors: both_ways, emulated, gateway, host_pace, hub, member.joining, member.member, member.service,
-member.train, readiness, servers.commands, servers.group, servers.process, servers.rehearsing,
-servers.snapshots, simulated.simulation, stopping, sweep.
+member.train, readiness, replica, servers.commands, servers.group, servers.process,
+servers.rehearsing, servers.snapshots, simulated.simulation, stopping, sweep.
 """

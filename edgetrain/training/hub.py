@@ -88,6 +88,12 @@ class HubRequest:
         return self.job.fleet.members if self.uplink is None else self.uplink.members
 
     @property
+    def awaited(self) -> str:
+        """Who has to come before training begins."""
+        at = self.job.hub.replica
+        return f"{self.members} members{f', and the replica at {at}' if at else ''}"
+
+    @property
     def traffic_above(self) -> Callable[[], Traffic] | None:
         """Counts the bytes to and from the hub above; None: there is none."""
         return None if self.uplink is None else self.uplink.traffic
@@ -141,7 +147,6 @@ def serve_job(
     found, journal = _looked_up(job, say), None
     _warn_of_doubts(found, warn)
     fresh = _maker(found, request.uplink, gate)
-    _check_replica(request, listening)
     hub = fresh(any_job=request.any_job)
     _check_resume(request)
     socket = _open(request, found, listening, gate)
@@ -154,8 +159,7 @@ def serve_job(
             hub = _restored(hub, fresh, journal, request, clock, say)
         on_error.pop_all()
     announce(listening.reachable, socket.port, gate, say)
-    also = f", and the replica at {job.hub.replica}" if job.hub.replica else ""
-    say(f"waiting for {request.members} members{also}; run folder: {folder}")
+    say(f"waiting for {request.awaited}; run folder: {folder}")
     began: list[str] = []
     follow(folder)
     recorder = HubRecorder(
@@ -200,6 +204,7 @@ def _open(
     request: HubRequest, found: Resolved, listening: Listening, gate: Gate | None
 ) -> HubSocket:
     """The socket that members join."""
+    _check_replica(request, listening)
     uplink, gateways = request.uplink, request.job.fleet.gateways
     if uplink is None:
         return HubSocket(listening.bind, message_limit(found.codec, gateways), gate)

@@ -68,7 +68,6 @@ def test_a_replica_takes_over_from_a_hub_that_was_killed_with_the_same_bits(tmp_
         (["hub.when_full=go on"], "hub.when_full = 'go on' and hub.replica"),
         (["strategy.name=ssp(2)", "hub.quorum=2"], r"hub.replica and ssp"),
         (["--no-journal"], "hub.replica = .* and --no-journal"),
-        (['hub.hubs=["tcp://a:1", "tcp://b:1"]', "strategy.ranges=2"], "and hub.hubs"),
         (["--any-job"], "hub.replica = .* and --any-job"),
         (["--replica-of", "tcp://localhost:1", "--no-journal"], "--replica-of and --no-journal"),
     ],

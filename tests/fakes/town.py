@@ -185,7 +185,7 @@ class Town(Fleet):
 
     def start_replica(self) -> None:
         self.second.disk = Disk()
-        agreed = self.hub._agreed()
+        agreed = self.hub.state().agreed
         self.replica = Replica(agreed, self.hub.policy.beat_s, 1 << 30, self.now)
         self.on_replica(self.replica.follow(self.now))
 
