@@ -14,14 +14,13 @@ from edgetrain.exchange.peers.listener import Listener, listen
 from edgetrain.exchange.peers.peering import MappedEnd, Peering
 from edgetrain.exchange.peers.reducer_link import ReducerLink
 from edgetrain.exchange.transport import MemberTransport
-from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs.building import message_limit, reducer_of
 from edgetrain.jobs.resolved import Resolved
 
 
 def direct_exchange(
     found: Resolved,
-    hub: MemberSocket,
+    hub: MemberTransport,
     credentials: Credentials | None,
     at: str,
     patience_s: float,
