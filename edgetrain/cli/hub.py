@@ -18,6 +18,7 @@ examples:
                                                               members on other machines, encrypted
   edgetrain hub job.toml --bind tcp://eth0:5555 --insecure    whoever reaches the port
   edgetrain hub members=4 strategy=dga --any-job              for loops of your own (edgetrain.join)
+  edgetrain hub job.toml --number 2 --bind tcp://eth0:5555    the second of the hubs in hub.hubs
   edgetrain hub --resume runs/20260101-120000-digits          go on after the hub has died
   edgetrain hub job.toml --bind tcp://eth0:5555 --replica-of tcp://b:5555
                                                               take over if the hub at b is gone
@@ -54,6 +55,13 @@ def add_parser(subparsers: Any) -> None:
         help="encrypt nothing and let in whoever reaches the port",
     )
     common.add_keys(parser)
+    parser.add_argument(
+        "--number",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of several hubs (hub.hubs in the job): which one this is, from 1; the first leads",
+    )
     parser.add_argument(
         "--any-job",
         action="store_true",
@@ -100,6 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
             False if arguments.no_journal else arguments.journal or True,
             arguments.resume,
             arguments.runs,
+            number=arguments.number,
         )
         from edgetrain.cli.screen import Screen, closing_table
 

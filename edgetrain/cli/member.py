@@ -18,6 +18,7 @@ from edgetrain.training.stopping import Stop
 
 if TYPE_CHECKING:
     from edgetrain.cli.screen import Screen
+    from edgetrain.exchange.keys.pairs import Credentials
     from edgetrain.jobs.resolved import Resolved
     from edgetrain.runs.metrics.log import MetricsLog
     from edgetrain.tasks.protocol import Task
@@ -63,11 +64,12 @@ def add_parser(subparsers: Any) -> None:
     common.add_job(parser)
     parser.add_argument(
         "--hub",
-        required=True,
         action="append",
+        default=[],
         metavar="tcp://HOST:PORT",
         help="as the hub says; several times for its other addresses: the first that answers is "
-        "used, the others if it is away later; its key is the same at all of them",
+        "used, the others if it is away later; its key is the same at all of them. Not where "
+        "hub.hubs in the job names several hubs: a member joins all of these",
     )
     parser.add_argument(
         "--hub-key",
@@ -115,7 +117,7 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check that the hub can be reached, then train; a service manager is told how it goes."""
     service = Service()
-    service.status(f"looking for the hub at {', '.join(arguments.hub)}")
+    service.status(f"looking for the hub at {', '.join(arguments.hub) or 'its addresses'}")
     with Stop().installed() as stop:
         try:
             status = _run(arguments, stop, service)
@@ -185,23 +187,22 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     job, beside = common.job_of(arguments)
     from edgetrain.cli.screen import Screen, ScreenHandler
     from edgetrain.exchange.addresses import rotated, wait_for_route
-    from edgetrain.exchange.keys.credentials import credentials as credentials_for
     from edgetrain.fleet.assignment import devices_of
     from edgetrain.runs.folder import check_room
 
     _check(arguments, job)
+    arguments.hub = arguments.hub or job.hub.hubs[:1]
     screen = Screen(f"member {arguments.index} of {job.fleet.members}, {job.train.steps} steps")
     handlers = [ScreenHandler(screen)] if screen.is_terminal else None
     logging.basicConfig(format="%(message)s", level=logging.INFO, handlers=handlers)
     check_room(arguments.runs)
     wait_s = _wait_s(arguments, job)
-    hub, via = wait_for_route(
-        arguments.hub, ROUTE_S, wait_s, functools.partial(_pause, service), say=common.say
-    )
-    credentials = credentials_for(
-        arguments.hub, arguments.hub_key, arguments.keys, insecure=arguments.insecure
-    )
-    common.say(f"joining {hub} over {via}" + (", encrypted" if credentials else ""))
+    pause = functools.partial(_pause, service)
+    hub, via = wait_for_route(arguments.hub, ROUTE_S, wait_s, pause, say=common.say)
+    for other in job.hub.hubs[1:]:
+        wait_for_route([other], ROUTE_S, wait_s, pause, say=common.say)
+    credentials = _credentials(arguments, job)
+    common.say(f"joining {hub} over {via}" + (", encrypted" if any(credentials) else ""))
     service.status(f"joining {hub}")
     from edgetrain.exchange.member.link import PATIENCE_S
     from edgetrain.jobs.resolved import look_up
@@ -219,7 +220,7 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
             train(
                 found,
                 place,
-                rotated(arguments.hub, hub),
+                job.hub.hubs if len(job.hub.hubs) > 1 else rotated(arguments.hub, hub),
                 record.open_log,
                 credentials=credentials,
                 checkpoint=arguments.checkpoint,
@@ -247,6 +248,17 @@ def _listen_at(via: str) -> str:
     return f"tcp://[{own}]:0" if ":" in own else f"tcp://{own}:0"
 
 
+def _credentials(arguments: argparse.Namespace, job: Job) -> list[Credentials | None]:
+    """Those for each hub."""
+    from edgetrain.exchange.keys.credentials import credentials as credentials_for
+
+    places = [[hub] for hub in job.hub.hubs] if len(job.hub.hubs) > 1 else [arguments.hub]
+    return [
+        credentials_for(each, arguments.hub_key, arguments.keys, insecure=arguments.insecure)
+        for each in places
+    ]
+
+
 def _wait_s(arguments: argparse.Namespace, job: Job) -> float:
     """Seconds to try a hub that is not up: as during training if this member has trained before, or
     was told to wait."""
@@ -263,7 +275,21 @@ def _pause(service: Service, seconds: float) -> None:
 
 
 def _check(arguments: argparse.Namespace, job: Job) -> None:
-    """ConfigError for numbers that are out of their range."""
+    """ConfigError for numbers that are out of their range, and hubs that are said twice or not."""
+    if bool(arguments.hub) == (len(job.hub.hubs) > 1):
+        raise ConfigError(
+            f"--hub {arguments.hub[0]}, and hub.hubs names {len(job.hub.hubs)} hubs"
+            if arguments.hub
+            else "there is no hub to join",
+            "a member joins all of these: leave --hub out"
+            if arguments.hub
+            else "say --hub tcp://HOST:PORT, as the hub says",
+        )
+    if len(job.hub.hubs) > 1 and arguments.hub_key:
+        raise ConfigError(
+            "--hub-key is one hub's, and hub.hubs names several",
+            "enrol at each of them, which pins its key",
+        )
     if not 0 <= arguments.index < job.fleet.members:
         raise ConfigError(
             f"--index {arguments.index}: allowed are 0 to {job.fleet.members - 1}",

@@ -272,15 +272,6 @@ def _why_not_several(found: Resolved) -> Refusal | None:
     return None
 
 
-def refuse_serving(found: Resolved) -> None:
-    """ConfigError for a job with several hubs where real ones would be served."""
-    if found.hubs > 1:
-        raise ConfigError(
-            f"hub.hubs has {found.hubs} hubs: several are simulated and emulated only so far",
-            "`edgetrain run`, or leave out hub.hubs",
-        )
-
-
 def _check_foretelling(found: Resolved) -> None:
     """What members learn from replies, where those are noised for each member."""
     if found.strategy.learns_from_replies and found.job.privacy.unit == "member":

@@ -36,7 +36,7 @@ from edgetrain.jobs.building import hub_of, message_limit
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved, journal_settings
-from edgetrain.jobs.rules import doubts, refuse_serving, resolve
+from edgetrain.jobs.rules import doubts, resolve
 from edgetrain.jobs.topology import take_star
 from edgetrain.runs import folder as run_folders
 from edgetrain.runs.environment import free_memory, utc
@@ -44,6 +44,7 @@ from edgetrain.runs.summary import summarise
 from edgetrain.training.gateway import Uplink
 from edgetrain.training.hub_recorder import HubRecorder
 from edgetrain.training.stopping import Stop
+from edgetrain.vectors.ranges import Stretch, shared
 
 LARGEST_SHARE = 4
 """The largest model that a hub takes has a quarter of the memory that was free when it started."""
@@ -81,6 +82,20 @@ class HubRequest:
     """Where a new run folder is made, if this is not resumed."""
     uplink: Uplink | None = None
     """To the hub above, where this is the gateway of a site; None: it is not."""
+    number: int = 1
+    """Which of the job's hubs this is, as hub.hubs counts them; the first leads."""
+
+    @property
+    def stretch(self) -> Stretch:
+        """The ranges of the vector that it has. ConfigError for a hub that the job does not
+        have."""
+        hubs = max(1, len(self.job.hub.hubs))
+        if not 1 <= self.number <= hubs:
+            raise ConfigError(
+                f"--number {self.number}: allowed are 1 to {hubs}",
+                "hub.hubs in the job names all hubs",
+            )
+        return shared(self.job.strategy.ranges, hubs)[self.number - 1]
 
     @property
     def members(self) -> int:
@@ -146,7 +161,7 @@ def serve_job(
     gate = gate_of(request, listening)
     found, journal = _looked_up(job, say), None
     _warn_of_doubts(found, warn)
-    fresh = _maker(found, request.uplink, gate)
+    fresh = _maker(found, request, gate, say)
     hub = fresh(any_job=request.any_job)
     _check_resume(request)
     socket = _open(request, found, listening, gate)
@@ -189,7 +204,6 @@ def serve_job(
 def _looked_up(job: Job, say: Say) -> Resolved:
     """The job with what it names; says what `fleet.topology = "auto"` takes here."""
     found = take_star(resolve(job), _LINKS_UNKNOWN)
-    refuse_serving(found)
     if found.topology_choice:
         say(found.topology_choice)
     return found
@@ -240,8 +254,11 @@ REPLICA = "replica"
 """The name that a replica's machine is enrolled under."""
 
 
-def _maker(found: Resolved, uplink: Uplink | None, gate: Gate | None) -> Callable[..., Hub]:
-    """Makes hubs of this job, for this machine's memory and its TCP."""
+def _maker(found: Resolved, request: HubRequest, gate: Gate | None, say: Say) -> Callable[..., Hub]:
+    """Makes hubs of this job, for this machine's memory and its TCP. Says which of several it
+    is."""
+    if not request.stretch.is_whole:
+        say(f"hub {request.number} of {found.hubs}: {request.stretch} of the vector")
     most_elements = max(1, free_memory() // (4 * LARGEST_SHARE))
     kind: Callable[..., Hub] = Hub
     if found.job.hub.replica:
@@ -253,9 +270,9 @@ def _maker(found: Resolved, uplink: Uplink | None, gate: Gate | None) -> Callabl
         )
     made = partial(
         hub_of, found, most_elements=most_elements, keeps_windows=not restarts_after_idle(),
-        kind=kind,
+        kind=kind, number=request.number - 1,
     )  # fmt: skip
-    if uplink is None:
+    if (uplink := request.uplink) is None:
         return made
     return lambda any_job: SiteHub(
         made(any_job=any_job, site=uplink.members), uplink.name, uplink.connect

@@ -266,10 +266,9 @@ class Link(Entrance):
         return self._session.number
 
     @property
-    def standing(self) -> tuple[int, int]:
-        """Replies that were given out, and the checksum of the base after them, as the hub said
-        it."""
-        return self._session.applied, self._session.checksum
+    def applied(self) -> int:
+        """Replies that were given out, or that the base has which `wait` gives next."""
+        return self._session.applied
 
     @property
     def members_here(self) -> int:

@@ -58,6 +58,8 @@ class RangedExchange:
         self._links, self._lead = links, links[0]
         self.interrupt: Callable[[], None] = lambda: None
         self._has_begun = self._are_entered = False
+        self._known = [0 for _ in links]
+        """Checksum of each hub's stretch of the base that was last given out."""
         self._keeps_base = True
         for link in links:
             link.interrupt = partial(self._pulse, link)
@@ -86,6 +88,7 @@ class RangedExchange:
         self.memory = VectorPool(params.size)
         self._keeps_base = strategies.find(entries[0].strategy).hub_keeps_base
         self._has_begun = True
+        self._known = [entry.checksum for entry in entries]
         if past is not None and past.has_base:
             return replace(entries[0], resend=min(entry.resend for entry in entries))
         return self._unite_entries(entries, params)
@@ -126,12 +129,16 @@ class RangedExchange:
         ]
         whole = self._unite(found)
         params[:] = whole.base
+        self._note_base(params)
         lead = entries[0]
         more = (whole.round - lead.round) * (lead.every_now or lead.every)
         return replace(
             lead, round=whole.round, applied=whole.applied, checksum=checksum(params),
             steps=lead.steps + more, resend=min(entry.resend for entry in entries),
         )  # fmt: skip
+
+    def _note_base(self, base: Vector) -> None:
+        self._known = [checksum(base[link.own]) for link in self._links]
 
     # -- one base of all -----------------------------------------------------------------------
 
@@ -162,7 +169,7 @@ class RangedExchange:
         """Where a hub is, with its base: it is asked for that unless it has just given it."""
         while not isinstance(reply, CatchUp) or reply.base is None:
             link.ask_again(base=True)
-            reply = link.wait(link.standing[0])
+            reply = link.wait(link.applied)
         if checksum(reply.base) != reply.checksum:
             raise Diverged("the base arrived damaged: its checksum differs from the hub's")
         return _Standing(reply.applied, reply.round, reply.base, reply.delay, reply.every)
@@ -222,8 +229,7 @@ class RangedExchange:
         base, that of the whole from the first round on: they compare members with each other."""
         is_of_stretch = self._keeps_base or not submission.applied
         read = []
-        for link in self._links:
-            _, known = link.standing
+        for link, known in zip(self._links, self._known, strict=True):
             own = replace(
                 submission,
                 vector=submission.vector[link.own],
@@ -252,7 +258,7 @@ class RangedExchange:
         replies = [reply for reply in found if isinstance(reply, RoundReply)]
         if len(replies) < len(found):
             return self._catch_up(found)
-        lead = replies[0]
+        lead, self._known = replies[0], [reply.checksum for reply in replies]
         checks = [(link.own, r.checksum) for link, r in zip(self._links, replies, strict=True)]
         return replace(
             lead,
@@ -279,6 +285,7 @@ class RangedExchange:
     def _catch_up(self, found: Sequence[RoundReply | CatchUp]) -> CatchUp:
         pairs = zip(self._links, found, strict=True)
         whole = self._unite([self._standing_of(link, reply) for link, reply in pairs])
+        self._note_base(whole.base)
         sum_ = checksum(whole.base)
         return CatchUp(whole.round, whole.delay, whole.applied, sum_, whole.base, whole.every)
 

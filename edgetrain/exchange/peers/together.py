@@ -163,8 +163,8 @@ class CollectiveExchange:
     def submit(self, submission: Submission) -> Vector | None:
         """See Exchange."""
         self._kept[submission.round] = submission.vector
-        _, known = self._link.standing
-        self._link.submit(replace(submission, vector=NOTHING, checksum=known))
+        nothing = vectors.checksum(NOTHING)
+        self._link.submit(replace(submission, vector=NOTHING, checksum=nothing))
         return None
 
     @property

@@ -71,7 +71,7 @@ def train(
     hub: str | Sequence[str],
     open_log: Callable[[str, float], MetricsLog],
     clock: Callable[[], float] = time.monotonic,
-    credentials: Credentials | None = None,
+    credentials: Credentials | Sequence[Credentials | None] | None = None,
     checkpoint: Path | None = None,
     source: Source = system,
     stop: Stop | None = None,
@@ -81,14 +81,15 @@ def train(
     patience_s: float = PATIENCE_S,
     on_task: Callable[[Task], None] = lambda task: None,
 ) -> None:
-    """Train one member of a job to its end, at the hub with this address, or these. `on_task` is
-    called with its task, once that is loaded; `open_log` once training begins, with the member's
-    name and when training began, by `time.monotonic`.
-    Without `credentials` nothing is encrypted. In the folder `checkpoint` the member keeps what it
-    needs to go on after it was killed. `source` is what noise is made of, where the job has
-    privacy. `stop` ends it between two steps. With `keeps_model` the member that evaluates
-    writes the trained model beside its log, which says if a disk refuses. `metrics_bytes`: at most;
-    0: any. `service` is told that it is in, and alive. A silent hub is tried for `patience_s`.
+    """Train one member of a job to its end, at the hub with this address, or these; of several hubs
+    `hub` has an address each, the lead's first. `on_task` is called with its task, once that is
+    loaded; `open_log` once training begins, with the member's name and when, by `time.monotonic`.
+    Without `credentials` nothing is encrypted; of several hubs they may be each one's. In the
+    folder `checkpoint` the member keeps what it needs to go on after it was killed. `source` is
+    what noise is made of, where the job has privacy. `stop` ends it between two steps. With
+    `keeps_model` the member that evaluates writes the trained model beside its log, which says if a
+    disk refuses. `metrics_bytes`: at most; 0: any. `service` is told that it is in, and alive. A
+    silent hub is tried for `patience_s`.
 
     Raises what `join` raises, TaskError and ConfigError, Stopped.
     """
@@ -131,7 +132,7 @@ def _exchange(
     place: Place,
     task: Task,
     hub: str | Sequence[str],
-    credentials: Credentials | None,
+    credentials: Credentials | Sequence[Credentials | None] | None,
     patience_s: float,
 ) -> tuple[Way, Request]:
     """What this member exchanges through, and what it joins with. Several hubs have one address
@@ -142,10 +143,11 @@ def _exchange(
         raise ConfigError(
             f"an address for {len(hubs)} of the job's {found.hubs} hubs", "give each of hub.hubs"
         )
-    sockets = [member_end(each, credentials) for each in hubs]
+    shown = list(credentials) if isinstance(credentials, Sequence) else [credentials] * len(hubs)
+    sockets = [member_end(at, own) for at, own in zip(hubs, shown, strict=True)]
     socket, outage_s = sockets[0], found.job.hub.outage_s
     if found.job.fleet.topology == DIRECT:
-        way, address = direct_exchange(found, socket, credentials, place.listen, patience_s)
+        way, address = direct_exchange(found, socket, shown[0], place.listen, patience_s)
         return way, replace(request, address=address)
     links = [Link(each, time.monotonic, patience_s, outage_s) for each in sockets]
     return RangedExchange(links) if len(links) > 1 else links[0], request
