@@ -610,7 +610,7 @@ class Takeover:
     first: int = _integer(0, MAX_RANGES)
     end: int = _integer(0, MAX_RANGES)
     applied: int = _integer(0, MAX_COUNT, default=0)
-    """1: replies for these ranges that are whole here. 2: those that the base is after."""
+    """1: replies for these ranges that were applied here. 2: those that the base is after."""
     hosts: bool = _flag(default=False)
     """1: whether this member can be reached, and has a base."""
     address: str = _text(MAX_ADDRESS, default="")

@@ -26,7 +26,7 @@ from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.places import LEAD, Reach
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Record, State, pack_state
-from edgetrain.exchange.messages import Join, Leave, Message, Takeover, Welcome
+from edgetrain.exchange.messages import Join, Leave, Message, Resume, Takeover, Welcome
 from edgetrain.vectors.ranges import Stretch
 
 FEWEST_REDUCERS = 2
@@ -88,6 +88,8 @@ class DirectHub(MappingHub):
             member.mark_heard()
             told = self._hear(member, message)
             return told + self._update_map(now) + self._take_over(now)
+        if self.started and isinstance(message, Join | Resume):
+            self._ask_again(message.name)
         if self.started:
             return super().handle(sender, message, now) + self._take_over(now)
         return self._held_back(super().handle(sender, message, now), now)
@@ -120,6 +122,13 @@ class DirectHub(MappingHub):
         for span, orphan in self._orphans.items():
             effects += self._go_on(span, orphan)
         return effects
+
+    def _ask_again(self, name: str) -> None:
+        """A member comes, or comes back: what it was asked may be lost with its connection."""
+        for orphan in self._orphans.values():
+            orphan.asked.pop(name, None)
+            orphan.answers.pop(name, None)
+            orphan.heir = "" if orphan.heir == name else orphan.heir
 
     def _lost_with_it(self) -> str:
         merger = self.rounds.merger

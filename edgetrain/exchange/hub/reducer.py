@@ -1,7 +1,7 @@
 """A hub that a member hosts: it has no journal, so what another one needs to go on in its place is
 with the members.
 
-They have its base, bit for bit, and keep each contribution until the reply to it is whole. Every
+They have its base, bit for bit, and keep each contribution until the reply to it is applied. Every
 reply says whose contributions are in it, so that they also know which are not merged yet. What is
 lost with a reducer: what its lossy replies have left out so far, and what an outer rule remembers.
 """

@@ -7,7 +7,7 @@ one, and then it stays until all others have left. And a reducer may be lost:
 =====  =================================================================================
 stage  what a member does
 =====  =================================================================================
-0      takes nothing more from the lost reducer; says how many of its replies are whole
+0      takes nothing more from the lost reducer; says how many of its replies were given out
 2      (the one that the hub chose, with the most replies) hosts a reducer in its place: base of
        the stretch after these, members as the hub knows them, nothing merged but what replies said
 -      the next map names the new one: goes on with that as after a lost connection
@@ -109,7 +109,7 @@ class DirectExchange(RangedExchange):
         if message.stage == 0:
             end.hang_up()
             can_host = not self._peering.is_client and self.base_of is not None
-            return Takeover(1, message.first, message.end, link.whole, can_host)
+            return Takeover(1, message.first, message.end, link.given_out, can_host)
         try:
             address = self._host_in_place(link, message)
         except EdgetrainError as error:
@@ -121,7 +121,7 @@ class DirectExchange(RangedExchange):
         assert self.base_of is not None
         applied, whole = self.base_of()
         base = None if whole is None else whole[link.own].copy()
-        applied = link.whole if base is None else link.add_waiting(base, applied)
+        applied = link.given_out if base is None else link.add_given_out(base, applied)
         if applied != message.applied:
             raise BadMessage(f"{message.applied} replies were wanted, and {applied} are here")
         state: State = unpack_state(message.payload)

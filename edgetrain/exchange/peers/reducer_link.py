@@ -12,18 +12,20 @@ from edgetrain.vectors.vector import Vector
 
 
 class ReducerLink(Link):
-    """A Link that keeps each contribution until the reply to it is whole, and knows what another
-    reducer needs to go on.
+    """A Link that keeps each contribution until the reply to it is given out, and knows what
+    another reducer needs to go on. A reply that is only here may be dropped when the connection
+    breaks, and the reducer that could send it again may be the one that is lost.
 
-    `merged`: of each member the number below which its contributions are in replies that are whole
-    here, as far as this link has seen.
+    `merged`: of each member the number below which its contributions are in replies that were given
+    out.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """As a Link."""
         super().__init__(*args, **kwargs)
         self.merged: dict[str, int] = {}
-        self._named: tuple[tuple[str, int], ...] = ()
+        self._heads: dict[int, Reply] = {}
+        """The first part of each reply that is not given out yet."""
         self._saw_all = False
         self._given_out: RoundReply | None = None
         """The last reply, which the member may not have added to its base yet."""
@@ -43,6 +45,11 @@ class ReducerLink(Link):
         """See Exchange."""
         reply = super().wait(round)
         self._given_out = reply if isinstance(reply, RoundReply) else None
+        if isinstance(reply, RoundReply):
+            head = self._heads[round]
+            self.merged |= dict(head.merged)
+            self.outbox.drop_answered(head)
+        self._heads = {number: head for number, head in self._heads.items() if number > round}
         return reply
 
     def _add_reply(self, reply: Reply) -> None:
@@ -50,31 +57,22 @@ class ReducerLink(Link):
             self._ask(self._session.epoch)
             return
         if not reply.part:
-            self._named = reply.merged
+            self._heads[reply.round] = reply
         self.inbox.add_part(reply, self._silence.heard, reply.round == self._submitted)
-        if self.inbox.is_whole(reply.round):
-            self.merged |= dict(self._named)
-            self.outbox.drop_answered(reply)
 
     @property
-    def whole(self) -> int:
-        """Replies that are whole here, those that were given out included."""
-        return self.inbox.ready_after(self._session.applied)
+    def given_out(self) -> int:
+        """Replies that were given out."""
+        return self._session.applied
 
-    def add_waiting(self, base: Vector, applied: int) -> int:
-        """Add to `base`, that of the stretch after `applied` replies, all that are whole here.
-        Returns how many it then has. What was not given out is gone here: the hub has to be asked
-        for its base."""
-        if self._given_out is not None and self._given_out.round == applied:
-            applied += _add(self._given_out, base)
-        while self.inbox.is_whole(applied):
-            applied += _add(self.inbox.pop_reply(applied), base)
-        return applied
-
-
-def _add(reply: RoundReply, base: Vector) -> int:
-    at = 0
-    for piece in reply.pieces:
-        base[at : at + piece.size] += piece
-        at += piece.size
-    return 1
+    def add_given_out(self, base: Vector, applied: int) -> int:
+        """Add to `base`, that of the stretch after `applied` replies, the last reply that was given
+        out, if the base lacks it. Returns how many it then has."""
+        reply = self._given_out
+        if reply is None or reply.round != applied:
+            return applied
+        at = 0
+        for piece in reply.pieces:
+            base[at : at + piece.size] += piece
+            at += piece.size
+        return applied + 1

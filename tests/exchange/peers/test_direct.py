@@ -89,7 +89,7 @@ class Deaths(DirectRoom):
 
     def __init__(self, deaths, *args, **other):
         members = args[1]
-        policy = Policy(members, beat_s=0.1, gone_s=0.3, return_s=5.0, deadline_s=1.0)
+        policy = Policy(members, beat_s=0.1, gone_s=0.3, return_s=5.0, deadline_s=30.0)
         super().__init__(*args, policy=policy, **other)
         self.deaths = deaths
 
@@ -119,6 +119,8 @@ def counted_once(room):
         ("fedavg", {1: 5}, {}),
         ("dga", {2: 7}, {"delay": 4, "codec": "int8"}),
         ("dga", {1: 5, 3: 11}, {"delay": 6, "codec": "topk(0.05) | q2"}),
+        ("dga", {1: 5, 0: 4}, {"delay": 6}),
+        ("fedavg", {1: 10, 0: 1}, {"codec": "topk(0.05) | q2"}),
         ("diloco", {0: 6}, {"clients": (3,), "reply_codec": "int8"}),
     ],
 )
