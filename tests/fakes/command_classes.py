@@ -196,6 +196,7 @@ BESIDE = {
 _MACHINES = "several machines: tests/cli/test_hub_screen.py runs a hub and members with keys"
 _INTERFACE = "an interface eth0, and members: tests/exchange/test_addresses.py"
 _SEVERAL_HUBS = "several machines: tests/cli/test_several_hubs.py runs three hubs and members"
+_REPLICA = "two machines: tests/cli/test_replica_cli.py runs a hub, its replica and members"
 _RESUMED = "a run of the reader's own: tests/training/test_sweep.py, tests/cli/test_group_cli.py"
 _RESUMED_HUB = "a hub of the reader's own that was killed: tests/cli/test_resume.py"
 _BENCHMARK = "a benchmark of minutes to hours whose figures stand on the page"
@@ -224,6 +225,7 @@ ELSEWHERE = {
     "edgetrain hub job.toml --number 2 --bind tcp://eth0:5555": _SEVERAL_HUBS,
     "edgetrain hub job.toml --number 3 --bind tcp://eth0:5555": _SEVERAL_HUBS,
     "edgetrain member job.toml --index 0": _SEVERAL_HUBS,
+    "edgetrain hub job.toml --bind tcp://eth0:5555 --replica-of tcp://b:5555": _REPLICA,
     "edgetrain gateway job.toml --above tcp://192.168.1.5:5555 --members 8"
     " --bind tcp://eth0:5555": _MACHINES,
     "edgetrain gateway --resume runs/20260101-120000-digits --above tcp://192.168.1.5:5555"
