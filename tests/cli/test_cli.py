@@ -179,7 +179,7 @@ def test_an_error_is_one_line_of_a_process_too(tmp_path):
     ("words", "says"),
     [
         (["strategies", "--jsn"], "unrecognized arguments: --jsn"),
-        (["member"], "the following arguments are required: --hub"),
+        (["member"], "the following arguments are required: --index"),
         (["trian"], "invalid choice: 'trian'"),
     ],
 )
@@ -199,7 +199,7 @@ def test_arguments_that_cannot_be(words, says, capsys):
         (["run", "--simulate", "--vmap", "offf"], ["'offf'", "did you mean 'off'?"]),
         (["keys", "list", "--jsn"], ["did you mean '--json'?", "see `edgetrain keys list --help`"]),
         (["capacity", "--members", "many"], ["'many' is not a whole number from 1"]),
-        (["member"], ["the following arguments are required: --hub"]),
+        (["member"], ["the following arguments are required: --index"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
