@@ -21,7 +21,7 @@ from edgetrain.exchange.messages import Figure, Telemetry
 from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply, Submission
 from edgetrain.exchange.transport import Traffic
 from edgetrain.vectors.pool import VectorPool
-from edgetrain.vectors.vector import Vector, checksum
+from edgetrain.vectors.vector import Vector, checksum, zeros
 
 if TYPE_CHECKING:
     from edgetrain.strategies.factored import Factors
@@ -213,12 +213,13 @@ class RangedExchange:
 
     def unsent(self) -> dict[str, Vector]:
         """See Exchange: as of one hub that has the whole vector."""
-        each = [link.unsent() for link in self._links]
-        return {name: np.concatenate([state[name] for state in each]) for name in each[0]}
+        each = [(link.unsent(), zeros(link.own.stop - link.own.start)) for link in self._links]
+        names = {name for state, _ in each for name in state}  # a lead without a range has none
+        return {n: np.concatenate([state.get(n, none) for state, none in each]) for n in names}
 
     def restore_unsent(self, unsent: Mapping[str, Vector]) -> None:
         """See Exchange."""
-        elements = self._links[-1].own.stop
+        elements = max(link.own.stop for link in self._links)
         if any(vector.size != elements for vector in unsent.values()):
             raise ConfigError(f"the checkpoint's unsent rest is not of {elements} parameters")
         for link in self._links:

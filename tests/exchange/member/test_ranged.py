@@ -122,6 +122,26 @@ def test_a_lead_without_a_range_leads():
     assert whole_run(hubs, "dga", "int8", 3) == star
 
 
+@pytest.mark.parametrize(
+    "stretches", [shared(RANGES, 3), [Stretch(RANGES, 0, 0), *shared(RANGES, 2)]]
+)
+def test_what_is_not_sent_yet_is_that_of_one_hub(stretches):
+    """For a checkpoint: also where the lead, which has no range, leaves nothing out."""
+    rests = []
+    for each in ([Stretch(RANGES, 0, RANGES)], stretches):
+        with Fleet(each, "sync-sgd", "topk(0.1) | q2", members=1).serving() as fleet:
+            driver = fleet.join(0)
+            for _ in range(4):
+                step(driver)
+            rest = driver.exchange.unsent()["residual"].copy()
+            driver.exchange.restore_unsent({"residual": rest})
+            rests.append(rest)
+            assert driver.exchange.unsent()["residual"].tobytes() == rest.tobytes()
+            driver.leave("done")
+    assert np.any(rests[0])
+    assert rests[0].tobytes() == rests[1].tobytes()
+
+
 def test_gradients_go_through_several_hubs():
     star = whole_run([Stretch(RANGES, 0, RANGES)], "sync-sgd", "fp32")
     assert whole_run(shared(RANGES, 3), "sync-sgd", "fp32") == star
