@@ -269,6 +269,11 @@ def _why_not_several(found: Resolved) -> Refusal | None:
         )
     if job.fleet.gateways and found.hubs > 1:
         return "a gateway is a member of one hub", "take one hub, or gateways = false"
+    if job.strategy.ranges < 2:
+        return (
+            "strategy.ranges = 1, and reducers share ranges of the vector",
+            "strategy.ranges = 16",
+        )
     return None
 
 
@@ -591,11 +596,7 @@ def _why_no_gateways(found: Resolved) -> Refusal | None:
 
 def _why_not_direct(found: Resolved) -> Refusal | None:
     """What speaks against members that reduce, beside what does against several hubs."""
-    job = found.job
-    if job.strategy.ranges < 2 and found.strategy.ranges == 1:
-        what = f"strategy.ranges = {job.strategy.ranges}, and members share ranges of the vector"
-        return what, "strategy.ranges = 16"
-    if len(job.hub.hubs) > 1:
+    if len(found.job.hub.hubs) > 1:
         return "hub.hubs names several hubs, and the members reduce", "name one hub"
     return None
 

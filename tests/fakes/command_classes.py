@@ -142,10 +142,10 @@ NIGHTLY = {
     "edgetrain topology job.toml codec=int8 network=ethernet --picture topologies.png": "picture: ",
     "edgetrain topology --parameters 11e6 --step-seconds 0.4 members=8"
     " network=wan-200ms": "topology auto: star",
-    "edgetrain topology --parameters 325000 --step-seconds 0.4 members=8 strategy=fedavg delay=0"
-    " network=wan-100ms hub_network=wan-100ms": r"butterfly .*790 ms +5\.5 s",
-    "edgetrain topology --parameters 11e6 --step-seconds 0.4 members=8 strategy=fedavg delay=0"
-    " network=ethernet hub_network=ethernet": r"star +5\.9 s",
+    "edgetrain topology --parameters 325000 --step-seconds 0.4 members=8 strategy=fedavg ranges=16"
+    " delay=0 network=wan-100ms hub_network=wan-100ms": r"butterfly .*790 ms +5\.5 s",
+    "edgetrain topology --parameters 11e6 --step-seconds 0.4 members=8 strategy=fedavg ranges=16"
+    " delay=0 network=ethernet hub_network=ethernet": r"star +5\.9 s",
     "edgetrain topology --parameters 325000 --step-seconds 0.4 members=16 strategy=fedavg"
     ' network=ethernet "sites=home-fixed: 0-7, home-fixed: 8-15"': r"gateways .*850 ms",
     "edgetrain capacity --members 1000": "1,000 members",

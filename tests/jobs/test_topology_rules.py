@@ -14,7 +14,7 @@ from edgetrain.jobs.rules import resolve
     ("words", "said"),
     [
         (["topology=rign"], "fleet.topology = 'rign' (did you mean 'ring'?)"),
-        (["topology=direct"], "strategy.ranges = 1, and members share ranges of the vector"),
+        (["topology=direct"], "strategy.ranges = 1, and reducers share ranges of the vector"),
         (["topology=direct", "ranges=4", "strategy=fedbuff(2, 0.5)"], "is out of step"),
         (["topology=direct", "ranges=4", "merge=median"], "compares members"),
         (["topology=ring"], "fleet.topology = 'ring': it is not there yet (say star"),
