@@ -195,7 +195,7 @@ BESIDE = {
 
 _MACHINES = "several machines: tests/cli/test_hub_screen.py runs a hub and members with keys"
 _INTERFACE = "an interface eth0, and members: tests/exchange/test_addresses.py"
-_SEVERAL_HUBS = "several machines: tests/cli/test_several_hubs.py runs three hubs and members"
+_SEVERAL_HUBS = "several machines: tests/cli/test_hubs_cli.py runs three hubs and members"
 _REPLICA = "two machines: tests/cli/test_replica_cli.py runs a hub, its replica and members"
 _RESUMED = "a run of the reader's own: tests/training/test_sweep.py, tests/cli/test_group_cli.py"
 _RESUMED_HUB = "a hub of the reader's own that was killed: tests/cli/test_resume.py"
