@@ -57,7 +57,7 @@ def document(stories: Sequence[Story]) -> str:
         _seconds(stories),
         _timelines(stories),
         _exchanges(stories),
-        _delays(stories),
+        _rounds(stories),
         _events(stories),
         _appendix(stories),
     ]
@@ -241,8 +241,9 @@ def _exchanges(stories: Sequence[Story]) -> str:
     return f"<section><h2>An exchange: medians</h2>{_table(columns)}</section>"
 
 
-def _delays(stories: Sequence[Story]) -> str:
-    """The delay in force, where it changed."""
+def _rounds(stories: Sequence[Story]) -> str:
+    """The delay in force, where it changed, the landing, and the ages of contributions out of
+    step."""
     said = []
     for story in stories:
         changes: list[tuple[float, int]] = []
@@ -252,8 +253,41 @@ def _delays(stories: Sequence[Story]) -> str:
                 changes.append((record["t"], delay))
         if len(changes) > 1:
             steps = ", ".join(f"{delay} from {units.duration(t)}" for t, delay in changes[:40])
-            said.append(f"<p>{_text(f'{story.label}: delay {steps}')}</p>")
-    return f"<section><h2>Changes of the delay</h2>{''.join(said)}</section>" if said else ""
+            said.append(f"{story.label}: delay {steps}")
+        landing = [record for record in story.rounds if record.get("lands") is True]
+        if landing:
+            first, last = landing[0], landing[-1]
+            said.append(
+                f"{story.label}: landing from {units.duration(first['t'])} to "
+                f"{units.duration(last['t'])}: {len(landing)} rounds of {last['every']} steps"
+            )
+    table = _ages(stories)
+    if not said and not table:
+        return ""
+    told = "".join(f"<p>{_text(each)}</p>" for each in said)
+    return f"<section><h2>Rounds: delay, landing, ages</h2>{told}{table}</section>"
+
+
+def _ages(stories: Sequence[Story]) -> str:
+    """A table of the ages of contributions, in replies, of the runs whose members are out of step:
+    the median of rounds' medians and of their highest, and the highest of all."""
+    ages = {
+        s.label: each for s in stories if (each := [r["ages"] for r in s.rounds if "ages" in r])
+    }
+    if not ages:
+        return ""
+    middles = [statistics.median_low([middle for middle, _ in each]) for each in ages.values()]
+    mosts = [[most for _, most in each] for each in ages.values()]
+    columns = [
+        column("age of contributions, in replies", ages),
+        column("rounds", [f"{len(each):,}" for each in ages.values()]),
+        column("median", map(str, middles)),
+        column(
+            "most of a round", [str(statistics.median_low(each)) for each in mosts], below="median"
+        ),
+        column("most", [str(max(each)) for each in mosts]),
+    ]
+    return _table(columns)
 
 
 def _events(stories: Sequence[Story]) -> str:
