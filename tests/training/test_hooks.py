@@ -180,7 +180,8 @@ def test_a_member_without_a_step_says_so_and_the_model_stays():
     with alone() as (model, optim, member):
         other = torch.optim.SGD(model.parameters(), 0.1)
         compute(model, optim)
-        other.step()
+        with pytest.raises(EdgetrainError, match="SGD that did not join"):
+            other.step()
         with pytest.raises(EdgetrainError, match=r"took no step.*optimizer that the loop steps"):
             member.close()
 

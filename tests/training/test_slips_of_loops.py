@@ -215,6 +215,45 @@ def test_parameters_moved_past_the_optimizers_step_are_not_taken_for_training():
     fleet_of("dga", loop)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_optimizer_made_anew_in_the_middle_raises(strategy):
+    def loop(model, optimizer, index, join):
+        with join(model, optimizer) as member:
+            take(4, model, optimizer, index)
+            anew = torch.optim.Adam(model.parameters(), lr=0.01)
+            with pytest.raises(EdgetrainError, match="Adam that did not join"):
+                take(1, model, anew, index)
+        return member.steps
+
+    _, steps, _ = fleet_of(strategy, loop)
+    assert steps == [4]
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer that steps another one, on the same parameters."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+def test_an_optimizer_around_the_joined_one_and_one_of_another_model_may_step():
+    def loop(model, optimizer, index, join):
+        other = children.model()
+        others = torch.optim.SGD(other.parameters(), lr=0.1)
+        with join(model, optimizer) as member:
+            take(5, model, Around(optimizer), index)
+            take(2, other, others, index)
+        take(1, model, torch.optim.SGD(model.parameters(), lr=0.1), index)
+        return member.steps
+
+    _, steps, _ = fleet_of("dga", loop)
+    assert steps == [5]
+
+
 # -- unequal numbers of steps ---------------------------------------------------------------------
 
 UNEQUAL = (4, 13, 9)

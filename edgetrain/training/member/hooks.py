@@ -10,6 +10,8 @@ knows a strategy, a message or a hub.
     a GradScaler steps                  unscale, then `begin`               `end`
     a GradScaler skips the step         no gradients, `begin` adding none   `end`
     a subclass calls `super().step()`   nothing: within another step        nothing
+    an optimizer that did not join      nothing                             EdgetrainError, unless a
+                                                                            step above was within it
 
 A GradScaler leaves out the step of an optimizer whose gradients are not finite, so that no hook
 would be called and this member would fall behind the others by a step. One that says of itself, as
@@ -27,6 +29,10 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from edgetrain.errors import ConfigError, EdgetrainError
 
@@ -48,7 +54,8 @@ class StepHooks:
     """Calls `begin` before the steps of these optimizers, and `end` after those of the last one.
 
     A loop steps its optimizers, or calls `step` of these hooks. With both there would be two steps
-    for one batch: EdgetrainError.
+    for one batch: EdgetrainError. So is a step of any other optimizer on their parameters, which
+    would be no step of the member: one that a loop made anew, for another rate.
     """
 
     def __init__(
@@ -61,7 +68,12 @@ class StepHooks:
         self._is_calling = self._is_paused = False
         self._call = ""
         """Which call the loop uses."""
-        self._removes: list[Callable[[], None]] = []
+        self._begun = self._begun_before = 0
+        """Steps that began so far, and when the last step of an optimizer that did not join did."""
+        self._removes: list[Callable[[], None]] = [
+            register_optimizer_step_pre_hook(self._before_any).remove,
+            register_optimizer_step_post_hook(self._after_any).remove,
+        ]
         for optimizer in self.optimizers:
             self._removes += [
                 optimizer.register_step_pre_hook(self._before).remove,
@@ -101,6 +113,7 @@ class StepHooks:
             return None
         self._check("member.step()" if self._is_calling else "optimizer.step()")
         self._outer = sys._getframe(1)
+        self._begun += 1
         adds = not _skips(optimizer)
         if not adds:
             for parameter in parameters_of(optimizer):
@@ -124,6 +137,28 @@ class StepHooks:
             self._outer = None
             if optimizer is self.optimizers[-1]:
                 self._end()
+
+    def _before_any(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._is_paused and self._is_stray(optimizer):
+            self._begun_before = self._begun
+
+    def _after_any(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._is_paused or self._begun > self._begun_before or not self._is_stray(optimizer):
+            return
+        if not self._is_within():
+            raise EdgetrainError(
+                f"a {type(optimizer).__name__} that did not join stepped this member's parameters: "
+                "the fleet would not see the step",
+                "change the rate of the one that joined (its param_groups, or a schedule); or "
+                "close the member, and join with the new one",
+            )
+
+    def _is_stray(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer that did not join steps parameters of those that did."""
+        if any(optimizer is each for each in self.optimizers):
+            return False
+        joined = {id(p) for each in self.optimizers for p in parameters_of(each)}
+        return any(id(p) in joined for p in parameters_of(optimizer))
 
     def _check(self, call: str) -> None:
         if self._call not in ("", call):
