@@ -159,12 +159,9 @@ def has_a_schedule(address: str, out: str, folder: Path | None, index: int, step
     member.close()
 
 
-def with_ddp(store: str, out: str, rank: int, names: list[str], steps: int) -> None:
-    """The same batches under torch's own DistributedDataParallel."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2
-    )
+def with_ddp(out: str, names: list[str], steps: int) -> None:
+    """The same batches under torch's own DistributedDataParallel, on a rank of `ranks.world`."""
+    rank = torch.distributed.get_rank()
     for name in names:
         wrapped = nn.parallel.DistributedDataParallel(model(0))
         optim = optimizer(name, wrapped)
@@ -183,7 +180,6 @@ def with_ddp(store: str, out: str, rank: int, names: list[str], steps: int) -> N
             nn.functional.cross_entropy(wrapped(x, rank, step), y).backward()
             optim.step()
         np.save(f"{out}-{name}-{rank}.npy", flat(wrapped.module))
-    torch.distributed.destroy_process_group()
 
 
 class HubThread:

@@ -7,12 +7,12 @@ import time
 import children
 import numpy as np
 import pytest
+import ranks
 from loopback import Loopback
 from torch import nn
 
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
-from edgetrain.training import processes
 from edgetrain.training.member.member import Member, bind
 
 STEPS = 12
@@ -21,30 +21,11 @@ BRANCHES = ["adamw", "decay"]
 """Optimizers that move a parameter whose gradient is zero."""
 
 
-def trained_by_ddp(folder):
-    """Whether both ranks came to their end. They are ended in any case."""
-    context = processes.fork_server(["torch", "edgetrain.training.member.member"])
-    ranks = [
-        processes.start(
-            context, f"rank{rank}", children.with_ddp,
-            str(folder / "store"), str(folder / "params"), rank, NAMES, STEPS,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    for child in ranks:
-        child.process.join(60)
-    codes = [child.exit_code for child in ranks]
-    for child in ranks:
-        child.stop()
-    assert all(code in (0, None) for code in codes), [child.error for child in ranks]
-    return codes == [0, 0]
-
-
 @pytest.fixture(scope="module")
 def ddp(tmp_path_factory):
-    # The reference itself, two gloo processes that meet in a file, has been seen to hang.
-    tries = (tmp_path_factory.mktemp("ddp") for _ in range(2))
-    folder = next(folder for folder in tries if trained_by_ddp(folder))
+    folder = tmp_path_factory.mktemp("ddp")
+    with ranks.world(2) as world:
+        world.run(children.with_ddp, str(folder / "params"), NAMES, STEPS)
     return {
         (name, rank): np.load(folder / f"params-{name}-{rank}.npy")
         for name in NAMES + BRANCHES
