@@ -70,10 +70,8 @@ class StepHooks:
         """Which call the loop uses."""
         self._begun = self._begun_before = 0
         """Steps that began so far, and when the last step of an optimizer that did not join did."""
-        self._removes: list[Callable[[], None]] = [
-            register_optimizer_step_pre_hook(self._before_any).remove,
-            register_optimizer_step_post_hook(self._after_any).remove,
-        ]
+        self._removes: list[Callable[[], None]] = [functools.partial(_JOINED.discard, self)]
+        _JOINED.add(self)
         for optimizer in self.optimizers:
             self._removes += [
                 optimizer.register_step_pre_hook(self._before).remove,
@@ -138,14 +136,14 @@ class StepHooks:
             if optimizer is self.optimizers[-1]:
                 self._end()
 
-    def _before_any(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._is_paused and self._is_stray(optimizer):
+    def before_other(self, optimizer: Optimizer) -> None:
+        """Any optimizer of the process is about to step."""
+        if self._is_stray(optimizer):
             self._begun_before = self._begun
 
-    def _after_any(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_paused or self._begun > self._begun_before or not self._is_stray(optimizer):
-            return
-        if not self._is_within():
+    def after_other(self, optimizer: Optimizer) -> None:
+        """Any optimizer of the process has stepped: EdgetrainError if it should have joined."""
+        if self._begun == self._begun_before and self._is_stray(optimizer):
             raise EdgetrainError(
                 f"a {type(optimizer).__name__} that did not join stepped this member's parameters: "
                 "the fleet would not see the step",
@@ -154,7 +152,10 @@ class StepHooks:
             )
 
     def _is_stray(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer that did not join steps parameters of those that did."""
+        """Whether an optimizer that did not join steps parameters of those that did, and not as a
+        part of their own step."""
+        if self._is_paused or self._outer is not None:
+            return False
         if any(optimizer is each for each in self.optimizers):
             return False
         joined = {id(p) for each in self.optimizers for p in parameters_of(each)}
@@ -177,6 +178,24 @@ class StepHooks:
             frame = frame.f_back
         self._outer = None
         return False
+
+
+_JOINED: set[StepHooks] = set()
+
+
+def _before_any(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for hooks in tuple(_JOINED):
+        hooks.before_other(optimizer)
+
+
+def _after_any(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for hooks in tuple(_JOINED):
+        hooks.after_other(optimizer)
+
+
+# Once, not for each: torch goes through its hooks while another thread's member may come or go.
+register_optimizer_step_pre_hook(_before_any)
+register_optimizer_step_post_hook(_after_any)
 
 
 def plain_optimizers(given: Optimizer | Sequence[Optimizer]) -> tuple[Optimizer, ...]:
