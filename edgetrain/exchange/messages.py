@@ -420,8 +420,9 @@ class Beat:
     epoch: int = _integer(0, 1 << 32, default=0)
     """The hub's, as in Welcome; 0 from a member."""
     merged: int = _integer(0, MAX_COUNT, default=0)
-    """The member's contributions to rounds before this one are in the journal. From a member, out
-    of step: it gives none from this number on; 0: it may."""
+    """The member's contributions to rounds before this one are in the journal. From a member that
+    is out of step, or a gateway whose members have gone: it gives none from this number on; 0: it
+    may."""
     here: int = _integer(0, 1 << 20, default=0)
     """Members that have joined while the job waits for more; 0 once it has begun, and from a
     member."""

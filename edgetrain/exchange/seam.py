@@ -320,8 +320,8 @@ class Exchange(Protocol):
         the last `poll` or `wait`."""
 
     def end(self, round: int) -> None:
-        """Out of step: say that this member gives no contribution from this number on, so that
-        nobody waits for one."""
+        """Say that this member gives no contribution from this number on, so that nobody waits for
+        one: one that is out of step, or the gateway of a site that all members have left."""
 
     def settle(self) -> bool:
         """Once every reply has been given out: wait until the fleet says which contributions of

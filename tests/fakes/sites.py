@@ -96,7 +96,8 @@ class FakeSite(Fleet):
             self.above.stray.append((self.address, frames))
         old = self.address
         self._renew()
-        self.above.carry_out(self.above.hub.unreachable(old, self.above.now))
+        above = self.above
+        above.survive(lambda: above.carry_out(above.hub.unreachable(old, above.now)))
         super().restart_hub()
 
     def end(self) -> None:

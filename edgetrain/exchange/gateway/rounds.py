@@ -49,6 +49,11 @@ class SiteRounds(Rounds):
         """See Rounds."""
         return self._next_up
 
+    @property
+    def oldest_number(self) -> int:
+        """See Rounds. The fleet may have answered rounds that this site has not contributed to."""
+        return max(self._next_up, self.round)
+
     # -- the fleet begins, or this site goes on where it stands --------------------------------
 
     def begin(self, base: Vector, entry: Entry) -> None:
@@ -63,8 +68,9 @@ class SiteRounds(Rounds):
 
     def skip_to(self, round: int) -> bool:
         """The fleet has gone on without this site: it contributes again from this round on. Returns
-        whether its members have to be told."""
+        whether its members have to be told. What they gave to earlier rounds counts in this one."""
         is_behind, self._next_up = round > self._next_up, max(round, self._next_up)
+        self.open_rounds.carry_over(self._next_up, self.merger.keeps_late)
         return is_behind
 
     def jump(self, missed: CatchUp) -> None:

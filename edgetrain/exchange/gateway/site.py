@@ -7,7 +7,8 @@ round that closes goes up, and its reply comes from above (`rounds`). And it is 
 the hub above has merged everything for good.
 
 `hear` moves the link: it sends what is in the journal by then, and takes in what has come. A hub
-above that is away is waited for; contributions are kept, and sent again by the link.
+above that is away is waited for; contributions are kept, and sent again by the link. A site that
+all members have left says so above, and asks where the fleet is once one is back.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.blob import blob_digest, blob_parts
 from edgetrain.vectors.vector import Buffer, Vector
 from edgetrain.vectors.vector import checksum as checksum_of
+
+NOBODY_HERE = "no member is here: the fleet goes on without this site until one is back"
+
+CUT_OFF = "the hub above is away: members wait, and contributions are kept until it is back"
+
+REACHED = "the hub above is back"
 
 
 class SiteTensors:
@@ -83,6 +90,10 @@ class SiteHub(Hub):
         self._base: Vector = np.empty(0, np.float32)
         """What the site joins with, while it does."""
         self._tensors: SiteTensors | None = None
+        self._is_empty = False
+        """Whether the hub above has been told that no member is here."""
+        self._is_cut_off = False
+        """Whether people have been told that the hub above is away."""
         self._first_reply = 0
         """The first round whose reply can still be had: none is older than a base that was sent."""
 
@@ -111,11 +122,11 @@ class SiteHub(Hub):
             return self._join(now)
         link, rounds = self._require_link(), self.rounds
         outgoing, rounds.outgoing = rounds.outgoing, []
+        effects = self._say_who_is_here()
         for sent in outgoing:
             self._submit(sent)
         link.poll()
-        link.check_silence()
-        effects: list[Effect] = []
+        effects += self._check_way_up()
         while link.ready > self.round:
             found = link.wait(self.round)
             if isinstance(found, CatchUp):
@@ -127,6 +138,30 @@ class SiteHub(Hub):
             link.is_to_evaluate = False
             effects += self.membership.ask_to_evaluate()
         return effects
+
+    def _say_who_is_here(self) -> list[Effect]:
+        """Tell the hub above when the last member has gone and may come back, so that rounds do not
+        wait for this site; once one is back, ask where the fleet is."""
+        is_empty = not self.members and not super().finished
+        if is_empty is self._is_empty:
+            return []
+        self._is_empty, link = is_empty, self._require_link()
+        # Nobody can say that there is no round at all: a first round that is lost is waited for.
+        link.end(max(1, self.rounds.collecting) if is_empty else 0)
+        if not is_empty:
+            link.ask_again()
+        return [Note("late", "hub", NOBODY_HERE)] if is_empty else []
+
+    def _check_way_up(self) -> list[Effect]:
+        """Say once that the hub above is away, and once that it is back. Raises HubUnreachable for
+        one that has been away for too long."""
+        link = self._require_link()
+        link.check_silence()
+        is_cut_off = link.away_s >= self.policy.gone_s
+        if is_cut_off is self._is_cut_off or 0.0 < link.away_s < self.policy.gone_s:
+            return []
+        self._is_cut_off = is_cut_off
+        return [Note("late", "hub", CUT_OFF) if is_cut_off else Note("back", "hub", REACHED)]
 
     def _require_link(self) -> WayUp:
         assert self.link is not None

@@ -115,7 +115,8 @@ class MemberRecord:
     applied: int = 0
     """Replies that it had applied when it last said so."""
     ends: int = 0
-    """Out of step: it gives no contributions from this number on; 0: it has not said so."""
+    """It gives no contributions from this number on: for good where members are out of step, until
+    it comes back where it is a gateway without members; 0: it has not said so."""
     incoming: list[Buffer] = field(default_factory=list)
     """Parts of the contribution that is arriving."""
     unreachable_since: float | None = None
@@ -180,8 +181,14 @@ class MemberRecord:
         return (
             self.next_round <= round
             and self.first_round <= round
+            and not 0 < self.ends <= round
             and self.state in ("training", "late")
         )
+
+    def has_settled(self, round: int) -> bool:
+        """Whether what it gave to this round is merged, or it gave nothing to it. One that came
+        back may have contributed while its question was on the way: that has to be merged."""
+        return self.merged > round or (self.first_round > round and not self.left_out)
 
     def may_skip_to(self, round: int) -> bool:
         """Whether it was told to leave out all rounds from its next one to the one before this."""
@@ -277,6 +284,7 @@ class MemberRecord:
         self._change_state("resumes")
         self.address = address
         self.resumed = True
+        self.ends = 0 if self.behind else self.ends
         self.next_round = max(self.next_round, oldest)
         self._skip_merged()
 

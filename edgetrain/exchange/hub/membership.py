@@ -154,7 +154,7 @@ class Membership:
             end = rounds.delay.end_after(rounds.round)
             ahead = max(ahead, min(rounds.masks.next_first, end))
         away = self._members.away.get(member.name)
-        return max(rounds.collecting, ahead, (away or member).next_round)
+        return max(rounds.oldest_number, ahead, (away or member).next_round)
 
     # -- joining ------------------------------------------------------------------------------
 

@@ -182,6 +182,19 @@ class OpenRounds:
             del self._open[round]
         return entry.senders.pop(key)
 
+    def carry_over(self, round: int, kept: bool) -> None:
+        """Rounds before this one are over: their contributions are late ones of this round; unless
+        late ones are `kept`, they are dropped for good."""
+        for earlier in sorted(each for each in self._open if each < round):
+            entry = self._open.pop(earlier)
+            if not kept:
+                entry.mark_merged()
+                continue
+            late = self._open.setdefault(round, OpenRound())
+            late.opened = min(late.opened, entry.opened)
+            late.contributions |= entry.contributions
+            late.senders |= entry.senders
+
     def remove(self, round: int, missing: int) -> None:
         """Forget a round: it has been merged, without this many members."""
         entry = self._open.pop(round, None)

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 MOST_GAPS = 16
 """Gaps in a row in what a member sends. More are no accident."""
 
+NOBODY = "no member is at its site: rounds do not wait for it until one is back"
+
 ASTRAY = "something was lost on the way: say where you are"
 
 
@@ -219,7 +221,7 @@ class Hub:
         member.mark_heard()
         match message:
             case Beat() if member.note_end(message.merged):
-                return self._close_rounds(now)
+                return _nobody_at(member) + self._close_rounds(now)
             case Beat() | Telemetry() | Figure() | Agree():
                 return observe_sign(member, message, self.policy.status_s, now)
             case Contribute():
@@ -378,3 +380,8 @@ class Hub:
     def _agreed(self) -> str:
         codec, reply_codec = self.rounds.merger.codecs
         return self.terms.agreed(codec.name, reply_codec.name, self.rounds.masks is not None)
+
+
+def _nobody_at(member: MemberRecord) -> list[Effect]:
+    """What people are told when a gateway says that it contributes no more."""
+    return [Note("late", member.name, NOBODY)] if member.behind else []

@@ -417,7 +417,7 @@ class Rounds:
         # A member that a restored hub has not heard yet gets its replies when it is back.
         told = [member for member in self._members if member.trains and not member.returning]
         if record.complete is None:
-            settled = all(max(member.merged, member.first_round) > record.round for member in told)
+            settled = all(member.has_settled(record.round) for member in told)
         else:
             settled = all(member.merged == record.complete > 0 for member in told)
         record = replace(record, every=self.delay.every)

@@ -143,7 +143,7 @@ class Session:
         self.wants_base = False
         """Whether the hub's base is to take the place of replies."""
         self.ends = 0
-        """Out of step: the member contributes nothing from this number on; 0: it may."""
+        """The member contributes nothing from this number on; 0: it may."""
         self.applied = past.applied if past else 0
         self.checksum = past.checksum if past else 0
         fixed = request.fixed_tensors
