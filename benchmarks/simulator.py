@@ -3,6 +3,7 @@
     python benchmarks/simulator.py                        10, 100, 1,000 and 10,000 members
     python benchmarks/simulator.py --members 1000
     python benchmarks/simulator.py --strategies all         1,000 members x 20 rounds of each
+    python benchmarks/simulator.py --topologies             the same of 4 hubs and of 10 gateways
 
 Every member takes `--rounds` rounds of `--every` local steps (fedavg, plain SGD) behind a link of
 its own; evaluations and metrics included. The time of a member's round stays the same where time
@@ -10,19 +11,22 @@ grows linearly. Seconds are this machine's; what the fleet would have taken is v
 
 With --strategies each is run between two runs of fedavg, `--turns` times, and the median of the
 ratios of CPU seconds is compared with its bar: 1.5, and 2.5 for strategies that act at every step.
-All take a round every `--every` steps; streaming-diloco's are of one fragment each.
-Exit status 1 if one is slower.
+All take a round every `--every` steps; streaming-diloco's are of one fragment each. With
+--topologies fedavg over each is run between two runs over a star; the bar is 1.5. Members behind
+gateways are in sites of equal size. Exit status 1 if one is slower.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import resource
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,8 +46,14 @@ ARGUMENTS = {"mu": 0.1, "M": 0.0, "a": 0.5, "s": 0.0, "fetch": 5.0, "P": 5.0, "a
 replies to send."""
 
 
-def measure(args: argparse.Namespace, members: int, strategy: str = "fedavg") -> dict[str, Any]:
-    """Simulate one fleet; what it took."""
+HUBS, GATEWAYS = 4, 10
+"""Of --topologies."""
+
+
+def measure(
+    args: argparse.Namespace, members: int, strategy: str = "fedavg", words: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Simulate one fleet; what it took. `words`: what its job says besides."""
     rounds = min(args.rounds, max(1, args.most // members))
     row = strategies.find(strategy)
     job = load(
@@ -60,6 +70,7 @@ def measure(args: argparse.Namespace, members: int, strategy: str = "fedavg") ->
             f"delay={args.every if row.delays else 0}",
             "data.partition=shared(64)",
             f"message_s={args.message_s}",
+            *words,
         ],
     )
     began, began_cpu = time.perf_counter(), time.process_time()
@@ -96,21 +107,36 @@ def spelled(text: str) -> list[str]:
     ]
 
 
-def compare(args: argparse.Namespace, names: list[str]) -> int:
-    """Each strategy between two runs of fedavg; prints a line each. 1 if one is slower than its
-    bar."""
+def topologies(members: int) -> dict[str, list[str]]:
+    """What the job of each topology says."""
+    hubs = ", ".join(f"'tcp://hub-{number}:5555'" for number in range(HUBS))
+    edges = [members * site // GATEWAYS for site in range(GATEWAYS + 1)]
+    sites = [f"wan-200ms: {a}-{b - 1}" for a, b in itertools.pairwise(edges)]
+    return {
+        f"{HUBS} hubs": [f"ranges={HUBS}", f"hubs=[{hubs}]"],
+        f"{GATEWAYS} gateways": ["gateways=true", "sites=" + ", ".join(sites)],
+    }
+
+
+Variant = tuple[str, str, Sequence[str], float]
+"""(name, strategy, what the job says besides, how many times the time of fedavg it may take)."""
+
+
+def compare(args: argparse.Namespace, variants: Sequence[Variant]) -> int:
+    """Each variant between two runs of fedavg over a star; prints a line each. 1 if one is slower
+    than its bar."""
     members, slow = args.members[0], 0
     print(f"{members:,} members x {args.rounds} rounds")
-    print("strategy                   CPU seconds  fedavg  ratio  bar")
+    print("                           CPU seconds  fedavg  ratio  bar")
     before = measure(args, members)["cpu_seconds"]
-    for name in names:
+    for name, strategy, words, bar in variants:
         ratios = []
         for _ in range(args.turns):
-            own = measure(args, members, name)["cpu_seconds"]
+            own = measure(args, members, strategy, words)["cpu_seconds"]
             after = measure(args, members)["cpu_seconds"]
             theirs, before = (before + after) / 2, after
             ratios.append(own / theirs)
-        ratio, bar = statistics.median(ratios), bar_of(strategies.find(name))
+        ratio = statistics.median(ratios)
         slow += ratio > bar
         over = "  slower" if ratio > bar else ""
         print(f"{name:26} {own:11.1f} {theirs:7.1f} {ratio:6.2f} {bar:4}{over}", flush=True)
@@ -130,14 +156,20 @@ def main() -> int:
     parser.add_argument("--network", default="wan-200ms")
     parser.add_argument("--message-s", type=float, default=0.0002)
     parser.add_argument("--strategies", default="", help="all, or some, as `edgetrain compare`")
+    parser.add_argument("--topologies", action="store_true", help="hubs and gateways")
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    if args.strategies:
+    if args.strategies or args.topologies:
         args.members = args.members[:1] if args.members != DEFAULT else [1000]
         args.rounds = min(args.rounds, 20)
         ARGUMENTS["M"] = float(args.members[0])
-        return compare(args, spelled(args.strategies))
+        names = spelled(args.strategies) if args.strategies else []
+        rows: list[Variant] = [(name, name, (), bar_of(strategies.find(name))) for name in names]
+        if args.topologies:
+            known = topologies(args.members[0])
+            rows += [(name, "fedavg", words, 1.5) for name, words in known.items()]
+        return compare(args, rows)
     found = []
     if not args.json:
         print("members  rounds  seconds  virtual  us a member's round   events  peak GB  accuracy")

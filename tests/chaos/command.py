@@ -40,6 +40,7 @@ examples:
   python -m chaos --schedules 1000 --happenings 8
   python -m chaos --seed 417 --schedules 1       one schedule again, as a verdict names it
   python -m chaos job.toml --kinds hub,power
+  python -m chaos hub.replica=tcp://c:5555 hub.quorum=3     a hub and its replica, in memory
   python -m chaos --processes                    10 schedules over real processes
   python -m chaos --processes --schedules 50 --at-once 3
   python -m chaos job.toml --processes           members train the job's own task
@@ -244,15 +245,18 @@ def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcom
     from edgetrain.jobs.plan import check, with_task
 
     found = common.with_host_pace(arguments, check(job), beside)
-    from chaos import laws, schedule, simulated
+    from chaos import in_memory, laws, schedule, simulated
 
-    planned = with_task(found, beside)
+    planned, hubs, way = with_task(found, beside), found.hubs, simulated
+    if found.job.hub.replica:
+        hubs, way = 2, in_memory
+        kinds = tuple(kind for kind in kinds if kind in in_memory.KINDS)
     laws.Merging.of(planned)
-    calm_s = simulated.calm_seconds(planned)
+    calm_s = way.calm_seconds(planned)
     members = planned.job.fleet.members
     for seed in range(arguments.seed, arguments.seed + arguments.schedules):
-        drawn = schedule.draw(seed, members, calm_s, arguments.happenings, kinds, planned.hubs)
-        yield simulated.run(planned, seed, drawn, calm_s)
+        drawn = schedule.draw(seed, members, calm_s, arguments.happenings, kinds, hubs)
+        yield way.run(planned, seed, drawn, calm_s)
 
 
 def _real(arguments: argparse.Namespace, kinds: tuple[Kind, ...], report: _Report) -> Outcomes:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import re
+from pathlib import Path
 
 import pytest
 from command_line import edgetrain, running, write_tiny
 from hub_runs import free_port, hub_folder, journal_of, wait_for_rounds
+
+from edgetrain.__main__ import main
+from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.pairs import public_key
 
 ROUNDS = 60
 
@@ -26,19 +31,40 @@ def write_job(cwd, **hub) -> tuple[str, str, str]:
     return job, hub_at, replica_at
 
 
+def keys(cwd: Path, name: str, *friends: str) -> tuple[str, ...]:
+    """The words of a machine with keys of its own, which lets `friends` in."""
+    folder = str(cwd / name)
+    assert main(["keys", "init", "--keys", folder]) == 0
+    for friend in friends:
+        main(["keys", "enroll", friend, "--key", f"{cwd / friend}/key", "--keys", folder])
+    return ("--keys", folder)
+
+
 def trained(cwd, *, killed: bool):
-    """(rounds, checksum of the base, contributions counted) at the end of a job."""
+    """(rounds, checksum of the base, contributions counted) at the end of a job; encrypted where
+    the hub is killed, so that members need the replica's key from it."""
     job, hub_at, replica_at = write_job(cwd)
+    pis = [keys(cwd, f"pi-{i}") if killed else () for i in range(2)]
+    second = keys(cwd, "replica", "pi-0", "pi-1") if killed else ()
+    first = keys(cwd, "hub-keys", "pi-0", "pi-1", "replica") if killed else ()
     with contextlib.ExitStack() as stack:
         start = lambda *words: stack.enter_context(running(*words, cwd=cwd))  # noqa: E731
-        hub = start("hub", job, "--bind", hub_at)
-        hub.until("members join")
+        hub = start("hub", job, "--bind", hub_at, *first)
+        if killed:
+            public = public_key(hub.until("public key is").split()[-1])
+            for _, ring in (*pis, second):  # as enrolment does
+                Keyring(Path(ring)).pin_hub(hub_at, public)
+        else:
+            hub.until("members join")
         folder = hub_folder(cwd)
         flags = ("--replica-of", hub_at, "--runs", "copies")
-        replica = start("hub", job, "--bind", replica_at, *flags)
+        replica = start("hub", job, "--bind", replica_at, *flags, *second)
         replica.until("replica of the hub")
         hub.until("it is here")
-        members = [start("member", job, "--hub", hub_at, "--index", str(i)) for i in range(2)]
+        members = [
+            start("member", job, "--hub", hub_at, "--index", str(i), *pi)
+            for i, pi in enumerate(pis)
+        ]
         if killed:
             wait_for_rounds(folder, 10)
             hub.process.kill()

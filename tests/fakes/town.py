@@ -60,6 +60,12 @@ class TwoWayMember(FakeMember):
     def waits_in_vain(self) -> bool:
         return super().waits_in_vain and not self.other.to_member
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether its connections are closed."""
+        is_done = self.state == "done" and not self.wire.to_hub
+        return is_done or self.index in self.fleet.dead
+
     def hear_other(self) -> None:
         self.other.deliver_to_member()
         if self._is_waiting:
@@ -116,10 +122,10 @@ class Site:
 
     def _send(self, effect: Send) -> None:
         town = self.town
-        member = next(m for m in town.members if m.address == effect.to)
+        member = next((m for m in town.members if m.address == effect.to), None)
         if isinstance(effect.message, Reply):
             town.note_reply(self, effect.message)
-        if member.index in town.dead or (member.state == "done" and not member.wire.to_hub):
+        if member is None or member.is_gone:
             self.carry_out(self.hub.unreachable(effect.to, town.now))
         elif (member.index, self.name) not in town.apart:
             self.wire_of(member).send_to_member(pack(effect.message))
@@ -136,10 +142,10 @@ class Town(Fleet):
             ReplicatedHub, address="tcp://c:5555", is_replica=lambda sender: sender == REPLICA
         )
         self.fresh_replicated = lambda: self.fresh_hub(make)
-        self.first, self.second = Site(self, "hub"), Site(self, "replica")
+        self.first, self.second = self.new_site("hub"), self.new_site("replica")
         self.first.hub = self.hub = self.fresh_replicated()
-        self.to_replica: deque[list] = deque()
-        self.from_replica: deque[list] = deque()
+        self.to_replica = self.new_line("hub", "replica")
+        self.from_replica = self.new_line("replica", "hub")
         self.apart: set[tuple[int, str]] = set()
         """(member, hub) between which messages are lost."""
         self.parted = False
@@ -151,6 +157,13 @@ class Town(Fleet):
         self.closers: dict[int, str] = {}
         self.broken: list[str] = []
         self.start_replica()
+
+    def new_site(self, name: str) -> Site:
+        return Site(self, name)
+
+    def new_line(self, source: str, target: str) -> deque[list]:
+        """What is under way between hub and replica."""
+        return deque()
 
     # -- what is judged -----------------------------------------------------------------------
 
@@ -200,9 +213,10 @@ class Town(Fleet):
                     if not self.parted:
                         self.from_replica.append(pack(effect.message))
                 case Send():
-                    member = next(m for m in self.members if m.address == effect.to)
-                    if (member.index, "replica") not in self.apart:
-                        member.other.send_to_member(pack(effect.message))
+                    for member in self.members:
+                        here = (member.index, "replica") not in self.apart
+                        if member.address == effect.to and here:
+                            member.other.send_to_member(pack(effect.message))
         if self.replica is not None and self.replica.taken:
             self.take_over()
 
@@ -239,7 +253,8 @@ class Town(Fleet):
     def kill_hub(self) -> None:
         """SIGKILL: nothing of it is left but its disk, and what is on its way."""
         self.first.hub, self.killed_at = None, self.now
-        self.to_replica = deque(list(self.to_replica)[: self.rng.randint(0, len(self.to_replica))])
+        for _ in range(self.rng.randint(0, len(self.to_replica))):
+            self.to_replica.pop()
         self.from_replica.clear()
         if self.second.hub is not None:
             self.hub = self.second.hub

@@ -383,12 +383,12 @@ class Silence:
         """Check the number of connections; whether one has been replaced since the last check.
 
         The first of all took nothing with it. But if two have stood since the last check, the
-        earlier one may have lost a message.
+        earlier one may have lost a message; below 0 the transport went to another machine.
         """
         if self._reconnecting is None or self._reconnecting.connections == self.connections:
             return False
         before, self.connections = self.connections, self._reconnecting.connections
-        return bool(before or self.connections > 1)
+        return before > 0 or not 0 <= self.connections <= 1
 
     def reconnect_if_silent(self) -> bool:
         """Reconnect if nothing has come for too long; whether that was so."""

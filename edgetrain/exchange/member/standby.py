@@ -89,6 +89,7 @@ class StandbyEnd:
         self._heard = clock()
         self._bytes = 0
         self._before = Traffic(0, 0, 0, 0.0)
+        self._moves = 0
         self._has_moved = False
         """It went to another end, and nothing was sent there yet."""
 
@@ -97,6 +98,7 @@ class StandbyEnd:
     def reconnect(self) -> None:
         """See Reconnecting. With a replica, it goes to the other one."""
         self._heard, self._has_moved = self._clock(), self._told is not None
+        self._moves += 1
         if self._told is None:
             _renew(self._hub)
         elif self._end is self._hub:
@@ -190,10 +192,11 @@ class StandbyEnd:
 
     @property
     def connections(self) -> int:
-        """See Reconnecting. 0 once it has gone to another end, until something was sent there: the
-        link then knows that what it said before may be lost."""
+        """See Reconnecting. Another number below 0 each time that it goes to another end, until
+        something was sent there: the link then knows that what it said before may be lost, also if
+        this end came and went without one of its messages."""
         if self._has_moved:
-            return 0
+            return -self._moves
         return self._end.connections if isinstance(self._end, Reconnecting) else 1
 
     @property

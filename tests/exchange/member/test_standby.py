@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from edgetrain.exchange.member.standby import Ballot
-from edgetrain.exchange.messages import Agree, Offer, Standby
+from fakes.fleet import Wire
+
+from edgetrain.exchange.member.session import Silence
+from edgetrain.exchange.member.standby import Ballot, StandbyEnd
+from edgetrain.exchange.messages import Agree, Beat, Leave, Offer, Standby, pack
 
 
 def said(link, sent=0, *, asks=False, out=False) -> Standby:
@@ -55,3 +58,23 @@ def test_a_process_that_goes_on_with_a_session_agrees_to_an_out_only_above_what_
     made.accept_standby(said(5, sent=8, asks=True))
     assert made.accept_standby(said(8, asks=True)) is None
     assert made.accept_standby(said(9, asks=True)) == Agree(9, False)
+
+
+def test_who_goes_to_the_replica_and_comes_straight_back_asks_its_hub_again():
+    now = [0.0]
+    hub, replica = Wire(lambda: None), Wire(lambda: None)
+    end = StandbyEnd(hub, lambda address, key: replica, lambda: now[0])
+    silence = Silence(end, lambda: now[0], 60.0, 60.0)
+    assert not silence.note_connections()
+    hub.send_to_member(pack(said(5)))
+    hub.deliver_to_member()
+    end.receive(0.0)
+    for back in (False, True):
+        now[0] += 2.0
+        if back:
+            hub.send_to_member(pack(Beat()))
+            hub.deliver_to_member()
+        assert end.receive(0.0) is None
+        assert silence.note_connections(), "the question that it sent before may be lost"
+        end.send(pack(Leave("instead of a question")))
+    assert not silence.note_connections()
