@@ -6,7 +6,7 @@ process. Both pass the same tests (tests/exchange/test_transport.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -46,6 +46,17 @@ class Traffic:
     retransmitted_bytes: int
     round_trip_s: float
 
+    @classmethod
+    def of_all(cls, each: Iterable[Traffic]) -> Traffic:
+        """Sums, and the longest round trip."""
+        found = [cls(0, 0, 0, 0.0), *each]
+        return cls(
+            sum(traffic.sent_bytes for traffic in found),
+            sum(traffic.received_bytes for traffic in found),
+            sum(traffic.retransmitted_bytes for traffic in found),
+            max(traffic.round_trip_s for traffic in found),
+        )
+
 
 class HubTransport(Protocol):
     """The hub's end."""
@@ -58,6 +69,9 @@ class HubTransport(Protocol):
 
         The buffers must not be written again.
         """
+
+    def traffic(self) -> Traffic:
+        """What all connections have carried so far."""
 
     def close(self) -> None:
         """Close; works twice."""

@@ -11,13 +11,14 @@ from functools import partial
 
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.hub.collective import CollectiveHub
 from edgetrain.exchange.hub.direct import DirectHub, share_out
 from edgetrain.exchange.hub.landing import CHOSEN
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.reducer import ReducerHub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import MAX_ELEMENTS, MAX_HEADER_BYTES
-from edgetrain.jobs.job import AUTO, DIRECT, Job
+from edgetrain.jobs.job import AUTO, COLLECTIVES, DIRECT, Job
 from edgetrain.jobs.privacy.promise import fix_noise
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.strategies.merging.private import PrivateMean
@@ -61,6 +62,8 @@ def hub_of(
     if job.fleet.topology == DIRECT:
         assign = partial(share_out, ranges=job.strategy.ranges)
         return DirectHub(terms, *parts, *codecs, outer=outer, assign=assign)
+    if (topology := job.fleet.topology) in COLLECTIVES:
+        return CollectiveHub(terms, *parts, *codecs, outer=outer, topology=topology)
     return kind(terms, *parts, *codecs, masks, outer=outer)
 
 

@@ -486,9 +486,6 @@ def _check_out_of_step(found: Resolved) -> None:
 
 # -- topologies -----------------------------------------------------------------------------------
 
-_TO_COME = ("ring", "butterfly", "tree")
-"""Topologies that are not built yet."""
-
 
 def _check_topology(found: Resolved) -> None:
     name = found.job.fleet.topology
@@ -502,14 +499,12 @@ def _check_topology(found: Resolved) -> None:
 def why_not_topology(name: str, found: Resolved) -> Refusal | None:
     """What speaks against a topology in a job, and the way out; None: nothing does. `name`: as
     `fleet.topology` says it, or "hubs" (several), or "gateways"."""
-    if name in COLLECTIVES and (refused := _why_not_collective(found)):
+    if name in (DIRECT, *COLLECTIVES) and (refused := _why_not_among_members(found)):
         return refused
-    if name in _TO_COME:
-        return "it is not there yet", "say star, or leave it out"
+    if name in COLLECTIVES:
+        return _why_not_collective(found)
     if name == "gateways":
         return _why_no_gateways(found)
-    if name == DIRECT and (refused := _why_not_direct(found)):
-        return refused
     if name in ("hubs", DIRECT):
         return _why_not_several(found)
     return None
@@ -542,6 +537,9 @@ def _why_not_collective(found: Resolved) -> Refusal | None:
         return f"{strategy.spelled} has an optimizer at the hub, which gets no vector", star
     if job.privacy.unit == "member" and job.privacy.where == "hub":
         return "with privacy.where = 'hub' the hub has to see contributions", star
+    if found.delay.steps or found.delay.is_measured:
+        delay = f"strategy.delay = {job.strategy.delay}"
+        return f"{delay}: members wait for each round, so far", f"say delay = 0, or {star}"
     return None
 
 
@@ -594,10 +592,12 @@ def _why_no_gateways(found: Resolved) -> Refusal | None:
     return None
 
 
-def _why_not_direct(found: Resolved) -> Refusal | None:
-    """What speaks against members that reduce, beside what does against several hubs."""
+def _why_not_among_members(found: Resolved) -> Refusal | None:
+    """What speaks against members that add up, whatever way they do it."""
     if len(found.job.hub.hubs) > 1:
-        return "hub.hubs names several hubs, and the members reduce", "name one hub"
+        return "hub.hubs names several hubs, and the members add up", "name one hub"
+    if found.job.fleet.gateways:
+        return "fleet.gateways = true, and a gateway adds up for its site", "say gateways = false"
     return None
 
 

@@ -39,6 +39,10 @@ class Loopback:
         box.put(list(frames))
         return True
 
+    def traffic(self) -> Traffic:
+        """See HubTransport. There is no socket to count at."""
+        return Traffic(0, 0, 0, 0.0)
+
     def close(self) -> None:
         """See HubTransport."""
         self._members.clear()

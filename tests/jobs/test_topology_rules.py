@@ -17,9 +17,7 @@ from edgetrain.jobs.rules import resolve
         (["topology=direct"], "strategy.ranges = 1, and reducers share ranges of the vector"),
         (["topology=direct", "ranges=4", "strategy=fedbuff(2, 0.5)"], "is out of step"),
         (["topology=direct", "ranges=4", "merge=median"], "compares members"),
-        (["topology=ring"], "fleet.topology = 'ring': it is not there yet (say star"),
-        (["topology=butterfly"], "fleet.topology = 'butterfly': it is not there yet (say star"),
-        (["topology=tree"], "fleet.topology = 'tree': it is not there yet (say star"),
+        (["topology=direct", "ranges=4", "fleet.gateways=true"], "fleet.gateways = true"),
         (["topology_trust=2"], "fleet.topology_trust = 2 (allowed is true or false)"),
     ],
 )
@@ -30,9 +28,10 @@ def test_a_slip_is_one_clear_line(words, said):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["star", "auto"])
+@pytest.mark.parametrize("name", ["star", "auto", *COLLECTIVES])
 def test_topologies_that_are_there(name):
-    assert resolve(parse({"fleet": {"topology": name}})).job.fleet.topology == name
+    job = {"fleet": {"topology": name}, "strategy": {"name": "fedavg"}}
+    assert resolve(parse(job)).job.fleet.topology == name
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
@@ -51,6 +50,12 @@ def test_only_a_topology_that_changes_bits_is_in_the_digest(name):
         (["strategy=fedbuff(2, 0.5)"], "is out of step"),
         (["strategy=streaming-diloco(2, 0.5)"], "a fragment a round"),
         (["strategy=diloco"], "an optimizer at the hub"),
+        (["strategy=dga", "delay=4"], "strategy.delay = 4: members wait for each round, so far"),
+        (["strategy=dga", "delay=auto"], "strategy.delay = auto: members wait"),
+        (["secure=true"], "masks are removed from one sum"),
+        (["unit=member", "where=hub", "noise=1", "clip=1"], "the hub has to see contributions"),
+        (["fleet.gateways=true"], "a gateway adds up for its site"),
+        (["ranges=2", "hub.hubs=['tcp://a:1', 'tcp://b:1']"], "hub.hubs names several hubs"),
     ],
 )
 def test_what_sums_between_members_do_not_go_with(name, words, said):

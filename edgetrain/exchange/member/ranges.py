@@ -317,13 +317,7 @@ class RangedExchange:
 
     def traffic(self) -> Traffic:
         """See Exchange: sums, and the longest round trip."""
-        each = [link.traffic() for link in self._links]
-        return Traffic(
-            sum(traffic.sent_bytes for traffic in each),
-            sum(traffic.received_bytes for traffic in each),
-            sum(traffic.retransmitted_bytes for traffic in each),
-            max(traffic.round_trip_s for traffic in each),
-        )
+        return Traffic.of_all(link.traffic() for link in self._links)
 
     def leave(self, reason: str) -> None:
         """See Exchange."""

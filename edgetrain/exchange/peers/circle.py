@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from edgetrain.errors import BadMessage, NetworkError, Refused
-from edgetrain.exchange.messages import Segment, pack, unpack
+from edgetrain.exchange.messages import Refuse, Segment, pack, unpack
 from edgetrain.exchange.peers.dialled import Clock, Dial, Dialled
 from edgetrain.exchange.peers.listener import Listener
 from edgetrain.exchange.peers.neighbours import Neighbours
 from edgetrain.exchange.peers.schedules import SumOrder
 from edgetrain.exchange.peers.summing import Portions, Summing
+from edgetrain.exchange.transport import Traffic
 from edgetrain.vectors.vector import Vector
 
 POLL_S = 0.1
-"""Seconds between two looks at the connections to others, while nothing comes."""
+"""Seconds between two looks at the connections to others, and at what else waits."""
 
 VECTORS_WAITING = 2
 """Vectors of one member's that may wait to be used, at most: it may have begun another attempt."""
@@ -74,13 +75,16 @@ class Circle:
         self._ends: dict[str, Dialled] = {}
         self._waiting: defaultdict[str, deque[Segment]] = defaultdict(deque)
         self._most_bytes = 0
+        self._earlier = Traffic.of_all([])
+        """Over connections that are closed."""
 
     def accept(self, neighbours: Neighbours) -> None:
         """Where the others are from now on."""
-        before, self._neighbours = self._neighbours, neighbours
+        before, self._neighbours = self._neighbours or neighbours, neighbours
         for name in [*self._ends]:
-            if before is None or before.by_name[name] != neighbours.by_name.get(name):
-                self._ends.pop(name).close()
+            same = before.by_name.get(name) == neighbours.by_name.get(name)
+            if not same or before.map.ticket != neighbours.map.ticket:
+                self._hang_up(name)
 
     def average(
         self, turn: Turn, own: Vector, interrupt: Callable[[], None] = lambda: None
@@ -98,23 +102,36 @@ class Circle:
         place = turn.places.index(self._neighbours.map.name)
         summing = Summing(order, place, own, Portions(turn.weights))
         self._greet({turn.places[a.place] for a in order.actions(place) if a.sends}, interrupt)
-        heard = self._clock()
+        heard = looked = self._clock()
         self._advance(turn, summing)
         while (wanted := summing.wanted) is not None:
-            if self._receive(POLL_S, lambda: self._advance(turn, summing)):
-                heard = self._clock()
+            came = self._receive(POLL_S, lambda: self._advance(turn, summing))
+            now = self._clock()
+            heard = now if came else heard
+            if came and now - looked < POLL_S:
                 continue
+            looked = now
             interrupt()
             self._look_at_ends()
-            if self._clock() - heard > self._patience_s:
+            if now - heard > self._patience_s:
                 name = turn.places[wanted.place]
                 raise PeerLost([name], f"silent for {self._patience_s:g} s in a {turn.topology}")
         return summing.pieces()
 
+    def traffic(self) -> Traffic:
+        """Bytes to and from other members so far."""
+        ends = [end.traffic() for end in self._ends.values()]
+        return Traffic.of_all([self._earlier, self._listener.traffic(), *ends])
+
     def close(self) -> None:
         """Hang up. Works twice."""
-        while self._ends:
-            self._ends.popitem()[1].close()
+        for name in [*self._ends]:
+            self._hang_up(name)
+
+    def _hang_up(self, name: str) -> None:
+        end = self._ends.pop(name)
+        self._earlier = Traffic.of_all([self._earlier, end.traffic()])
+        end.close()
 
     def _greet(self, names: set[str], interrupt: Callable[[], None]) -> None:
         """Connect to these, and wait until each has said who it is."""
@@ -137,10 +154,13 @@ class Circle:
         """Let connections to others handle what has come over them: answers, and refusals."""
         for name, end in [*self._ends.items()]:
             try:
-                end.receive(0.0)
+                frames = end.receive(0.0)
             except (NetworkError, Refused) as error:
-                self._ends.pop(name).close()
+                self._hang_up(name)
                 raise PeerLost([name], str(error)) from None
+            if frames is not None and frames[0] == Refuse.kind:
+                self._hang_up(name)
+                raise PeerLost([name], "it has lost this member's connection")
 
     def _receive(self, timeout_s: float, then: Callable[[], None]) -> bool:
         """File what has come from others, and do `then` after each; whether anything has."""
@@ -171,7 +191,9 @@ class Circle:
             if found is None:
                 return
             if (found.number, found.adds) != (wanted.segment, wanted.adds):
-                raise BadMessage(f"segment {found.number} where {wanted.segment} comes next")
+                # What came before is lost with the connection that it was sent over.
+                why = f"segment {found.number} came where {wanted.segment} comes next"
+                raise PeerLost([turn.places[wanted.place]], why)
             summing.accept(found.payload)
 
     def _next(self, turn: Turn, name: str) -> Segment | None:

@@ -9,7 +9,7 @@ from edgetrain.exchange.keys.pairs import Pair, Public, short, spell
 from edgetrain.exchange.limits import CONNECTIONS_REMEMBERED, Refusals
 from edgetrain.exchange.messages import Hello, Join, Leave, Refuse, Resume, pack, unpack
 from edgetrain.exchange.peers.neighbours import Neighbours
-from edgetrain.exchange.transport import HubTransport, owner_of
+from edgetrain.exchange.transport import HubTransport, Traffic, owner_of
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.vectors.vector import Buffer
 
@@ -138,6 +138,10 @@ class Listener:
     def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
         """See HubTransport."""
         return self._socket.send(to, frames)
+
+    def traffic(self) -> Traffic:
+        """See HubTransport."""
+        return self._socket.traffic()
 
     def close(self) -> None:
         """See HubTransport."""

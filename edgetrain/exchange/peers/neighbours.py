@@ -23,9 +23,10 @@ class Neighbours:
     @classmethod
     def of(cls, map: Map, encrypted: bool) -> Neighbours:
         """A member may have a row of its own for each stretch that it took over. Raises BadMessage
-        for a map that does not name its receiver, names a member or a range twice, leaves a range
-        without a reducer, has an address or a key that is none, gives ranges to a member without an
-        address, or (`encrypted`) has a member without a key."""
+        for a map that does not name its receiver, names a member or a range twice, gives out some
+        ranges and not all (none: members average among themselves), has an address or a key that is
+        none, gives ranges to a member without an address, or (`encrypted`) has a member without a
+        key."""
         found = cls(map, encrypted)
         more = [peer.name for peer in map.peers[1:] if peer.first < peer.end]
         names = [peer.name for peer in map.peers]
@@ -36,7 +37,7 @@ class Neighbours:
             found._check_peer(peer)
         spans = sorted(span for span in found._spans() if span[0] < span[1])
         follows = [first for first, _ in spans] == [0, *(end for _, end in spans)][:-1]
-        if bool(spans) == map.trying or not follows:
+        if (spans and map.trying) or not follows:
             raise BadMessage(f"a map in which ranges have no reducer, or two: {spans}"[:200])
         return found
 

@@ -1,5 +1,5 @@
-"""A member's exchange where members average among themselves: an `Exchange` over its link to the
-hub that counts rounds, and a `Circle`.
+"""A member's exchange where members average among themselves: its link to the hub that counts
+rounds, and a `Circle`.
 
 The hub gets votes: contributions without a vector. Once it says `Run` all members average what they
 kept, and say that they have; its reply then says that the round counts. Runs happen while this
@@ -9,16 +9,17 @@ member waits, or looks for replies: strategies that wait for each round lose not
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgetrain.errors import BadMessage, Refused
-from edgetrain.exchange.member.link import Link
-from edgetrain.exchange.messages import Figure, Ran, Run, Telemetry, pack, unpack
+from edgetrain.exchange.member.link import OUTAGE_S, PATIENCE_S, Link
+from edgetrain.exchange.messages import Ran, Run, pack, unpack
 from edgetrain.exchange.peers.circle import Circle, PeerLost, Turn
+from edgetrain.exchange.peers.dialled import Clock
+from edgetrain.exchange.peers.peering import MappedEnd, Peering
 from edgetrain.exchange.peers.wrapped import WrappedEnd
 from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply, Submission
 from edgetrain.exchange.transport import MemberTransport, Traffic
@@ -26,11 +27,12 @@ from edgetrain.vectors import vector as vectors
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import Buffer, Vector, combine, tile_sum
 
-if TYPE_CHECKING:
-    from edgetrain.strategies.factored import Factors
-
 NOTHING: Vector = np.zeros(0, np.float32)
 """What the hub gets of a contribution."""
+
+LOST_S = 30.0
+"""Seconds of silence after which another member is lost. One that has died is given up by the hub
+before that."""
 
 
 class _Newer(Exception):
@@ -103,21 +105,47 @@ def sum_of(pieces: Sequence[Vector]) -> int:
     return combine(map(tile_sum, pieces))
 
 
-class CollectiveExchange:
-    """An `Exchange`; see there for who owns what. `end` is what `link` speaks over."""
+class CollectiveExchange(Link):
+    """The `Exchange` of a member whose fleet averages among itself; a Link to the hub if that adds
+    up, because members cannot connect to each other as they would have to."""
 
-    def __init__(self, link: Link, end: RunningEnd) -> None:
-        self._link, self._end = link, end
+    def __init__(
+        self,
+        end: MemberTransport,
+        peering: Peering,
+        clock: Clock,
+        patience_s: float = PATIENCE_S,
+        outage_s: float = OUTAGE_S,
+        lost_s: float = LOST_S,
+    ) -> None:
+        """Owns `end`, the connection to the hub, and `peering`, which has not begun. `lost_s`:
+        seconds of silence after which another member is lost."""
+        running = RunningEnd(MappedEnd(end, peering), self._ready_circle)
+        super().__init__(running, clock, patience_s, outage_s)
+        running.interrupt = lambda: self.interrupt()
+        running.own, running.keep = self._own, self._keep
+        self._peering, self._lost_s = peering, lost_s
+        self._circle: Circle | None = None
         self._kept: dict[int, Vector] = {}
         """Contributions to rounds that do not count yet."""
         self._means: dict[int, list[Vector]] = {}
         self._params = NOTHING
-        self.interrupt: Callable[[], None] = lambda: None
-        link.interrupt = end.interrupt = self._pulse
-        end.own, end.keep = self._own, self._keep
 
-    def _pulse(self) -> None:
-        self.interrupt()
+    @property
+    def is_star(self) -> bool:
+        """Since the hub has let this member in: whether the hub adds up."""
+        return self.stretch.first < self.stretch.end
+
+    # -- runs --------------------------------------------------------------------------------------
+
+    def _ready_circle(self) -> Circle:
+        neighbours, listener = self._peering.neighbours, self._peering.release()
+        if neighbours is None or listener is None:
+            raise BadMessage("a run where this member cannot be reached, or without a map")
+        if self._circle is None:
+            self._circle = Circle(listener, self._peering.dial, self._clock, self._lost_s)
+        self._circle.accept(neighbours)
+        return self._circle
 
     def _own(self, run: Run) -> Vector:
         if run.is_base:
@@ -140,77 +168,45 @@ class CollectiveExchange:
         if past is not None:
             raise Refused("session", "members that average among themselves cannot go on", "")
         self._params = params
+        entry = super().join(request, params, checksum)
+        if self.is_star:
+            self._peering.close()
+            return entry
         self.memory = VectorPool(params.size)
-        entry = self._link.join(request, params, checksum)
         return replace(entry, checksum=vectors.checksum(params))
 
-    @property
-    def session(self) -> int:
-        """See Exchange."""
-        return self._link.session
-
-    def factors(self) -> Factors | None:
-        """See Exchange."""
-        return None
-
-    def unsent(self) -> dict[str, Vector]:
-        """See Exchange: everything is sent."""
-        return {}
-
-    def restore_unsent(self, unsent: Mapping[str, Vector]) -> None:
-        """See Exchange."""
-
     def submit(self, submission: Submission) -> Vector | None:
-        """See Exchange."""
+        """See Exchange. The hub gets a vote."""
+        if self.is_star:
+            return super().submit(submission)
         self._kept[submission.round] = submission.vector
-        nothing = vectors.checksum(NOTHING)
-        self._link.submit(replace(submission, vector=NOTHING, checksum=nothing))
+        super().submit(replace(submission, vector=NOTHING, checksum=vectors.checksum(NOTHING)))
         return None
 
     @property
     def sent_nearly_all(self) -> bool:
         """See Exchange."""
-        return False
+        return self.is_star and super().sent_nearly_all
 
     def wait(self, round: int) -> RoundReply | CatchUp:
         """See Exchange."""
-        reply = self._link.wait(round)
-        if isinstance(reply, CatchUp):
-            raise Refused(
-                "started", "rounds went on without this member, and their means are gone", ""
-            )
+        reply = super().wait(round)
+        if self.is_star:
+            return reply
+        pieces = self._means.pop(round, None)
         self._kept.pop(round, None)
-        pieces = self._means.pop(round, [])
+        if isinstance(reply, CatchUp) or pieces is None:
+            raise Refused("started", "rounds went on without this member, whose mean it lacks", "")
         return replace(reply, pieces=pieces, checksum=0)
 
-    @property
-    def ready(self) -> int:
-        """See Exchange."""
-        return self._link.ready
-
-    def end(self, round: int) -> None:
-        """See Exchange: members are in step here."""
-
-    def settle(self) -> bool:
-        """See Exchange."""
-        return self._link.settle()
-
-    def poll(self) -> None:
-        """See Exchange."""
-        self._link.poll()
-
-    def report(self, telemetry: Telemetry | Figure) -> None:
-        """See Exchange."""
-        self._link.report(telemetry)
-
     def traffic(self) -> Traffic:
-        """See Exchange: with the hub."""
-        return self._link.traffic()
-
-    def leave(self, reason: str) -> None:
-        """See Exchange."""
-        self._link.leave(reason)
+        """See Exchange: with the hub, and with other members."""
+        among = [] if self._circle is None else [self._circle.traffic()]
+        return Traffic.of_all([super().traffic(), *among])
 
     def vanish(self) -> None:
         """See Exchange."""
-        self._link.vanish()
+        super().vanish()
+        if self._circle is not None:
+            self._circle.close()
+        self._peering.close()

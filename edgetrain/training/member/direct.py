@@ -1,4 +1,5 @@
-"""A member's exchange in a job whose members host the reducers."""
+"""A member's exchange in a job whose members connect to each other: they host the reducers, or hand
+sums on."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from edgetrain.exchange.peers.direct import DirectExchange
 from edgetrain.exchange.peers.listener import Listener, listen
 from edgetrain.exchange.peers.peering import MappedEnd, Peering
 from edgetrain.exchange.peers.reducer_link import ReducerLink
+from edgetrain.exchange.peers.together import LOST_S, CollectiveExchange
 from edgetrain.exchange.transport import MemberTransport
 from edgetrain.jobs.building import message_limit, reducer_of
 from edgetrain.jobs.resolved import Resolved
@@ -41,6 +43,23 @@ def direct_exchange(
     lead = Link(MappedEnd(hub, peering), *waits)
     way = DirectExchange(lead, peering, link_over, reducer, open_another, time.monotonic)
     return way, address
+
+
+def collective_exchange(
+    found: Resolved,
+    hub: MemberTransport,
+    credentials: Credentials | None,
+    at: str,
+    patience_s: float,
+) -> tuple[CollectiveExchange, str]:
+    """The exchange of a member that averages with others, and the address to join with; see
+    `direct_exchange`."""
+    pair = None if credentials is None else credentials.pair
+    listener, address = _listen(found, pair, at) if at else (None, CLIENT)
+    # The hub notices first that a member has died: then nobody has to be blamed for its silence.
+    lost_s = max(LOST_S, 2 * found.job.hub.gone_s)
+    waits = time.monotonic, patience_s, found.job.hub.outage_s
+    return CollectiveExchange(hub, Peering(listener, pair), *waits, lost_s), address
 
 
 def _listen(found: Resolved, pair: Pair | None, at: str) -> tuple[Listener, str]:

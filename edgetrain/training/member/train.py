@@ -25,7 +25,7 @@ from edgetrain.exchange.peers.direct import DirectExchange
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.standby_socket import member_end
 from edgetrain.fleet import devices
-from edgetrain.jobs.job import DIRECT, Job
+from edgetrain.jobs.job import COLLECTIVES, DIRECT, Job
 from edgetrain.jobs.lookup import buffers_of, pace_of, samples_of, task_of, tuning_of, work_of
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.jobs.rules import refuse_checkpoint, settle
@@ -34,7 +34,7 @@ from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import begin_at, optimizer_for, tune
-from edgetrain.training.member.direct import direct_exchange
+from edgetrain.training.member.direct import collective_exchange, direct_exchange
 from edgetrain.training.member.keeping import Keeping, keeping_of
 from edgetrain.training.member.loop import Loop, Steps
 from edgetrain.training.member.member import Member, bind, release_of
@@ -149,6 +149,9 @@ def _exchange(
     if found.job.fleet.topology == DIRECT:
         way, address = direct_exchange(found, socket, shown[0], place.listen, patience_s)
         return way, replace(request, address=address)
+    if found.job.fleet.topology in COLLECTIVES:
+        together, address = collective_exchange(found, socket, shown[0], place.listen, patience_s)
+        return together, replace(request, address=address)
     links = [Link(each, time.monotonic, patience_s, outage_s) for each in sockets]
     return RangedExchange(links) if len(links) > 1 else links[0], request
 

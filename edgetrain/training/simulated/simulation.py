@@ -26,7 +26,7 @@ import torch
 from edgetrain.errors import ConfigError, EdgetrainError, in_words
 from edgetrain.exchange.hub.effects import Observed
 from edgetrain.exchange.hub.serve import Observer
-from edgetrain.jobs.job import DIRECT
+from edgetrain.jobs.job import COLLECTIVES, DIRECT
 from edgetrain.jobs.lookup import pace_of, task_of
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.environment import utc
@@ -72,10 +72,11 @@ def run(
     `poll_s` real seconds. Another `luck` draws other losses and jitter on the links, and changes
     nothing else. Raises the error of the hub or, if all members failed, of one; ConfigError.
     """
-    if planned.job.fleet.topology == DIRECT:
+    if (topology := planned.job.fleet.topology) in (DIRECT, *COLLECTIVES):
+        near = "is within rounding of it" if topology in COLLECTIVES else "has the same bits"
         raise ConfigError(
-            "fleet.topology = 'direct' is not simulated yet",
-            "topology = star has the same bits; or emulate it: edgetrain run",
+            f"fleet.topology = '{topology}' is not simulated yet",
+            f"topology = star {near}; or emulate it: edgetrain run",
         )
     with recorded(planned, folder) as outcome, _python_for_many():
         simulation = Simulation(planned, folder, batched, luck=luck)

@@ -10,7 +10,6 @@ import weakref
 import numpy as np
 import pytest
 
-from edgetrain.errors import BadMessage
 from edgetrain.exchange.keys.pairs import spell
 from edgetrain.exchange.messages import Map, Peer, Segment, pack
 from edgetrain.exchange.peers.circle import Circle, PeerLost, Turn
@@ -18,6 +17,7 @@ from edgetrain.exchange.peers.dialled import dialling
 from edgetrain.exchange.peers.listener import listen
 from edgetrain.exchange.peers.neighbours import Neighbours
 from edgetrain.exchange.peers.schedules import SHAPES, SumOrder
+from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.curve import new_pair
 from tests.fakes.circle import means
 
@@ -164,6 +164,9 @@ class Deaf:
     def receive(self, timeout_s):
         return None
 
+    def traffic(self):
+        return Traffic(0, 0, 0, 0.0)
+
 
 def alone(*messages):
     """What member a of a ring of two has in the end, and its part, where these came from b."""
@@ -190,7 +193,7 @@ def test_what_earlier_attempts_left_is_dropped():
 
 @pytest.mark.parametrize("wrong", [segment(5, 1, 0, True), segment(5, 1, 1, False)])
 def test_a_segment_that_does_not_come_next_ends_the_attempt(wrong):
-    with pytest.raises(BadMessage):
+    with pytest.raises(PeerLost, match="comes next"):
         alone(wrong, *GOOD)
 
 

@@ -14,13 +14,11 @@ from edgetrain.exchange.hub.collective import CollectiveHub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.member.driver import Driver, FlatVectors
-from edgetrain.exchange.member.link import Link
-from edgetrain.exchange.peers.circle import Circle
-from edgetrain.exchange.peers.dialled import dialling
+from edgetrain.exchange.messages import CLIENT
 from edgetrain.exchange.peers.listener import listen
-from edgetrain.exchange.peers.peering import MappedEnd, Peering
+from edgetrain.exchange.peers.peering import Peering
 from edgetrain.exchange.peers.schedules import SHAPES, SumOrder
-from edgetrain.exchange.peers.together import CollectiveExchange, RunningEnd
+from edgetrain.exchange.peers.together import CollectiveExchange
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
@@ -81,28 +79,15 @@ class Served:
 class Joined:
     """A member's exchange, and what it owns."""
 
-    def __init__(self, hub):
-        listener, self.address = listen("tcp://127.0.0.1:0", None)
-        self.peering = Peering(listener, None)
-        self.circle = Circle(listener, dialling(None), time.monotonic, PATIENCE_S)
-        self.end = RunningEnd(
-            MappedEnd(MemberSocket(hub.socket.address), self.peering), self.ready_circle
-        )
-        self.exchange = CollectiveExchange(Link(self.end, time.monotonic), self.end)
-
-    def ready_circle(self):
-        self.peering.release()
-        self.circle.accept(self.peering.neighbours)
-        return self.circle
-
-    def close(self):
-        self.end.close()
-        self.circle.close()
-        self.peering.close()
+    def __init__(self, hub, client=False):
+        listener, self.address = (None, CLIENT) if client else listen("tcp://127.0.0.1:0", None)
+        end = MemberSocket(hub.socket.address)
+        waits = time.monotonic, PATIENCE_S, PATIENCE_S, PATIENCE_S
+        self.exchange = CollectiveExchange(end, Peering(listener, None), *waits)
 
 
-def life(hub, member, steps, results, strategy):
-    joined = Joined(hub)
+def life(hub, member, steps, results, strategy, client=False):
+    joined = Joined(hub, client)
     try:
         params = start_of(member)
         flat = FlatVectors(params)
@@ -117,17 +102,17 @@ def life(hub, member, steps, results, strategy):
         driver.leave("done")
         results[member] = params
     finally:
-        joined.close()
+        joined.exchange.vanish()
 
 
-def whole_run(topology, strategy, every, steps=(STEPS,) * MEMBERS):
+def whole_run(topology, strategy, every, steps=(STEPS,) * MEMBERS, clients=()):
     results = {}
     with Served(topology, strategy, every) as hub:
 
         def one(member):
             while member and not hub.hub.present:
                 time.sleep(0.001)
-            life(hub, member, steps[member], results, strategy)
+            life(hub, member, steps[member], results, strategy, member in clients)
 
         in_threads(*[lambda m=member: one(m) for member in range(MEMBERS)])
     return results, hub
@@ -185,3 +170,16 @@ def test_nobody_joins_after_the_start():
             late, *[lambda m=m: life(hub, m, STEPS, results, "fedavg") for m in range(MEMBERS)]
         )
     assert len(results) == MEMBERS
+
+
+@pytest.mark.parametrize("topology", SHAPES)
+def test_where_members_cannot_connect_the_hub_adds_up(topology):
+    clients = (1,)
+    results, hub = whole_run(topology, "fedavg", 2, clients=clients)
+    assert len({params.tobytes() for params in results.values()}) == 1
+    assert hub.hub.is_star
+    reasons = [getattr(note, "reason", "") for note in hub.seen]
+    why = f"star: the hub adds up, because members cannot connect as a {topology}"
+    assert reasons.count(why) == 1
+    star, _ = whole_run("ring", "fedavg", 2)
+    assert np.allclose(results[0], star[0], rtol=0, atol=1e-6)

@@ -1,0 +1,64 @@
+"""Whole jobs whose members average among themselves, as processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from edgetrain.errors import ConfigError
+from edgetrain.jobs.plan import plan
+from edgetrain.jobs.reading import load
+from edgetrain.runs.folder import create, read_metrics
+from edgetrain.training import emulated
+from edgetrain.training.simulated import simulation
+
+WORDS = [
+    "task=edgetrain.tasks:digits",
+    "members=3",
+    "strategy=fedavg",
+    "every=5",
+    "steps=20",
+    "pace_s=0.01",
+]
+
+
+def job(topology, *words):
+    return plan(load(None, [*WORDS, f"topology={topology}", "backend=none", *words]))
+
+
+def model(folder):
+    """Everything that was trained, as one vector."""
+    tensors = load_file(folder / "model.safetensors")
+    return np.concatenate([tensors[name].ravel() for name in sorted(tensors)])
+
+
+def ends(folder):
+    """The checksums of the base that members ended with, by member."""
+    reasons = {e["who"]: str(e.get("reason")) for e in read_metrics(folder, "event")}
+    return {who: end.split("base ")[1][:16] for who, end in reasons.items() if "base " in end}
+
+
+@pytest.fixture(scope="module")
+def star(tmp_path_factory):
+    folder = create(tmp_path_factory.mktemp("star"), "star")
+    simulation.run(job("star"), folder)
+    return model(folder)
+
+
+@pytest.mark.parametrize("topology", ["ring", "butterfly"])
+def test_processes_end_with_the_same_bits_close_to_those_of_a_star(topology, star, tmp_path):
+    folder = create(tmp_path, topology)
+    summary = emulated.run(job(topology), folder)
+    assert summary["status"] == "finished"
+    found = ends(folder)
+    assert len(found) == 3
+    assert len({*found.values()}) == 1
+    assert np.linalg.norm(model(folder) - star) <= 1e-6 * np.linalg.norm(star)
+    vector = star.nbytes
+    assert 4 * vector < summary["sent_bytes"] < 9 * vector, "bytes between members count"
+
+
+def test_a_simulation_refuses_it_by_name(tmp_path):
+    with pytest.raises(ConfigError, match="'ring' is not simulated yet"):
+        simulation.run(job("ring"), create(tmp_path, "ring"))
