@@ -86,9 +86,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--listen",
         metavar="tcp://HOST:PORT",
-        help="with topology direct, ring, butterfly or tree: where other members connect to this "
-        "one; 'no': they cannot (default: this machine's address on the way to the hub, any free "
-        "port)",
+        help="if members average among themselves: where others connect to this one; 'no': they "
+        "cannot (default: this machine's address on the way to the hub, any free port)",
     )
     parser.add_argument(
         "--checkpoint",

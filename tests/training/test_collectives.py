@@ -35,7 +35,7 @@ def model(folder):
 
 def ends(folder):
     """The checksums of the base that members ended with, by member."""
-    reasons = {e["who"]: str(e.get("reason")) for e in read_metrics(folder, "event")}
+    reasons = {e["member"]: str(e.get("reason")) for e in read_metrics(folder, "event")}
     return {who: end.split("base ")[1][:16] for who, end in reasons.items() if "base " in end}
 
 
@@ -55,8 +55,8 @@ def test_processes_end_with_the_same_bits_close_to_those_of_a_star(topology, sta
     assert len(found) == 3
     assert len({*found.values()}) == 1
     assert np.linalg.norm(model(folder) - star) <= 1e-6 * np.linalg.norm(star)
-    vector = star.nbytes
-    assert 4 * vector < summary["sent_bytes"] < 9 * vector, "bytes between members count"
+    least = 4 * 2 * (3 - 1) * star.nbytes  # rounds, there and back, all but one
+    assert least <= summary["sent_bytes"] < 2 * least, "bytes between members count"
 
 
 def test_a_simulation_refuses_it_by_name(tmp_path):
