@@ -4,6 +4,8 @@
     ...                 # a training loop: optimizer.step() exchanges
     member.close()
 
+    run = edgetrain.simulate(members=40, network="4g-good", steps=60)   # see `edgetrain.api`
+
 Names are loaded on first use: importing this package loads neither torch nor zmq.
 """
 
@@ -13,21 +15,43 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["EdgetrainError", "Keep", "Member", "Privacy", "Sparing", "__version__", "join"]
+__all__ = [
+    "EdgetrainError",
+    "Keep",
+    "Member",
+    "Privacy",
+    "Run",
+    "Runs",
+    "Sparing",
+    "__version__",
+    "compare",
+    "join",
+    "load",
+    "simulate",
+    "sweep",
+]
 
 _HOMES = {
     "EdgetrainError": "edgetrain.errors",
     "Keep": "edgetrain.exchange.member.checkpoint",
     "Member": "edgetrain.training.member.member",
     "Privacy": "edgetrain.jobs.job",
+    "Run": "edgetrain.runs.loaded",
+    "Runs": "edgetrain.runs.loaded",
     "Sparing": "edgetrain.exchange.member.checkpoint",
+    "compare": "edgetrain.api",
     "join": "edgetrain.training.member.joining",
+    "load": "edgetrain.runs.loaded",
+    "simulate": "edgetrain.api",
+    "sweep": "edgetrain.api",
 }
 
 if TYPE_CHECKING:
+    from edgetrain.api import compare, simulate, sweep
     from edgetrain.errors import EdgetrainError
     from edgetrain.exchange.member.checkpoint import Keep, Sparing
     from edgetrain.jobs.job import Privacy
+    from edgetrain.runs.loaded import Run, Runs, load
     from edgetrain.training.member.joining import join
     from edgetrain.training.member.member import Member
 

@@ -249,7 +249,8 @@ def test_pure_modules_know_no_socket_no_clock_and_no_thread():
 
 def test_what_the_package_exports_is_pinned():
     assert sorted(edgetrain.__all__) == [
-        "EdgetrainError", "Keep", "Member", "Privacy", "Sparing", "__version__", "join",
+        "EdgetrainError", "Keep", "Member", "Privacy", "Run", "Runs", "Sparing", "__version__",
+        "compare", "join", "load", "simulate", "sweep",
     ]  # fmt: skip
     for name in edgetrain.__all__:
         assert getattr(edgetrain, name) is not None

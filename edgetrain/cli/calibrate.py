@@ -13,6 +13,7 @@ from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 from edgetrain.runs.reports import units
+from edgetrain.training.simulated import require_simulator
 
 if TYPE_CHECKING:
     from edgetrain.runs.reports.calibration import CalibratedPair
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.draws <= 1000:
         raise ConfigError(f"--draws {arguments.draws}", "allowed are 1 to 1000")
     jobs, beside = jobs_of(arguments)
-    common.require_simulator()
+    require_simulator()
     checked = common.check_before_torch(arguments, jobs.values())
     from edgetrain.jobs.plan import with_task
     from edgetrain.runs.folder import create

@@ -8,7 +8,6 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,6 +16,7 @@ from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
 from edgetrain.runs.reports import units
+from edgetrain.training.simulated import require_simulator
 
 if TYPE_CHECKING:
     from edgetrain.jobs.resolved import Resolved
@@ -102,12 +102,6 @@ def simulator() -> Callable[..., dict[str, Any]]:
     return simulation.run
 
 
-def require_simulator() -> None:
-    """ConfigError if the simulator cannot run because a library is not installed."""
-    if find_spec("greenlet") is None:
-        raise ConfigError("the simulator needs greenlet", "pip install 'edgetrain[lab]'")
-
-
 def add_output(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
     """Add --runs, and --json unless `json` is False."""
     parser.add_argument(
@@ -191,7 +185,7 @@ def say_topology(arguments: argparse.Namespace, planned: Iterable[Resolved]) -> 
 
 def with_host_pace(arguments: argparse.Namespace, found: Resolved, beside: Path | None) -> Resolved:
     """The job with the time of a step on this machine, if that is needed and not known yet."""
-    from edgetrain.training.host_pace import measured
+    from edgetrain.training.host_pace import paced
 
     def told(seconds: float) -> None:
         tell(
@@ -200,7 +194,7 @@ def with_host_pace(arguments: argparse.Namespace, found: Resolved, beside: Path 
             f"pace_s={seconds:g} repeats it",
         )
 
-    return replace(found, job=measured(found.job, beside, told))
+    return paced(found, beside, told)
 
 
 def tell(arguments: argparse.Namespace, text: str) -> None:

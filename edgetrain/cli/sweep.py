@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
+import multiprocessing
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
+from edgetrain.training.simulated import require_simulator
 
 if TYPE_CHECKING:
     from edgetrain.jobs.grid import Sweep
@@ -29,7 +35,7 @@ examples:
   edgetrain sweep --rtt 0,100,500 --strategy sync-sgd,fedavg,dga pace_s=0.05 delay=15
   edgetrain sweep job.toml --members 1,2,4,8 --codec fp32,int8 --seeds 3
   edgetrain sweep job.toml --set optimizer.lr=0.05,0.1,0.2 --set 'partition=iid,dirichlet(0.3)'
-  edgetrain sweep examples/paper/latency.toml
+  edgetrain sweep examples/paper/latency.toml --at-once 4
   edgetrain sweep --resume runs/20260131-142501-sweep-digits
 
 Every combination is one run, simulated unless you say --emulate. After Ctrl-C, --resume goes on
@@ -60,6 +66,19 @@ def add_parser(subparsers: Any) -> None:
         "--emulate", action="store_true", help="real processes and emulated links, in real time"
     )
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with this sweep")
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=1,
+        metavar="N",
+        help="simulate this many cells at once, each in a process (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dask",
+        metavar="ADDRESS",
+        help="simulate on the workers of a Dask cluster, as tcp://host:8786, which see the same "
+        "folders (needs `distributed`)",
+    )
     common.add_output(parser)
     parser.set_defaults(run=run)
 
@@ -76,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     for job in chosen.samples():
         check_names(job)
     if chosen.how == "simulated":
-        common.require_simulator()
+        require_simulator()
     common.say_loading(arguments)
     run_cell = driver_of(arguments, chosen)
     if folder is None:
@@ -90,13 +109,49 @@ def run(arguments: argparse.Namespace) -> int:
         print(progress_line(chosen, progress), file=out, flush=True)
 
     try:
-        rows = sweep.run(chosen, folder, run_cell, report, time.monotonic)
+        with _executor(arguments, chosen) as executor:
+            if executor is not None:
+                folder, run_cell = folder.resolve(), partial(sweep.simulate_cell, chosen.beside)
+            rows = sweep.run(chosen, folder, run_cell, report, time.monotonic, executor)
     except KeyboardInterrupt:
         if rows := sweep.rows_so_far(chosen, folder):
             _report(arguments, chosen, folder, rows)
         common.warn(f"go on with: edgetrain sweep --resume {folder}")
         raise
     return _report(arguments, chosen, folder, rows)
+
+
+@contextlib.contextmanager
+def _executor(arguments: argparse.Namespace, chosen: Sweep) -> Iterator[Executor | None]:
+    """What runs several cells at once; None: they are run one after the other. ConfigError."""
+    if (arguments.at_once != 1 or arguments.dask) and chosen.how != "simulated":
+        raise ConfigError(
+            "cells that are emulated at once would take each other's time",
+            "leave out --at-once and --dask, or --emulate",
+        )
+    if arguments.at_once < 1:
+        raise ConfigError(f"--at-once {arguments.at_once}", "allowed are 1 and more")
+    if arguments.dask:
+        with _dask(arguments.dask) as client:
+            yield client.get_executor()
+    elif arguments.at_once > 1:
+        with ProcessPoolExecutor(arguments.at_once, multiprocessing.get_context("spawn")) as pool:
+            yield pool
+    else:
+        yield None
+
+
+def _dask(address: str) -> Any:
+    try:
+        client_of = importlib.import_module("distributed").Client
+    except ImportError:
+        raise ConfigError("--dask needs Dask", "pip install distributed") from None
+    try:
+        return client_of(address, timeout=10)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--dask {address}: {error}", "the address that the cluster's scheduler printed"
+        ) from None
 
 
 def driver_of(arguments: argparse.Namespace, chosen: Sweep) -> sweep.Run:
@@ -184,24 +239,15 @@ def progress_line(chosen: Sweep, progress: SweepProgress) -> str:
 def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: list[Row]) -> int:
     from edgetrain.files.writing import write_text
     from edgetrain.runs.folder import write_summary
-    from edgetrain.runs.reports.sweep_rows import CSV, points, to_csv
+    from edgetrain.runs.reports.sweep_rows import CSV, to_csv
     from edgetrain.runs.reports.sweep_table import text
+    from edgetrain.training.sweep import results_of
 
-    axes = {each.name: each.labels for each in chosen.axes}
-    found = points(list(axes), rows)
-    metric = next((str(row["metric"]) for row in rows if row["metric"]), "metric")
-    summary = {
-        "name": folder.name,
-        "title": chosen.title,
-        "how": chosen.how,
-        "axes": axes,
-        "metric": metric,
-        "points": found,
-        "runs": list(dict.fromkeys(row["cell"] for row in rows)),
-    }
+    summary = results_of(chosen, folder, rows)
+    axes = summary["axes"]
     failed = [row for row in rows if row["status"] != "finished"]
     if not arguments.json:
-        common.say(text(axes, found, metric))
+        common.say(text(axes, summary["points"], summary["metric"]))
         for row in failed:
             told = row["error"] or row["status"]
             common.say(f"failed: {' '.join(row[name] for name in axes)}: {told}")

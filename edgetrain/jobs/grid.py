@@ -71,10 +71,10 @@ def axis(name: str, values: Sequence[Any]) -> Axis:
 def _value(name: str, value: Any) -> Value:
     if isinstance(value, Mapping):
         keys = {key: inner for key, inner in value.items() if key != LABEL}
-        overrides = tuple(f"{_key(key)}={_text(inner)}" for key, inner in keys.items())
-        said = ", ".join(f"{key} {_text(inner)}" for key, inner in keys.items())
+        overrides = tuple(f"{_key(key)}={text_of(inner)}" for key, inner in keys.items())
+        said = ", ".join(f"{key} {text_of(inner)}" for key, inner in keys.items())
         return Value(str(value.get(LABEL, said)), overrides)
-    text = _text(value)
+    text = text_of(value)
     if name == "rtt":
         return Value(text, (f"fleet.network=rtt-{text}ms",))
     return Value(text, (f"{_key(name)}={text}",))
@@ -94,8 +94,8 @@ def _key(name: str) -> str:
     return key
 
 
-def _text(value: Any) -> str:
-    """A value as written after KEY= on the command line."""
+def text_of(value: Any) -> str:
+    """A value as it is written after KEY= on the command line."""
     if isinstance(value, str):
         return value.strip()
     return to_toml({"v": value}).partition("=")[2].strip()

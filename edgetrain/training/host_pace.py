@@ -11,6 +11,7 @@ from pathlib import Path
 from edgetrain.fleet import devices
 from edgetrain.fleet.assignment import devices_of
 from edgetrain.jobs.job import Job
+from edgetrain.jobs.resolved import Resolved
 
 _WARM_UP, _STEPS = 3, 15
 
@@ -36,6 +37,13 @@ def measured(
         MEASURED[key] = float(f"{_measure(alike, beside, clock):.3g}")
         tell(MEASURED[key])
     return replace(job, fleet=replace(job.fleet, pace_s=MEASURED[key]))
+
+
+def paced(
+    found: Resolved, beside: Path | None, tell: Callable[[float], None] = lambda seconds: None
+) -> Resolved:
+    """The same of a job whose names are looked up."""
+    return replace(found, job=measured(found.job, beside, tell))
 
 
 MEASURED: dict[str, float] = {}

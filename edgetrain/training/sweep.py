@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -19,7 +20,7 @@ from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.jobs.grid import Cell, Sweep
 from edgetrain.jobs.job import Job
 from edgetrain.runs.folder import NewerFormat, create_inside, read_summary, write_summary
-from edgetrain.runs.reports.sweep_rows import Row
+from edgetrain.runs.reports.sweep_rows import Row, points
 
 log = logging.getLogger("edgetrain")
 
@@ -45,27 +46,74 @@ def run(
     run_cell: Run,
     tell: Callable[[SweepProgress], None],
     clock: Callable[[], float],
+    executor: Executor | None = None,
 ) -> list[Row]:
     """Run the cells that are not finished yet; return the rows of all cells, in order.
 
     `tell` is called after each cell. If a cell fails the others are still run; a failed or
     interrupted cell is run again next time, in an empty folder. Raises NewerFormat, before it runs
     anything, where a newer edgetrain has finished a cell.
+
+    An `executor` runs several cells at once, wherever it has workers: they need this folder and
+    this edgetrain, and `run_cell` and the job's task have to be names of modules. None: one after
+    the other, here. A worker that is lost is the executor's matter: one that begins a cell again
+    finds an empty folder; an error of its own ends the sweep.
     """
     cells = sweep.cells()
     unique = {cell.digest: cell for cell in cells}
     done = {d: s for d in unique if (s := finished(folder / d)) is not None}
     left = sum(cell.weight for d, cell in unique.items() if d not in done)
     spent = worked = 0.0
-    for digest, cell in unique.items():
-        if digest in done:
-            continue
-        began = clock()
-        done[digest] = _run_cell(cell, folder, run_cell)
-        spent, worked = spent + clock() - began, worked + cell.weight
+    began = clock()
+    for digest, summary in _summaries(
+        [cell for digest, cell in unique.items() if digest not in done], folder, run_cell, executor
+    ):
+        cell = unique[digest]
+        done[digest] = summary
+        spent, worked = clock() - began, worked + cell.weight
         left -= cell.weight
         tell(SweepProgress(len(done), len(unique), cell, done[digest], spent / worked * left))
     return [_row(sweep, cell, done[cell.digest]) for cell in cells]
+
+
+def simulate_cell(beside: Path | None, job: Job, inside: Path) -> dict[str, Any]:
+    """Simulate one cell, in whatever process. `beside` is the folder of the sweep's job."""
+    from edgetrain.jobs.plan import check, with_task
+    from edgetrain.training.host_pace import paced
+    from edgetrain.training.simulated import simulation
+
+    return simulation.run(with_task(paced(check(job), beside), beside), inside)
+
+
+def _summaries(
+    cells: Sequence[Cell], folder: Path, run_cell: Run, executor: Executor | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The summary of each cell by its digest, as it comes."""
+    if executor is None:
+        for cell in cells:
+            yield cell.digest, _run_cell(cell, folder, run_cell)
+        return
+    pending = {executor.submit(_run_cell, cell, folder, run_cell): cell.digest for cell in cells}
+    try:
+        for future in as_completed(pending):
+            yield pending[future], future.result()
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+def results_of(sweep: Sweep, folder: Path, rows: Sequence[Row]) -> dict[str, Any]:
+    """The summary of a whole sweep, for summary.json in its folder."""
+    axes = {each.name: each.labels for each in sweep.axes}
+    return {
+        "name": folder.name,
+        "title": sweep.title,
+        "how": sweep.how,
+        "axes": axes,
+        "metric": next((str(row["metric"]) for row in rows if row["metric"]), "metric"),
+        "points": points(list(axes), rows),
+        "runs": list(dict.fromkeys(row["cell"] for row in rows)),
+    }
 
 
 def rows_so_far(sweep: Sweep, folder: Path) -> list[Row]:

@@ -16,6 +16,7 @@ from edgetrain.__main__ import carry_out
 from edgetrain.cli import common
 from edgetrain.cli.arguments import Parser
 from edgetrain.errors import ConfigError
+from edgetrain.training.simulated import require_simulator
 
 if TYPE_CHECKING:
     from chaos.fleet import Setting
@@ -241,7 +242,7 @@ def _in_short(outcome: Outcome) -> str:
 
 def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcomes:
     job, beside = common.job_of(arguments, SIMULATED)
-    common.require_simulator()
+    require_simulator()
     from edgetrain.jobs.plan import check, with_task
 
     found = common.with_host_pace(arguments, check(job), beside)

@@ -93,14 +93,22 @@ def series(
     return lines
 
 
+def rows_in(folder: Path) -> list[dict[str, str]]:
+    """The rows of the sweep in `folder`, as text; []: no sweep, or none of it is over."""
+    try:
+        with (folder / CSV).open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except (OSError, ValueError, csv.Error):
+        return []
+
+
 def labels_in(folder: Path) -> dict[str, str]:
     """Labels of the runs of the sweep in `folder`, by the name of its folder: the values
     of its axes and, where there are several, its seed. {}: no sweep, or none of it is over."""
     try:
         axes = list((read_summary(folder) or {}).get("axes") or {})
-        with (folder / CSV).open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, ValueError, TypeError, ConfigError, csv.Error):
+        rows = rows_in(folder)
+    except (ValueError, TypeError, ConfigError):
         return {}
     several = len({row.get("seed") for row in rows}) > 1
     labels: dict[str, str] = {}

@@ -1,0 +1,242 @@
+"""Experiments from Python, for notebooks and scripts: what `run`, `compare` and `sweep` do.
+
+    run = edgetrain.simulate(members=40, network="4g-good", strategy="dga", steps=60)
+    run.steps["wait_s"]                   # metrics.jsonl as columns
+    edgetrain.compare("job.toml", ["sync-sgd", "dga"]).frame()
+
+Each leaves the run folder that its verb leaves, with the same bits, and returns it read
+(`runs/loaded.py`). They raise EdgetrainError and never exit; an interrupted run can be loaded.
+Thin: what a job means, how it runs and what is written of it is elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgetrain.jobs.grid import Sweep, axis, text_of, variants
+from edgetrain.jobs.grid import load as load_sweep
+from edgetrain.jobs.grid import write as write_sweep
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.plan import check, check_names, with_task
+from edgetrain.jobs.reading import load, parse
+from edgetrain.jobs.rules import refuse_gateways
+from edgetrain.runs.folder import create, create_inside, remove_unbegun, write_job, write_summary
+from edgetrain.runs.loaded import Run, Runs
+from edgetrain.training.host_pace import paced
+from edgetrain.training.simulated import require_simulator
+
+if TYPE_CHECKING:
+    from edgetrain.jobs.resolved import Resolved
+
+JobLike = str | Path | Mapping[str, Any] | None
+"""A job file, a job as a dictionary of its tables, or None: the built-in digits job."""
+
+STRATEGIES = ("sync-sgd", "fedavg", "dga")
+DEFAULTS = {"device": "raspberry-pi-4b", "network": "wan-200ms"}
+"""Of a simulation without a job: this machine's own speed means nothing in it."""
+
+
+def simulate(
+    job: JobLike = None,
+    *,
+    task: object = None,
+    runs: str | Path = "runs",
+    progress: bool = True,
+    **keys: Any,
+) -> Run:
+    """Train a job in virtual time, as `edgetrain run --simulate`, in a new folder in `runs`.
+
+    `keys` are keys of the job, which win over it: `steps=60`, `network="wan-500ms"`,
+    `**{"optimizer.lr": 0.1}`. `task` is a task, its class or factory, defined anywhere; or its name
+    as in a job file. `progress` shows the live table, on stderr. Raises ConfigError, NetworkError,
+    TaskError; KeyboardInterrupt leaves a folder that `load` reads.
+    """
+    found, beside = _job(job, task, DEFAULTS, keys)
+    planned = _planned(found, beside, simulated=True)
+    folder = create(runs, planned.job.name)
+    with _view([folder], planned, progress, simulated=True) as watch:
+        try:
+            _runner(simulated=True)(planned, folder, watch)
+        except Exception:
+            remove_unbegun(folder)
+            raise
+    return Run(folder)
+
+
+def compare(
+    job: JobLike = None,
+    strategies: Sequence[str] = STRATEGIES,
+    *,
+    task: object = None,
+    emulate: bool = False,
+    runs: str | Path = "runs",
+    progress: bool = True,
+    **keys: Any,
+) -> Runs:
+    """The same job under several strategies, as `edgetrain compare --simulate`; the others are
+    compared with the first. `emulate`: real processes and emulated links, in real time. The rest as
+    in `simulate`."""
+    found, beside = _job(job, task, DEFAULTS, keys)
+    jobs = variants(found, strategies)
+    if emulate:
+        from edgetrain.training import emulated
+
+        emulated.warm_up()
+    planned = [_planned(each, beside, simulated=not emulate) for each in jobs]
+    folder = create(runs, f"compare-{planned[0].job.name}")
+    write_job(folder, found.to_dict())
+    names = [each.job.strategy.name for each in planned]
+    folders = [create_inside(folder, name) for name in names]
+    summary: dict[str, Any] = {"name": folder.name, "runs": [each.name for each in folders]}
+    with _view(folders, planned[0], progress, simulated=not emulate) as watch:
+        try:
+            summaries = [
+                _runner(simulated=not emulate)(each, inside, watch)
+                for each, inside in zip(planned, folders, strict=True)
+            ]
+        except Exception:
+            for unbegun in (*folders, folder):
+                remove_unbegun(unbegun)
+            raise
+    from edgetrain.runs.reports.comparison import compare as compared
+
+    write_summary(folder, summary | {"comparison": compared(summaries).as_json()})
+    return Runs(folder)
+
+
+def sweep(
+    job: JobLike = None,
+    axes: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    task: object = None,
+    seeds: int = 1,
+    executor: Executor | None = None,
+    runs: str | Path = "runs",
+    progress: bool = True,
+    **keys: Any,
+) -> Runs:
+    """A job, simulated for every combination of values, as `edgetrain sweep`.
+
+    `axes` are keys of the job, and "rtt", with their values; `seeds` runs of each cell. `job` may
+    be a sweep's file, whose axes these join. An `executor` (a ProcessPoolExecutor, Dask's
+    `client.get_executor()`) runs cells at once where its workers are, which need `runs` at the same
+    path, and a task that can be imported there; None: one after the other, here. The bits are the
+    same. The rest as in `simulate`.
+    """
+    from edgetrain.jobs.grid import is_sweep
+
+    file = job if isinstance(job, str | Path) else None
+    if file is not None and is_sweep(Path(file)):
+        chosen = load_sweep(Path(file))
+        table, beside = parse(chosen.job, _words(keys, task)), chosen.beside
+    else:
+        chosen = Sweep({}, ())
+        table, beside = _job(job, task, DEFAULTS, keys)
+    more = [axis(name, list(values)) for name, values in (axes or {}).items()]
+    merged = {each.name: each for each in (*chosen.axes, *more)}
+    chosen = replace(
+        chosen, job=table.to_dict(), axes=tuple(merged.values()), seeds=seeds, beside=beside
+    )
+    chosen.cells()  # ConfigError before there is a folder
+    for each in chosen.samples():
+        check_names(each)
+    return _swept(chosen, create(runs, f"sweep-{_name(chosen)}"), executor, progress)
+
+
+def _swept(chosen: Sweep, folder: Path, executor: Executor | None, progress: bool) -> Runs:
+    from edgetrain.files.writing import write_text
+    from edgetrain.runs.reports.sweep_rows import CSV, to_csv
+    from edgetrain.training import sweep as sweeping
+
+    require_simulator()
+    write_sweep(folder, chosen)
+
+    def tell(done: sweeping.SweepProgress) -> None:
+        if progress:
+            print(f"[{done.done}/{done.total}] {', '.join(done.cell.labels)}", file=sys.stderr)
+
+    run_cell = partial(sweeping.simulate_cell, chosen.beside)
+    rows = sweeping.run(chosen, folder.resolve(), run_cell, tell, time.monotonic, executor)
+    write_text(folder / CSV, to_csv(rows))
+    write_summary(folder, sweeping.results_of(chosen, folder, rows))
+    return Runs(folder)
+
+
+# -- from what a caller gives to a planned job ----------------------------------------------------
+
+
+def _job(
+    job: JobLike, task: object, defaults: Mapping[str, Any], keys: Mapping[str, Any]
+) -> tuple[Job, Path]:
+    """The job, and the folder where the modules of its task may be."""
+    words = _words(keys, task)
+    if isinstance(job, str | Path):
+        return load(job, words), Path(job).resolve().parent
+    if job is None:
+        return load(None, [*_words(defaults, None), *words]), Path.cwd()
+    return parse(job, words), Path.cwd()
+
+
+def _words(keys: Mapping[str, Any], task: object) -> list[str]:
+    words = [f"{key}={text_of(value)}" for key, value in keys.items()]
+    return words if task is None else [*words, f"task={_spelled(task)}"]
+
+
+def _spelled(task: object) -> str:
+    """A task as a job names it. One that has no name of a module's is kept in this process."""
+    from edgetrain.tasks import held
+
+    return task if isinstance(task, str) else held.spelled(task)
+
+
+def _planned(job: Job, beside: Path | None, *, simulated: bool) -> Resolved:
+    found = check(job)
+    refuse_gateways(found.job, simulated=simulated)
+    return with_task(paced(found, beside) if simulated else found, beside)
+
+
+def _runner(*, simulated: bool) -> Callable[..., dict[str, Any]]:
+    if simulated:
+        require_simulator()
+        from edgetrain.training.simulated import simulation
+
+        return simulation.run
+    from edgetrain.training import emulated
+
+    return emulated.run
+
+
+@contextlib.contextmanager
+def _view(
+    folders: Sequence[Path], planned: Resolved, progress: bool, *, simulated: bool
+) -> Iterator[Callable[[], None]]:
+    """What to call while these runs are under way."""
+    if not progress:
+        yield lambda: None
+        return
+    from edgetrain.runs.reports.live.view import LiveView
+
+    fleet = planned.job.fleet
+    view = LiveView(
+        folders,
+        clock=time.monotonic,
+        heading=f"{planned.name}: {fleet.members} members, network {fleet.network}, "
+        f"{planned.job.train.steps} steps",
+        metric=planned.metric,
+        out=sys.stderr,
+        simulated=simulated,
+    )
+    with view:
+        yield view.refresh
+
+
+def _name(chosen: Sweep) -> str:
+    return chosen.name or str(chosen.job.get("name") or chosen.job["task"].rpartition(":")[2])

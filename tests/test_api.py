@@ -1,0 +1,212 @@
+"""Experiments from Python: they leave what the verbs leave, and raise what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from command_line import environment
+
+import edgetrain
+from edgetrain.__main__ import main
+from edgetrain.errors import ConfigError, EdgetrainError, TaskError
+from edgetrain.runs.folder import read_metrics
+from edgetrain.runs.loaded import KINDS, columns_of
+
+PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+SMALL = {"members": 2, "steps": 6, "batch": 8}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return edgetrain.simulate(runs=tmp_path_factory.mktemp("runs"), progress=False, **SMALL)
+
+
+@pytest.fixture
+def quiet(tmp_path):
+    return {"runs": tmp_path, "progress": False}
+
+
+def test_a_run_is_that_of_the_command_line(run, tmp_path):
+    words = [f"{key}={value}" for key, value in SMALL.items()]
+    main(["run", "--simulate", "--runs", str(tmp_path), "--json", *words])
+    (folder,) = tmp_path.iterdir()
+    for name in ("model.safetensors", "job.toml"):
+        assert (folder / name).read_bytes() == (run.folder / name).read_bytes()
+    theirs = edgetrain.load(folder)
+    assert theirs.summary["sent_bytes"] == run.summary["sent_bytes"]
+    assert theirs.summary["final"] == run.summary["final"]
+
+
+def test_columns_are_the_lines(run):
+    for name, kind in KINDS.items():
+        records, columns = list(read_metrics(run.folder, kind)), getattr(run, name)
+        assert records
+        assert {len(column) for column in columns.values()} == {len(records)}
+        for key, column in columns.items():
+            for record, value in zip(records, column, strict=True):
+                told = record.get(key)
+                assert np.isnan(value) if told is None and column.dtype == float else value == told
+
+
+def test_columns_of_unlike_lines():
+    columns = columns_of([{"a": 1, "b": True, "c": "x"}, {"a": None, "b": False, "d": [1]}])
+    assert columns["a"].dtype == float
+    assert np.isnan(columns["a"][1])
+    assert columns["b"].dtype == bool
+    assert columns["c"].tolist() == ["x", None]
+    assert columns["d"].tolist() == [None, [1]]
+    assert columns_of([]) == {}
+
+
+def test_a_comparison_and_its_page(quiet):
+    runs = edgetrain.compare(strategies=["fedavg", "dga"], **quiet, **SMALL)
+    assert [run.folder.name for run in runs] == ["fedavg", "dga"]
+    assert [row["strategy"] for row in runs.rows] == ["fedavg", "dga"]
+    assert runs.summary["comparison"]["runs"][0]["label"] == "fedavg"
+    shown = runs._repr_html_()
+    assert 'sandbox="" ' in shown
+    assert "&lt;svg" in shown
+    assert runs.report().read_text().startswith("<!doctype html>")
+    assert "2 runs in" in repr(edgetrain.load(runs.folder))
+
+
+def test_cells_at_once_have_the_bits_of_cells_one_after_the_other(tmp_path, capsys):
+    axes = {"rtt": [0, 200], "strategy": ["fedavg", "dga"]}
+    one = edgetrain.sweep(axes=axes, runs=tmp_path / "one", progress=False, **SMALL)
+    words = [f"--{name}={','.join(map(str, values))}" for name, values in axes.items()]
+    words += [f"{key}={value}" for key, value in {**SMALL, "device": "raspberry-pi-4b"}.items()]
+    assert main(["sweep", "--at-once", "2", "--runs", str(tmp_path / "two"), "--json", *words]) == 0
+    many = edgetrain.load(json.loads(capsys.readouterr().out.splitlines()[-1])["folder"])
+    assert one.rows == many.rows
+    assert [(row["rtt"], row["strategy"]) for row in one.rows][:2] == [(0, "fedavg"), (0, "dga")]
+    assert {run.folder.name for run in one} == {run.folder.name for run in many}
+    for run in one:
+        model = (many.folder / run.folder.name / "model.safetensors").read_bytes()
+        assert model == (run.folder / "model.safetensors").read_bytes()
+
+
+def test_an_executor_runs_the_cells(quiet):
+    with ThreadPoolExecutor(1) as executor:
+        runs = edgetrain.sweep(
+            axes={"seed": [0, 1]}, task=Line, executor=executor, **quiet, **SMALL
+        )
+    assert [row["status"] for row in runs.rows] == ["finished"] * 2
+
+
+@pytest.mark.parametrize(
+    "words", [["--emulate", "--at-once", "2"], ["--at-once", "0"], ["--dask", "tcp://127.0.0.1:1"]]
+)
+def test_what_no_sweep_can_do_at_once(words, tmp_path, capsys):
+    assert main(["sweep", "--strategy", "dga", "--runs", str(tmp_path), *words]) == 2
+    assert "--at-once" in (said := capsys.readouterr().err) or "--dask" in said
+
+
+class Line:
+    """A task of this module."""
+
+    name, metric, better, target = "line", "loss", "lower", None
+
+    def model(self):
+        return torch.nn.Linear(1, 1)
+
+    def samples(self, index, members):
+        return 8
+
+    def batches(self, index, members, batch, seed):
+        while True:
+            yield torch.ones(batch, 1)
+
+    def loss(self, model, batch):
+        return model(batch).square().mean()
+
+    def evaluate(self, model):
+        return {"loss": model(torch.ones(1, 1)).item() ** 2}
+
+
+@pytest.mark.parametrize("task", [Line, Line(), lambda: Line()])
+def test_a_task_may_be_any_object(task, quiet):
+    run = edgetrain.simulate(task=task, **quiet, **SMALL)
+    assert run.summary["task"] == "line"
+    assert run.evaluations["loss"][-1] < run.evaluations["loss"][0]
+
+
+def test_in_a_running_event_loop(quiet):
+    async def notebook():
+        return edgetrain.simulate(task=Line, **quiet, **SMALL)
+
+    assert asyncio.run(notebook()).summary["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda more: edgetrain.simulate(stepz=1, **more), "no key 'stepz'"),
+        (lambda more: edgetrain.simulate(steps="many", **more), r"train\.steps"),
+        (lambda more: edgetrain.simulate("nowhere.toml", **more), "no job file"),
+        (lambda more: edgetrain.simulate({"fleet": 3}, **more), "fleet"),
+        (lambda more: edgetrain.simulate(task=3, **more), "not a task"),
+        (lambda more: edgetrain.simulate(task=SimpleNamespace(name="x"), **more), "lacks"),
+        (lambda more: edgetrain.compare(strategies=["dgaa"], **more), "dgaa"),
+        (lambda more: edgetrain.sweep(axes={"rt": [1]}, **more), "no axis 'rt'"),
+        (lambda more: edgetrain.sweep(**more), "0 axes"),
+        (lambda more: edgetrain.load(more["runs"]), "no run folder"),
+        (lambda more: edgetrain.load("nowhere"), "does not exist"),
+    ],
+)
+def test_what_is_wrong_raises_and_leaves_nothing(call, match, quiet):
+    with pytest.raises(EdgetrainError, match=match):
+        call(quiet)
+    assert not list(quiet["runs"].glob("*/*"))
+
+
+def test_a_run_names_what_it_has(run):
+    with pytest.raises(ConfigError, match=r"no columns 'step'.*steps, evaluations"):
+        run.columns("step")
+    with pytest.raises(TaskError):
+        edgetrain.simulate(task="nowhere:task", runs=run.folder.parent, progress=False)
+
+
+def test_an_interrupted_run_can_be_loaded(quiet):
+    class Stops(Line):
+        def evaluate(self, model):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        edgetrain.simulate(task=Stops(), **quiet, **SMALL)
+    (folder,) = quiet["runs"].iterdir()
+    assert edgetrain.load(folder).summary["status"] == "interrupted"
+
+
+def test_a_frame_is_made_of_the_columns(run, monkeypatch):
+    frames = SimpleNamespace(DataFrame=dict)
+    monkeypatch.setitem(sys.modules, "pandas", frames)
+    assert run.frame("evaluations")["accuracy"] == run.evaluations["accuracy"].tolist()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match="pip install pandas"):
+        run.frame()
+
+
+def test_every_block_of_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S):
+        exec(compile(block, str(PAGE), "exec"), names)
+    assert names["run"].summary["task"] == "line"
+
+
+def test_importing_the_functions_loads_neither_torch_nor_zmq():
+    code = (
+        "import sys, edgetrain\nedgetrain.simulate, edgetrain.load\n"
+        "assert not {'torch', 'zmq'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=120)
