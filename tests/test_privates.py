@@ -21,6 +21,7 @@ OF_OTHERS = {
     "_wait": "subprocess: the same, of what waits for its end",
     "_assign_work_unit": "pytest-xdist: its schedulers share it with those made of them",
     "_reschedule": "pytest-xdist: the same",
+    "_repr_html_": "IPython: what it asks an object for, to show it in a notebook",
 }
 """Names of other packages, each with the reason. There are none of edgetrain."""
 

@@ -134,7 +134,6 @@ NIGHTLY = {
     "edgetrain sweep benchmarks/density.toml": "rows:",
     "edgetrain sweep benchmarks/outer.toml": "rows:",
     "edgetrain sweep examples/paper/correction.toml": "rows:",
-    "edgetrain sweep examples/paper/latency.toml": "rows:",
     "edgetrain sweep examples/paper/latency.toml --at-once 4": "rows:",
     "edgetrain sweep examples/paper/latency.toml --rtt 1,100,200,500,1000 steps=100": "rows:",
     "edgetrain sweep examples/paper/scaling.toml --strategy dga --members 1,8,16": "rows:",
