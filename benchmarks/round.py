@@ -2,7 +2,7 @@
 
     python benchmarks/round.py                       4 members, 11 M parameters: about a minute
     python benchmarks/round.py --members 8 --elements 1000000 --json
-    python benchmarks/round.py --topologies star,ring,butterfly     and tree
+    python benchmarks/round.py --topologies star,direct,ring,butterfly     and tree
 
 Nothing is trained: an optimizer that changes one number, `local-sgd` with every = 1, so each step
 is one round of 4 bytes an element up and 4 bytes down. Hub and members are processes of their own,
@@ -12,8 +12,9 @@ and the ratios are medians over neighbouring blocks. The first turn warms up and
 (its memory is). Gloo's all-reduce has no middle: each byte is sent where it is added up.
 
 With `--topologies`: these beside gloo and nothing else, blocks in turns as before. `star` is our
-hub and members; members of a `ring`, `butterfly` or `tree` hand sums on to each other over
-connections of our own (exchange/peers), and have no model: they average a vector, as gloo does.
+hub and members, `direct` the same job with members that share 16 ranges of the vector; members of a
+`ring`, `butterfly` or `tree` hand sums on to each other over connections of our own
+(exchange/peers), and have no model: they average a vector, as gloo does.
 
 Beside that, what being joined costs a loop between two exchanges: the steps of an ordinary loop
 (a network of 0.6 M parameters in 62 tensors, SGD with momentum, batches of 32), alone and joined to
@@ -47,7 +48,10 @@ PATIENCE_S = 120.0
 TENSORS = 62
 """Parameter tensors of the model, as many as a ResNet-18 has."""
 
-TOPOLOGIES = ("star", "ring", "butterfly", "tree")
+TOPOLOGIES = ("star", "direct", "ring", "butterfly", "tree")
+
+RANGES = 16
+"""That the members of a direct job share."""
 
 STEPS = 300
 """Steps of a loop at a turn."""
@@ -97,15 +101,39 @@ def hub(pipe: Connection, members: int, strategy: str = "local-sgd", every: int 
     socket.close()
 
 
-def member(pipe: Connection, address: str, elements: int) -> None:
-    """Our member: a model, an optimizer that does next to nothing, and `step`."""
+def direct_hub(pipe: Connection, members: int) -> None:
+    """Our hub, where the members reduce."""
+    from edgetrain.exchange.hub.serve import serve
+    from edgetrain.exchange.zeromq.hub_socket import HubSocket
+    from edgetrain.jobs.building import hub_of
+
+    socket = HubSocket("tcp://127.0.0.1:0")
+    pipe.send(socket.address)
+    pure = hub_of(direct_job(members), any_job=True)
+    serve(pure, socket, time.monotonic, lambda effect: None)
+    socket.close()
+
+
+def direct_job(members: int) -> Any:
+    """The job of `hub`, with members that reduce."""
+    from edgetrain.jobs.reading import load
+    from edgetrain.jobs.rules import resolve
+
+    words = ["strategy=local-sgd", "every=1", "delay=0", "steps=1000000", "topology=direct"]
+    return resolve(load(None, [*words, f"members={members}", f"ranges={RANGES}"]))
+
+
+def member(pipe: Connection, address: str, elements: int, of_direct: int = 0) -> None:
+    """Our member: a model, an optimizer that does next to nothing, and `step`. `of_direct`: the
+    members of its job, if these reduce."""
     baseline = bytes_after_torch()
     import torch
 
-    from edgetrain.exchange.member.link import Link
+    from edgetrain.exchange.member.link import PATIENCE_S, Link
     from edgetrain.exchange.seam import Request
     from edgetrain.exchange.zeromq.member_socket import MemberSocket
     from edgetrain.tasks.flat import FlatModel
+    from edgetrain.training.member.direct import direct_exchange
     from edgetrain.training.member.member import Member
 
     class Nudge:
@@ -125,7 +153,13 @@ def member(pipe: Connection, address: str, elements: int) -> None:
         torch.rand(stop - start) for start, stop in itertools.pairwise(cuts)
     )
     flat, nudge = FlatModel(model), Nudge(model.parameters())
-    joined = Member.join(Link(MemberSocket(address), time.monotonic), flat, nudge, Request(""))
+    socket, request = MemberSocket(address), Request("")
+    way: Any = None
+    if of_direct:
+        listen = "tcp://127.0.0.1:0"
+        way, here = direct_exchange(direct_job(of_direct), socket, None, listen, PATIENCE_S)
+        request = Request("", address=here)
+    joined = Member.join(way or Link(socket, time.monotonic), flat, nudge, request)
 
     def report() -> dict[str, Any]:
         traffic = joined.traffic()
@@ -423,10 +457,11 @@ def playing(*names: str) -> Iterator[list[Fleet]]:
         processes.stop_all([child for fleet in made for child in fleet.children])
 
 
-def start_ours(fleet: Fleet, args: argparse.Namespace) -> None:
-    """Our hub and members."""
-    address = fleet.hear(fleet.start("hub", hub, args.members))
-    fleet.players(args.members, member, [(address, args.elements)] * args.members)
+def start_ours(fleet: Fleet, args: argparse.Namespace, *, direct: bool = False) -> None:
+    """Our hub and members; `direct`: the members reduce."""
+    address = fleet.hear(fleet.start("hub", direct_hub if direct else hub, args.members))
+    of_direct = args.members if direct else 0
+    fleet.players(args.members, member, [(address, args.elements, of_direct)] * args.members)
 
 
 def start_gloo(fleet: Fleet, args: argparse.Namespace, store: Path) -> None:
@@ -453,8 +488,8 @@ def topologies(args: argparse.Namespace, store: Path) -> Iterator[list[Fleet]]:
     """Those named, and gloo."""
     with playing(*args.topologies, "gloo") as made:
         for fleet in made[:-1]:
-            if fleet.name == "star":
-                start_ours(fleet, args)
+            if fleet.name in ("star", "direct"):
+                start_ours(fleet, args, direct=fleet.name == "direct")
             else:
                 start_circle(fleet, args, fleet.name)
         start_gloo(made[-1], args, store)

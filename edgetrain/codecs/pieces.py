@@ -33,15 +33,14 @@ def check_pieces(codec: Codec) -> None:
 
 
 class InPieces(BaseCodec):
-    """`codec`, whose parts end where a piece ends. Decodes what it does, part by part. No payload
-    is handed on as it is (`verbatim`): who adds up replies wants pieces of whole tiles."""
+    """`codec`, whose parts end where a piece ends. Decodes what it does, part by part."""
 
     def __init__(self, codec: Codec, pieces: Sequence[slice]) -> None:
         """`pieces` follow each other, from element 0 on."""
         self.codec, self.pieces = codec, pieces
         self.name, self.part_elements = codec.name, codec.part_elements
         self.lossless, self.nearly_all = codec.lossless, codec.nearly_all
-        self.few_elements = codec.few_elements
+        self.verbatim, self.few_elements = codec.verbatim, codec.few_elements
         self._slices = [
             slice(piece.start + here.start, piece.start + here.stop)
             for piece in pieces

@@ -166,8 +166,8 @@ class RoundReply:
     0: none of them is in it."""
     complete: int = 0
     """Out of step: and all members' contributions with numbers below this."""
-    checksums: Sequence[tuple[slice, int]] = ()
-    """Of pieces of the base after this reply, where several hubs have one each."""
+    checksums: Sequence[tuple[slice, int, str]] = ()
+    """Of pieces of the base after this reply, where several hubs have one each; and who says it."""
 
 
 @dataclass(frozen=True)

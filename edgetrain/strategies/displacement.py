@@ -6,7 +6,7 @@ Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -101,6 +101,7 @@ class Displacement:
     adjusts_gradient = moves_within = False
     moves_params = True
     keeps_rest = True
+    tile_sums: Sequence[int] = ()
 
     def __init__(
         self,
@@ -324,17 +325,14 @@ class Displacement:
         assert not (keep and flight.at_once), "a step was taken before a reply that was due"
         if flight.left_out is not None:
             self.unsent.learn(pieces, flight.left_out)
-        touched = total = None
+        touched = None
         if keep or flight.at_once:
             touched = self.expected.few_touched(flight, pieces)
-        if touched is not None:
-            total = self.expected.add_blocks(flight, pieces[0], touched, keep)
-        if total is None:
-            sums = self._add_tiles(flight, pieces, keep)
-            self.expected.keep_sums(sums, touched)
-            total = combine(sums)
+        if touched is None or not self.expected.add_blocks(flight, pieces, touched, keep):
+            self.expected.keep_sums(self._add_tiles(flight, pieces, keep), touched)
         self.applied += 1
-        self.checksum = total
+        self.tile_sums = self.expected.sums
+        self.checksum = combine(self.tile_sums)
 
     def _add_tiles(self, flight: Flight, reply: list[Vector], keep: bool) -> list[int]:
         """Let a reply replace the round `flight` in all tiles. Returns the sums of the base's."""

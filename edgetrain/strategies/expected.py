@@ -22,10 +22,13 @@ from edgetrain.vectors.blocks import (
     touched_blocks,
     union_of,
 )
-from edgetrain.vectors.vector import TILE, Vector, all_finite, checksum, combine, tiles
+from edgetrain.vectors.vector import TILE, Vector, all_finite, checksum, tiles
 
 SPAN = 4 * TILE
 """Elements examined together for touched blocks."""
+
+SAMPLE = 8 * BLOCK
+"""One element in this many is looked at first: each costs a cache line."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,11 @@ class Expected:
         self.base: Vector = params.copy()
         self.flights: deque[Flight] = deque()
         """The rounds in flight, oldest first."""
-        self._sums: list[int] = []
-        """Checksum of each tile of `base`; empty: not known, or an element of `base` may be -0.0,
-        which changes when 0 is added to it. Sums of others than -0.0 are never -0.0."""
+        self.sums: list[int] = []
+        """Checksum of each tile of `base`; empty: not known."""
+        self._is_plain = False
+        """Whether they are known, and no element of `base` is -0.0, which changes when 0 is added
+        to it. Sums of others than -0.0 are never -0.0."""
 
     def restart(self) -> int:
         """Take `params` for the base, with nothing in flight. Returns the base's checksum."""
@@ -80,7 +85,7 @@ class Expected:
         if (stayed := self.stayed) is not None:
             self.params += stayed
         self.flights.clear()
-        self._sums = []
+        self.sums, self._is_plain = [], False
         return checksum(self.base)
 
     @property
@@ -156,7 +161,7 @@ class Expected:
 
     def _differs_much(self, start: int, stop: int) -> bool:
         """Whether a sample of the parameters differs from the base in every second element."""
-        sampled = slice(start, stop, BLOCK)
+        sampled = slice(start, stop, SAMPLE)
         differ = np.count_nonzero(self.params[sampled] != self.base[sampled])
         return 2 * int(differ) > -(-(stop - start) // BLOCK)
 
@@ -174,32 +179,42 @@ class Expected:
 
     def few_touched(self, flight: Flight, reply: Sequence[Vector]) -> Flags | None:
         """The blocks that this reply to `flight` changes, where they are few and known."""
-        if self.drift is not None or len(reply) != 1 or not flight.may_be_few():
+        if self.drift is not None or not flight.may_be_few():
             return None
-        touched = touched_blocks(reply[0])
+        touched = np.concatenate([touched_blocks(piece) for piece in reply])
         if flight.touched is not None:
             touched |= flight.touched
         return touched if are_few(touched) else None
 
-    def add_blocks(self, flight: Flight, reply: Vector, touched: Flags, keep: bool) -> int | None:
-        """Let a reply replace the round `flight`, no longer in flight, in these blocks; it does not
-        change the others. `keep`: local progress stays; else `params` become the base.
+    def add_blocks(
+        self, flight: Flight, reply: Sequence[Vector], touched: Flags, keep: bool
+    ) -> bool:
+        """Let a reply, in pieces of whole tiles, replace the round `flight`, no longer in flight,
+        in these blocks; it does not change the others. `keep`: local progress stays; else `params`
+        become the base.
 
-        Returns the base's checksum. None: nothing was done, the reply has to be added to all tiles.
+        Returns False if nothing was done: the reply has to be added to all tiles.
         """
-        if not self._sums:
-            return None
-        rounds = (flight.own, self.owns()) if keep else None
-        add_reply(self.base, reply, touched, self._sums, self.params, rounds)
-        return combine(self._sums)
+        if not self._is_plain:
+            return False
+        owns, start = self.owns(), 0
+        for piece in reply:
+            here = slice(start, start + piece.size)
+            blocks = slice(start // BLOCK, block_count(here.stop))
+            answered = None if flight.own is None else flight.own[here]
+            rounds = (answered, [own[here] for own in owns]) if keep else None
+            sums = self.sums[start // TILE :]
+            add_reply(self.base[here], piece, touched[blocks], sums, self.params[here], rounds)
+            self.sums[start // TILE :], start = sums, here.stop
+        return True
 
     def keep_sums(self, sums: list[int], touched: Flags | None) -> None:
         """A reply was added to all tiles of the base, which have these sums now.
 
         `touched`: see few_touched. In other blocks the reply was 0, and a sum with 0 is not -0.0.
         """
-        plain = touched is not None and not has_negative_zero(self.base, touched)
-        self._sums = sums if plain else []
+        self.sums = sums
+        self._is_plain = touched is not None and not has_negative_zero(self.base, touched)
 
     def replace_base(self, base: Vector, applied: int, finished: bool) -> int:
         """Take `base` for the base, which answers all rounds in flight before round `applied`.
@@ -210,7 +225,7 @@ class Expected:
         scratch = np.empty(min(TILE, self.params.size), np.float32)
         before, at_once = self.owns(), any(flight.at_once for flight in self.flights)
         self.flights = deque(flight for flight in self.flights if flight.round >= applied)
-        self._sums = []
+        self.sums, self._is_plain = [], False
         after = self.owns()
         base_only = at_once or (finished and not self.flights)
         for here in tiles(self.params.size):

@@ -5,7 +5,7 @@ Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ class Gradient:
     adjusts_gradient = True
     moves_params = moves_within = False
     keeps_rest = False
+    tile_sums: Sequence[int] = ()
     every = 1
     local_steps = 0
     has_steps = False

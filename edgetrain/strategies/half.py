@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class MemberHalf(Protocol):
     moves_params: bool
     """Whether a reply moves the parameters; the driver then pushes them after `apply`. Otherwise it
     replaces the gradient, and the step that contributed waits for it."""
+    tile_sums: Sequence[int]
+    """Sums of the tiles of `base` after the last reply; (): not known."""
     keeps_rest: bool
     """Whether what a lossy codec leaves out of a contribution stays in the parameters, and so is
     in the next contribution: the driver reports with `sent` what got through. Otherwise the driver

@@ -5,7 +5,7 @@ Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,7 @@ class Streaming:
     adjusts_gradient = moves_within = False
     moves_params = True
     keeps_rest = True
+    tile_sums: Sequence[int] = ()
 
     def __init__(self, params: Vector, count: int, alpha: float, every: int, delay: int) -> None:
         """`count` is P. ConfigError for more fragments than the vector has blocks."""

@@ -136,26 +136,35 @@ class TileSums:
     """The sums of a vector's tiles, kept by ranges: its checksum, without reading the ranges that
     did not change."""
 
-    def __init__(self, ranges: Ranges) -> None:
-        self._ranges = ranges
+    def __init__(self, ranges: Ranges, start: int = 0) -> None:
+        """`start`: the vector is a piece of a longer one, from this element on, whose tiles count:
+        see `checksum`."""
+        self._ranges, self._start = ranges, start
         self._sums: list[list[int]] = [[] for _ in range(ranges.count)]
 
     def read(self, vector: Vector) -> int:
         """Sum all of a vector. Returns its checksum."""
         for number, here in enumerate(self._ranges):
-            sums = [tile_sum(vector[tile]) for tile in tiles(here.stop, here.start)]
+            sums = [tile_sum(vector[tile]) for tile in self.tiles(here)]
             checksum = self.replace(number, sums)
         return checksum
 
+    def tiles(self, here: slice) -> Iterator[slice]:
+        """The tiles in these elements."""
+        start = self._start
+        for tile in tiles(start + here.stop, start + here.start):
+            yield slice(tile.start - start, tile.stop - start)
+
     def replace(self, round: int, sums: Iterable[int]) -> int:
-        """The range of this round has changed: the sums of its `tiles(stop, start)`, in order.
+        """The range of this round has changed: the sums of its `tiles`, in order.
         Returns the vector's checksum."""
         number = round % self._ranges.count
         self._sums[number] = list(sums)
         if self._ranges.count == 1:
             return combine(self._sums[0])
-        totals = [0] * -(-self._ranges.elements // TILE)
+        first = self._start // TILE
+        totals = [0] * (-(-(self._start + self._ranges.elements) // TILE) - first)
         for here, pieces in zip(self._ranges, self._sums, strict=True):
-            for tile, piece in enumerate(pieces, here.start // TILE):
+            for tile, piece in enumerate(pieces, (self._start + here.start) // TILE - first):
                 totals[tile] += piece
         return combine(totals)

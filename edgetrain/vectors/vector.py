@@ -46,6 +46,28 @@ def tiles(elements: int, start: int = 0) -> Iterator[slice]:
         start = stop
 
 
+def in_whole_tiles(pieces: Iterable[Vector]) -> list[Vector]:
+    """The same vector in pieces of whole tiles, but for the last: views, and copies of the tiles
+    that do not lie in one piece."""
+    found: list[Vector] = []
+    rest: list[Vector] = []
+    lacks = 0
+    for piece in pieces:
+        if rest:
+            rest.append(piece[:lacks])
+            lacks, piece = lacks - rest[-1].size, piece[lacks:]
+            if lacks:
+                continue
+            found.append(np.concatenate(rest))
+        whole = piece.size // TILE * TILE
+        found += [piece[:whole]] if whole else []
+        rest = [piece[whole:]] if whole < piece.size else []
+        lacks = TILE - piece.size + whole
+    if rest:
+        found.append(rest[0] if len(rest) == 1 else np.concatenate(rest))
+    return found
+
+
 def tile_sum(tile: Vector) -> int:
     """The sum of one tile's bits, read as 64-bit integers modulo 2**64."""
     even = tile.size & ~1
@@ -63,9 +85,24 @@ def combine(sums: Iterable[int]) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def checksum(vector: Vector) -> int:
-    """The checksum of a whole vector. Reads it once and allocates nothing."""
-    return combine(tile_sum(vector[tile]) for tile in tiles(vector.size))
+def checksum(vector: Vector, start: int = 0) -> int:
+    """The checksum of a vector. Reads it once and allocates nothing. `start`: it is a piece of a
+    longer one, from this element on, cut where the tiles of that end."""
+    here = tiles(start + vector.size, start)
+    return combine(tile_sum(vector[tile.start - start : tile.stop - start]) for tile in here)
+
+
+def checksum_within(vector: Vector, here: slice, sums: Sequence[int]) -> int:
+    """`checksum` of a piece of a vector whose tiles have these `sums`: reads only tiles that lie in
+    it in part. () for sums: they are not known."""
+    if not sums:
+        return checksum(vector[here], here.start)
+    return combine(
+        tile_sum(vector[tile])
+        if tile.start % TILE or tile.stop % TILE
+        else sums[tile.start // TILE]
+        for tile in tiles(here.stop, here.start)
+    )
 
 
 def all_finite(vector: Vector) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +15,7 @@ from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.hub.direct import DirectHub, share_out
 from edgetrain.exchange.hub.effects import Note, Write
+from edgetrain.exchange.hub.journal import Journal, JournalSettings
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Round
 from edgetrain.exchange.hub.reducer import ReducerHub
@@ -83,11 +85,9 @@ class DirectRoom:
             stretch=Stretch(ranges, 0, ranges),
         )
         self.policy = policy or Policy(members, beat_s=0.2)
-        self.merge = merge
+        self.merge, self.star, self.journal = merge, star, None
         self.notes, self.reducers = [], []
-        assign = partial(share_out, ranges=ranges)
-        terms = replace(self.terms, stretch=Stretch(ranges, 0, 0))
-        self.lead = self.hub(self.terms) if star else self.hub(terms, DirectHub, assign=assign)
+        self.lead = self.new_lead()
         self.loopback = Loopback()
         self.listening = {}
         """The listening end of each address."""
@@ -95,6 +95,31 @@ class DirectRoom:
         self.stopped = threading.Event()
         self.server = threading.Thread(target=self._serve)
         self.members = [RoomMember(self, i, star, i in clients) for i in range(members)]
+
+    def new_lead(self):
+        if self.star:
+            return self.hub(self.terms)
+        count = self.terms.stretch.count
+        terms = replace(self.terms, stretch=Stretch(count, 0, 0))
+        return self.hub(terms, DirectHub, assign=partial(share_out, ranges=count))
+
+    def keep_journal(self, folder):
+        """From the beginning, in this folder."""
+        self.journal = Journal(folder, JournalSettings(), warnings.warn)
+
+    def crash_lead(self):
+        """Kill the hub that all join, and start it again from its journal."""
+        self.stopped.set()
+        self.server.join(PATIENCE_S)
+        folder = self.journal.folder
+        self.journal.close()
+        self.keep_journal(folder)
+        self.lead = self.new_lead()
+        self.lead.tail = self.journal.tail
+        self.lead.restore(self.journal.state, self.journal.records(), time.monotonic())
+        self.stopped = threading.Event()
+        self.server = threading.Thread(target=self._serve)
+        self.server.start()
 
     def hub(self, terms, kind=Hub, **other):
         return kind(
@@ -123,7 +148,8 @@ class DirectRoom:
             self.notes.append(effect)
 
     def _serve(self):
-        serve(self.lead, self.loopback, time.monotonic, self._observe, self.stopped.is_set)
+        stop = self.stopped.is_set
+        serve(self.lead, self.loopback, time.monotonic, self._observe, stop, self.journal)
 
     def run(self):
         """Until all members are done; their parameters, equal on all. Raises their errors."""
@@ -139,6 +165,8 @@ class DirectRoom:
         finally:
             self.stopped.set()
             self.server.join(PATIENCE_S)
+            if self.journal is not None:
+                self.journal.close()
         return self.members[0].params
 
 

@@ -14,18 +14,18 @@ with that (`Takeover`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.effects import Effect, Note, Send, refusal
+from edgetrain.exchange.hub.effects import Effect, Note, Save, Send, Write, refusal
 from edgetrain.exchange.hub.evaluators import DONE
 from edgetrain.exchange.hub.mapping import MappingHub
 from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.places import LEAD, Reach
 from edgetrain.exchange.hub.protocol import Hub
-from edgetrain.exchange.hub.records import Record, State, pack_state
+from edgetrain.exchange.hub.records import Charted, Record, State, pack_state
 from edgetrain.exchange.messages import Join, Leave, Message, Resume, Takeover, Welcome
 from edgetrain.vectors.ranges import Stretch
 
@@ -75,10 +75,15 @@ class DirectHub(MappingHub):
         self._is_welcoming = False
         self._done: set[str] = set()
         """Members that have left behind their last step."""
+        self._chart = b""
+        """The map as it was last written to the journal."""
         self._orphans: dict[tuple[int, int], Orphan] = {}
 
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
         """See Hub."""
+        return self._charted(self._handle(sender, message, now))
+
+    def _handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
         if isinstance(message, Join) and not self._is_welcoming:
             self._joins[sender] = message
         member = self.members.get(sender)
@@ -97,15 +102,39 @@ class DirectHub(MappingHub):
     def tick(self, now: float) -> list[Effect]:
         """See Hub."""
         if self.started:
-            return super().tick(now) + self._take_over(now)
-        return self._held_back(super().tick(now), now)
+            return self._charted(super().tick(now) + self._take_over(now))
+        return self._charted(self._held_back(super().tick(now), now))
+
+    # -- what survives a restart ---------------------------------------------------------------
+
+    def state(self) -> State:
+        """See Hub."""
+        return replace(super().state(), chart=self.places.chart(self._done))
+
+    def _charted(self, effects: list[Effect]) -> list[Effect]:
+        """The same, and if the map has changed it is in the journal before anyone is told."""
+        if not self.started or (chart := self.places.chart(self._done)) == self._chart:
+            return effects
+        self._chart = chart
+        saved = 1 + max((n for n, each in enumerate(effects) if isinstance(each, Save)), default=-1)
+        return [*effects[:saved], Write(Charted(chart)), *effects[saved:]]
 
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:
-        """See Hub. Who reduces what is not in a journal: raises ConfigError."""
-        raise ConfigError(
-            "a job with fleet.topology = 'direct' cannot be resumed: its reducers are members",
-            "begin anew from the last model: start = 'RUN/model.safetensors'",
-        )
+        """See Hub. Reducers go on meanwhile: they are with the members."""
+        if not state.chart:
+            raise ConfigError("the journal has no map: it is of a job whose members do not reduce")
+        last = [state.chart]
+
+        def noted() -> Iterator[Record]:
+            for record in records:
+                if isinstance(record, Charted):
+                    last[0] = record.chart
+                yield record
+
+        self.places.restore(state.chart, self.members)
+        self._become_reducer_of(self.places.stretches.get(LEAD, (0, 0)))
+        super().restore(state, noted(), now)
+        self._done = set(self.places.restore(last[0], self.members))
 
     # -- a reducer is lost ---------------------------------------------------------------------
 
@@ -154,7 +183,7 @@ class DirectHub(MappingHub):
         load = Counter(self.places.holders().values())
         orphan.heir = min(able, key=lambda name: (-orphan.answers[name].applied, load[name], name))
         applied = orphan.answers[orphan.heir].applied
-        state = replace(self.state(), base=None, memory={}, outer={}, fixed=())
+        state = replace(self.state(), base=None, memory={}, outer={}, fixed=(), chart=b"")
         heir = there[orphan.heir]
         effects.append(Send(heir.sender, Takeover(2, *span, applied, payload=pack_state(state))))
         return effects
@@ -190,17 +219,21 @@ class DirectHub(MappingHub):
         """Become the hub of the stretch that the map says, with the members that are in."""
         members = sorted(self.members, key=lambda member: member.index)
         joins = [(m.sender, self._joins[m.sender]) for m in members]
-        (terms, *rest), kwargs = self._parts
-        places, policy, tail = self.places, self.policy, self.tail
-        stretch = Stretch(terms.stretch.count, *places.stretches.get(LEAD, (0, 0)))
-        MappingHub.__init__(self, replace(terms, stretch=stretch), *rest, **kwargs)
-        self.places, self.policy, self.tail = places, policy, tail
-        self._is_welcoming, self._joins = True, {}
+        self._become_reducer_of(self.places.stretches.get(LEAD, (0, 0)))
         effects: list[Effect] = [Note("map", "hub", self._words())]
         for sender, join in joins:
             welcomed = Hub.handle(self, sender, join, now)
             effects += [effect for effect in welcomed if not isinstance(effect, Note)]
         return effects
+
+    def _become_reducer_of(self, span: tuple[int, int]) -> None:
+        """Be made anew, as the hub of this stretch, without members."""
+        (terms, *rest), kwargs = self._parts
+        places, policy, tail = self.places, self.policy, self.tail
+        stretch = Stretch(terms.stretch.count, *span)
+        MappingHub.__init__(self, replace(terms, stretch=stretch), *rest, **kwargs)
+        self.places, self.policy, self.tail = places, policy, tail
+        self._is_welcoming, self._joins = True, {}
 
     def _begin_again(self, lost: str) -> list[Effect]:
         """A reducer was lost before training began: nothing is lost, and all have to join anew."""

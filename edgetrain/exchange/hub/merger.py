@@ -31,7 +31,7 @@ from edgetrain.strategies.outer_rules import MOST_MAGNITUDE as MOST_BEFORE_OUTER
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.ranges import WHOLE, Ranges, TileSums
-from edgetrain.vectors.vector import TILE, Buffer, Layout, Vector, all_finite, tile_sum, tiles
+from edgetrain.vectors.vector import TILE, Buffer, Layout, Vector, all_finite, tile_sum
 
 if TYPE_CHECKING:
     from edgetrain.exchange.masks.aggregator import Sum
@@ -116,6 +116,8 @@ class Merger:
         """Whether a hub above makes the replies, and this is a gateway's."""
         self.ranges = Ranges(0)
         """Ranges of the vector that rounds concern in turn, once there is a model."""
+        self._first = 0
+        """Of the model's vector, the first element that is here."""
         self._sums = TileSums(self.ranges)
         self._memory = VectorPool(0)
         self._early = _Early()
@@ -134,7 +136,7 @@ class Merger:
             codecs = [in_pieces(codec, stretch.pieces(elements)) for codec in codecs]
         self.codec, self.reply_codec = codecs
         self._exact = verbatim(self.codec)
-        self.ranges = ranges
+        self.ranges, self._first = ranges, stretch.of(elements).start
 
     def start(self, base: Vector) -> int:
         """Start from these parameters, which belong to the merger from now on. Returns their
@@ -149,7 +151,7 @@ class Merger:
 
     def _make_room(self) -> None:
         self._memory = VectorPool(self.ranges.largest)
-        self._sums = TileSums(self.ranges)
+        self._sums = TileSums(self.ranges, self._first)
         self.replies = memory(self.reply_codec, self.ranges.elements)
         if self.outer is not None:
             self.outer.start(self.ranges.elements)
@@ -411,11 +413,11 @@ class Merger:
                 reply = np.empty(here.stop - here.start, np.float32)
                 self.reply_codec.decode(payload, reply)
             start = first + here.start
-            for tile in tiles(first + here.stop, start):
+            for tile in self._sums.tiles(slice(start, first + here.stop)):
                 base = self.base[tile]
                 with np.errstate(over="ignore", invalid="ignore"):  # members will notice
                     base += reply[tile.start - start : tile.stop - start]
-                if tile.start % TILE and sums:  # a part has ended within this tile
+                if (self._first + tile.start) % TILE and sums:  # a part has ended within this tile
                     sums[-1] += tile_sum(base)
                 else:
                     sums.append(tile_sum(base))

@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import msgpack
+
 from edgetrain.exchange.hub.effects import Effect, Note, Send
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.keys.pairs import spell
@@ -165,6 +167,29 @@ class Places:
         self.stretches = {name: own for name, own in self.stretches.items() if own != span}
         self.moved[span] = Peer(member.name, address, _key(member), *span)
 
+    def chart(self, done: Iterable[str]) -> bytes:
+        """The settled map as bytes, for a journal; `done`: members that have left behind their last
+        step."""
+        map = self._map
+        spans = [[name, *span] for name, span in self.stretches.items()]
+        moved = [list(_fields(peer)) for peer in self.moved.values()]
+        rows = [list(row) for row in map.rows]
+        packed: bytes = msgpack.packb([map.number, map.ticket, rows, spans, moved, sorted(done)])
+        return packed
+
+    def restore(self, chart: bytes, members: Members) -> list[str]:
+        """Go on with the map of a journal, and the addresses in it. Returns the members that were
+        done."""
+        number, ticket, rows, stretches, moved, done = msgpack.unpackb(chart)
+        self.state, self.stretches = "settled", {name: (a, b) for name, a, b in stretches}
+        self.moved = {(row[3], row[4]): Peer(*row) for row in moved}
+        span = self.stretches.get(LEAD, (0, 0))
+        self._map = Map(number, False, ticket, "", *span, tuple(tuple(row) for row in rows))
+        addresses = {row[0]: row[1] for row in reversed(rows)}
+        for member in (*members, *members.away):
+            member.address = addresses.get(member.name, "") or CLIENT
+        return list(done)
+
     def _row(self, member: MemberRecord, *, is_in: bool) -> Peer:
         first, end = self.stretches.get(member.name, (0, 0))
         can_be_reached = member.address != CLIENT and (is_in or first < end)
@@ -178,6 +203,10 @@ def _in_order(members: Iterable[MemberRecord]) -> list[MemberRecord]:
 
 def _without_stretches(rows: Iterable[tuple[str, str, str, int, int]]) -> list[tuple[str, ...]]:
     return [row[:3] for row in rows]
+
+
+def _fields(peer: Peer) -> tuple[str, str, str, int, int]:
+    return peer.name, peer.address, peer.key, peer.first, peer.end
 
 
 def _key(member: MemberRecord) -> str:

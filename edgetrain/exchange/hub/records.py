@@ -141,7 +141,15 @@ class Above:
     """What the hub above may not have merged for good."""
 
 
-Record = Round | Entered | Departed | Restarted | Sent
+@dataclass(frozen=True)
+class Charted:
+    """Where members are, and who reduces what, from now on. Written before anyone is told."""
+
+    chart: bytes
+    """See places.Places.chart."""
+
+
+Record = Round | Entered | Departed | Restarted | Sent | Charted
 
 
 @dataclass(frozen=True)
@@ -175,6 +183,8 @@ class State:
     """The values of fixed tensors that all members have from the first, in pieces; (): none."""
     above: Above | None = None
     """Of a gateway."""
+    chart: bytes = b""
+    """Of a hub whose members reduce: see Charted."""
 
 
 _OUTER = "outer/"
@@ -206,6 +216,8 @@ def encode(record: Record | State) -> tuple[bytes, list[Buffer]]:
             return _header("A", [record.epoch]), []
         case Sent():
             return _header("U", _sent_fields(record)), [record.vector]
+        case Charted():
+            return _header("M", [record.chart]), []
         case State():
             return _encode_state(record)
 
@@ -235,6 +247,10 @@ def _sent(fields: Sequence[Any], vector: Buffer) -> Sent:
 
 _ABOVE = "above/"
 """Begins the names of arrays that a gateway has sent, and is that of what it says of them."""
+
+
+_CHART = "chart/"
+"""The name of the array that has these bytes."""
 
 
 def _above_arrays(above: Above | None) -> dict[str, Any]:
@@ -271,6 +287,8 @@ def _seat(fields: Sequence[Any]) -> Seat:
 def _encode_state(state: State) -> tuple[bytes, list[Buffer]]:
     arrays = dict(state.memory) | {_OUTER + name: array for name, array in state.outer.items()}
     arrays |= _above_arrays(state.above)
+    if state.chart:
+        arrays[_CHART] = np.frombuffer(state.chart, np.uint8)
     if state.base is not None:
         arrays[""] = state.base
     told = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
@@ -336,6 +354,8 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         return Restarted(*fields)
     if kind == "U":
         return _sent(fields, payload)
+    if kind == "M":
+        return Charted(bytes(fields[0]))
     if kind != "S":
         raise ValueError(f"a record of kind {kind!r}, and this one knows none")
     agreed, model, layout, elements, epoch, round, delay, seats, away, checksums, told, *newer = (
@@ -349,6 +369,7 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         for (name, dtype, shape), part in zip(told, parts, strict=True)
     }
     base, above = arrays.pop("", None), _above(arrays)
+    chart = arrays.pop(_CHART).tobytes() if _CHART in arrays else b""
     outer = {
         name.removeprefix(_OUTER): arrays.pop(name) for name in [*arrays] if name.startswith(_OUTER)
     }
@@ -364,6 +385,7 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         steps,
         (fixed,) if fixed_bytes else (),
         above,
+        chart,
     )  # fmt: skip
 
 

@@ -48,7 +48,8 @@ class ReducerHub(Hub):
             nowhere = owned(key, name) if key else b"?" + name
             return replace(known, address=nowhere, next_round=merged_of(known))
 
-        known = () if base is None else ((applied, checksum(base)),)
+        first = self.terms.stretch.of(state.elements).start
+        known = () if base is None else ((applied, checksum(base, first)),)
         state = replace(
             state,
             agreed=self.state().agreed,

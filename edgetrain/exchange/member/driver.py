@@ -29,7 +29,7 @@ from edgetrain.exchange.seam import (
 )
 from edgetrain.exchange.transport import Traffic
 from edgetrain.strategies.half import MemberHalf
-from edgetrain.vectors.vector import Vector, checksum, zeros
+from edgetrain.vectors.vector import Vector, checksum, checksum_within, in_whole_tiles, zeros
 
 
 class Stepper(Protocol):
@@ -169,12 +169,12 @@ class Exchanged:
     """What the half decided by itself, and why; "": nothing."""
 
 
-def _compare_stretches(base: Vector, reply: RoundReply) -> None:
+def _compare_stretches(half: MemberHalf, reply: RoundReply) -> None:
     """Raise Diverged unless each hub's stretch of the base is here as it is there."""
-    for here, wanted in reply.checksums:
-        if checksum(base[here]) != wanted:
+    for here, wanted, whose in reply.checksums:
+        if checksum_within(half.base, here, half.tile_sums) != wanted:
             raise Diverged(
-                f"after round {reply.round} the base is not that of the hub which has elements "
+                f"after round {reply.round} the base is not that of {whose}, which has elements "
                 f"{here.start:,} to {here.stop:,}: their checksums differ"
             )
 
@@ -506,14 +506,14 @@ class Driver:
         self.most_members = max(self.most_members, reply.members)
         ready = self.clock()
         self.half.note_merged(reply.merged, reply.complete)
-        self.half.apply(reply.pieces)
+        self.half.apply(in_whole_tiles(reply.pieces))
         if reply.checksum and reply.checksum != self.half.checksum:
             raise Diverged(
                 f"after round {round} the base has checksum {self.half.checksum:016x} here and "
                 f"{reply.checksum:016x} at the hub"
             )
         if reply.checksums:
-            _compare_stretches(self.half.base, reply)
+            _compare_stretches(self.half, reply)
         self._take_delay(reply.delay, reply.every)
         if self.observe is not None:
             now = self.clock()

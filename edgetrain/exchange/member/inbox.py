@@ -57,6 +57,9 @@ class Inbox:
         """Of the last reply that was handed out, where the hub's codec is `auto`."""
         self.keeps_payloads = False
         """Whether replies are passed on as they came, and not decoded."""
+        self.keeps_frames = False
+        """Whether payloads that are the vector itself are handed out, in place of a copy: where the
+        memory of a contribution is not free before its reply is given out."""
         self._clock, self._name = clock, name
         self._ranges, self._memory = ranges, memory
         self._arrivals: dict[int, _Arrival] = {}
@@ -144,6 +147,8 @@ class Inbox:
 
     def _place(self, reply: Reply, spare_only: bool) -> Vector | None:
         if not self.codec.lossless or self.keeps_payloads:
+            return None
+        if self.keeps_frames and self.codec.verbatim:
             return None
         place = self._memory.borrow_spare() if spare_only else self._memory.borrow_vector()
         return None if place is None else place[: self._ranges.size(reply.round)]

@@ -9,6 +9,7 @@ no strategy. The clock is passed in. One thread uses it; only `join` and `wait` 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -109,6 +110,9 @@ class Entrance:
         self._transport, self._clock = transport, clock
         self._patience_s, self._outage_s = patience_s, outage_s
         self.interrupt: Callable[[], None] = lambda: None
+        self.while_idle: Callable[[], None] = lambda: None
+        """Called when nothing has come for a while, of `longest_pause_s` at most."""
+        self.longest_pause_s = math.inf
         self.on_welcome: Callable[[int], None] = lambda members: None
         self.is_to_evaluate = False
         """Whether the hub has said that the member that evaluated is gone."""
@@ -221,8 +225,10 @@ class Entrance:
         """The next message. After a while of silence the connection is made again, and the hub is
         asked again. Raises HubUnreachable after a long one."""
         self.interrupt()
-        while (frames := self._transport.receive(self._silence.pause_s)) is None:
+        pause_s = min(self._silence.pause_s, self.longest_pause_s)
+        while (frames := self._transport.receive(pause_s)) is None:
             self.interrupt()
+            self.while_idle()
             self._check_connection(silence=True)
             self._silence.check()
         self._check_connection()

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from edgetrain.strategies.factored import Factors
 
 
+PAUSE_S = 0.05
+"""Longest wait on one link before the others are looked at."""
+
+
 @dataclass
 class _Standing:
     """Where one hub is, for a member that takes over its base."""
@@ -62,12 +66,18 @@ class RangedExchange:
         """Checksum of each hub's stretch of the base that was last given out."""
         self._keeps_base = True
         for link in links:
-            link.interrupt = partial(self._pulse, link)
+            self._watch(link)
+
+    def _watch(self, link: Link) -> None:
+        link.interrupt, link.while_idle = self._interrupt, partial(self._pulse, link)
+        link.longest_pause_s = PAUSE_S
+
+    def _interrupt(self) -> None:
+        self.interrupt()
 
     def _pulse(self, waiting: Link) -> None:
-        """While one link is waited for, the others take in what comes. Not that one: it would wait
-        for what it has."""
-        self.interrupt()
+        """While nothing comes on one link, the others take in what comes. Not that one: it would
+        wait for what it has."""
         for link in self._links if self._has_begun else ():
             if link is not waiting:
                 link.poll()
@@ -121,7 +131,7 @@ class RangedExchange:
     def _unite_entries(self, entries: Sequence[Entry], params: Vector) -> Entry:
         """One entry of all: the hubs may have closed rounds while this member joined."""
         for link, entry in zip(self._links, entries, strict=True):
-            if self._keeps_base and checksum(params[link.own]) != entry.checksum:
+            if self._keeps_base and _sum_of(link, params) != entry.checksum:
                 raise Diverged("the base arrived damaged: its checksum differs from the hub's")
         found = [
             _Standing(e.applied, e.round, params[link.own].copy(), e.delay.steps, e.every_now)
@@ -138,7 +148,7 @@ class RangedExchange:
         )  # fmt: skip
 
     def _note_base(self, base: Vector) -> None:
-        self._known = [checksum(base[link.own]) for link in self._links]
+        self._known = [_sum_of(link, base) for link in self._links]
 
     # -- one base of all -----------------------------------------------------------------------
 
@@ -161,7 +171,7 @@ class RangedExchange:
                     if isinstance(reply, CatchUp):
                         found[number] = self._standing_of(link, reply)
                     else:
-                        _add(reply, found[number])
+                        _add(reply, found[number], link.own.start)
         base = np.concatenate([each.base for each in found])
         return replace(found[0], base=base)
 
@@ -170,7 +180,7 @@ class RangedExchange:
         while not isinstance(reply, CatchUp) or reply.base is None:
             link.ask_again(base=True)
             reply = link.wait(link.applied)
-        if checksum(reply.base) != reply.checksum:
+        if checksum(reply.base, link.own.start) != reply.checksum:
             raise Diverged("the base arrived damaged: its checksum differs from the hub's")
         return _Standing(reply.applied, reply.round, reply.base, reply.delay, reply.every)
 
@@ -260,12 +270,15 @@ class RangedExchange:
         if len(replies) < len(found):
             return self._catch_up(found)
         lead, self._known = replies[0], [reply.checksum for reply in replies]
-        checks = [(link.own, r.checksum) for link, r in zip(self._links, replies, strict=True)]
+        checks = [
+            (link.own, r.checksum, self.whose(link))
+            for link, r in zip(self._links, replies, strict=True)
+        ]
         return replace(
             lead,
             checksum=0,
             arrived=max(reply.arrived for reply in replies),
-            pieces=[self._joined(replies)],
+            pieces=[piece for reply in replies for piece in reply.pieces],
             decode_s=sum(reply.decode_s for reply in replies),
             wait_decode_s=sum(reply.wait_decode_s for reply in replies),
             sent_bytes=sum(reply.sent_bytes for reply in replies),
@@ -273,15 +286,9 @@ class RangedExchange:
             checksums=checks if self._keeps_base else (),
         )
 
-    def _joined(self, replies: Sequence[RoundReply]) -> Vector:
-        """One vector of all: pieces that end where a hub's stretch ends are no whole tiles."""
-        whole = self.memory.borrow_vector()
-        for link, reply in zip(self._links, replies, strict=True):
-            at = link.own.start
-            for piece in reply.pieces:
-                whole[at : at + piece.size] = piece
-                at += piece.size
-        return whole
+    def whose(self, link: Link) -> str:
+        """Who is at the other end, for people."""
+        return "the hub"
 
     def _catch_up(self, found: Sequence[RoundReply | CatchUp]) -> CatchUp:
         pairs = zip(self._links, found, strict=True)
@@ -330,13 +337,19 @@ class RangedExchange:
             link.vanish()
 
 
-def _add(reply: RoundReply, standing: _Standing) -> None:
-    """The next reply, added to a base as members and hubs add it."""
+def _sum_of(link: Link, whole: Vector) -> int:
+    """The checksum of a hub's stretch of a vector."""
+    return checksum(whole[link.own], link.own.start)
+
+
+def _add(reply: RoundReply, standing: _Standing, first: int) -> None:
+    """The next reply, added to a base, which begins with element `first` of the model's, as members
+    and hubs add it."""
     at = 0
     for piece in reply.pieces:
         standing.base[at : at + piece.size] += piece
         at += piece.size
     standing.applied += 1
     standing.delay, standing.every = reply.delay, reply.every or standing.every
-    if reply.checksum and checksum(standing.base) != reply.checksum:
+    if reply.checksum and checksum(standing.base, first) != reply.checksum:
         raise Diverged("a base is not what its hub says: their checksums differ")

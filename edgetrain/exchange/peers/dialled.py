@@ -127,7 +127,8 @@ class Dialled(WrappedEnd):
         """Go on over the connection to another peer, in place of this one."""
         if not self._is_cut:
             self.close()
-        self._end, self._hello = other._end, other._hello
+        self._use(other._end)
+        self._hello = other._hello
         self._question, self._again = None, math.inf
         self._is_cut = self._is_shut = self._was_heard = False
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 
 from edgetrain.errors import BadMessage, EdgetrainError
 from edgetrain.exchange.hub.evaluators import DONE
@@ -93,10 +92,15 @@ class DirectExchange(RangedExchange):
             for peer in neighbours.reducers:
                 end = self._peering.dial(peer, neighbours)
                 link = self._make_link(end)
-                link.interrupt = partial(self._pulse, link)
+                self._watch(link)
                 self._dialled[peer.first] = link, end, peer
             self._links = [*self._links, *(link for link, _, _ in self._dialled.values())]
         super()._enter(name, request, params, past)
+
+    def whose(self, link: Link) -> str:
+        """See RangedExchange."""
+        names = (peer.name for known, _, peer in self._dialled.values() if known is link)
+        return next(names, "the hub")
 
     # -- a reducer is lost ---------------------------------------------------------------------
 
@@ -128,7 +132,7 @@ class DirectExchange(RangedExchange):
         reducer = self._make_reducer(message.first, message.end)
         reducer.take_over(state, base, applied, link.merged_of, self._clock())
         listener, address = self._listen()
-        self._peering.host_more(listener, reducer)
+        self._peering.host_more(address, listener, reducer)
         return address
 
     # -- leaving -------------------------------------------------------------------------------

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 from edgetrain.errors import BadMessage
 from edgetrain.exchange.keys.pairs import Pair, Public, short, spell
 from edgetrain.exchange.limits import CONNECTIONS_REMEMBERED, Refusals
 from edgetrain.exchange.messages import Hello, Join, Leave, Refuse, Resume, pack, unpack
 from edgetrain.exchange.peers.neighbours import Neighbours
-from edgetrain.exchange.transport import HubTransport, Traffic, owner_of
+from edgetrain.exchange.transport import HubTransport, MemberTransport, Traffic, owner_of
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.vectors.vector import Buffer
 
 GONE = "it has left the job, or was removed from it"
 """The reason of members that a new map does not name any more."""
+
+
+class Doorway(HubTransport, Protocol):
+    """A HubTransport with ends in its own process, too."""
+
+    def connect(self) -> MemberTransport:
+        """A new one. May be called by another thread."""
 
 
 class MapGate:
@@ -55,7 +63,7 @@ class Listener:
     one thread, but for `let_in`.
     """
 
-    def __init__(self, socket: HubTransport, gate: MapGate | None = None) -> None:
+    def __init__(self, socket: Doorway, gate: MapGate | None = None) -> None:
         self._socket, self._gate = socket, gate
         self._neighbours: Neighbours | None = None
         self._names: dict[bytes, str] = {}
@@ -67,6 +75,10 @@ class Listener:
         if self._gate is not None:
             self._gate.let_in(neighbours.by_key)
         self._neighbours = neighbours
+
+    def connect(self) -> MemberTransport:
+        """An end for the member itself, in this process. May be called by another thread."""
+        return self._socket.connect()
 
     def name_of(self, sender: bytes) -> str:
         """The member at a connection, which has said so; "" if none has."""

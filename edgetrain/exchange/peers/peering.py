@@ -18,8 +18,8 @@ from edgetrain.exchange.hub.effects import Note, Observed
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import Observer, serve
 from edgetrain.exchange.keys.pairs import Pair
-from edgetrain.exchange.messages import Map, Reached, Refuse, Takeover, pack, unpack
-from edgetrain.exchange.peers.dialled import Clock, Dial, dialling, try_all
+from edgetrain.exchange.messages import Map, Peer, Reached, Refuse, Takeover, pack, unpack
+from edgetrain.exchange.peers.dialled import Clock, Dial, Dialled, dialling, try_all
 from edgetrain.exchange.peers.listener import Listener
 from edgetrain.exchange.peers.neighbours import Neighbours
 from edgetrain.exchange.peers.wrapped import WrappedEnd
@@ -59,11 +59,11 @@ class Peering:
         self.neighbours: Neighbours | None = None
         self.on_map: Callable[[Neighbours], None] = lambda neighbours: None
         self.on_takeover: Callable[[Takeover], Takeover | None] = lambda message: None
-        self.dial = dial or dialling(pair, clock)
+        self._dial = dial or dialling(pair, clock)
         self._encrypted, self._clock, self._listener = pair is not None, clock, listener
         self._hosting = None if listener is None else _Hosting(listener, clock)
-        self._more: list[tuple[Listener, _Hosting]] = []
-        """What it took over, at an address of its own."""
+        self._more: dict[str, tuple[Listener, _Hosting]] = {}
+        """What it took over, by the address of its own that each has."""
         self._reached = -1, Reached(0, ())
         """The number of the last map that asked to try, and the answer."""
 
@@ -81,15 +81,23 @@ class Peering:
             return None
         if map.number > number:
             self.neighbours = neighbours = Neighbours.of(map, self._encrypted)
-            for listener in (self._listener, *(each for each, _ in self._more)):
+            for listener in (self._listener, *(each for each, _ in self._more.values())):
                 if listener is not None:
                     listener.let_in(neighbours)
             if map.trying:
                 self.host(None)
-                reached = try_all(neighbours, self.dial, self._clock)
+                reached = try_all(neighbours, self._dial, self._clock)
                 self._reached = map.number, Reached(map.number, reached)
             self.on_map(neighbours)
         return self._reached[1] if self._reached[0] == map.number else None
+
+    def dial(self, peer: Peer, neighbours: Neighbours) -> Dialled:
+        """A connection to a member; to a reducer of this one's own within this process."""
+        at = {address: listener for address, (listener, _) in self._more.items()}
+        listener = at.get(peer.address, self._listener)
+        if peer.name != neighbours.name or listener is None:
+            return self._dial(peer, neighbours)
+        return Dialled(listener.connect(), neighbours.hello_to(peer.name), self._clock)
 
     # -- hosting a reducer --------------------------------------------------------------------
 
@@ -104,13 +112,15 @@ class Peering:
         if self._hosting is not None:
             self._hosting.serve(reducer, observe)
 
-    def host_more(self, listener: Listener, reducer: Hub, observe: Observer = log_note) -> None:
-        """Serve another reducer, over a listener of its own."""
+    def host_more(
+        self, address: str, listener: Listener, reducer: Hub, observe: Observer = log_note
+    ) -> None:
+        """Serve another reducer, over a listener of its own at this address."""
         if self.neighbours is not None:
             listener.let_in(self.neighbours)
         hosting = _Hosting(listener, self._clock)
         hosting.serve(reducer, observe)
-        self._more.append((listener, hosting))
+        self._more[address] = listener, hosting
 
     def release(self) -> Listener | None:
         """Stop the thread; the listener is the caller's to poll, until `close`."""
@@ -122,7 +132,7 @@ class Peering:
     def wait_for_end(self, patience_s: float) -> bool:
         """Wait until all members have left the reducer, for at most `patience_s`; returns whether
         they have. A client has none."""
-        every = [hosting for _, hosting in self._more]
+        every = [hosting for _, hosting in self._more.values()]
         if self._hosting is not None:
             every.append(self._hosting)
         ended = [hosting.wait_for_end(patience_s) for hosting in every]
@@ -130,10 +140,10 @@ class Peering:
 
     def close(self) -> None:
         """Stop serving, and hang up. Works twice."""
-        for more, hosting in self._more:
+        for more, hosting in self._more.values():
             hosting.stop()
             more.close()
-        self._more = []
+        self._more = {}
         listener = self.release()
         if listener is not None:
             listener.close()

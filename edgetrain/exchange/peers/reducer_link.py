@@ -33,6 +33,7 @@ class ReducerLink(Link):
     def begin(self) -> Entry:
         """See Link."""
         entry = super().begin()
+        self.inbox.keeps_frames = True
         self._saw_all = entry.applied == 0
         return entry
 

@@ -12,7 +12,12 @@ class WrappedEnd:
     """A MemberTransport, and Reconnecting, that does as `end` does. For subclasses."""
 
     def __init__(self, end: MemberTransport) -> None:
+        self._use(end)
+
+    def _use(self, end: MemberTransport) -> None:
         self._end = end
+        # Checked once: isinstance of a Protocol is slow, and messages are many.
+        self._reconnecting = end if isinstance(end, Reconnecting) else None
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """See MemberTransport."""
@@ -25,17 +30,17 @@ class WrappedEnd:
     @property
     def connections(self) -> int:
         """See Reconnecting."""
-        return self._end.connections if isinstance(self._end, Reconnecting) else 1
+        return 1 if self._reconnecting is None else self._reconnecting.connections
 
     @property
     def addresses(self) -> int:
         """See Reconnecting."""
-        return self._end.addresses if isinstance(self._end, Reconnecting) else 1
+        return 1 if self._reconnecting is None else self._reconnecting.addresses
 
     def reconnect(self) -> None:
         """See Reconnecting."""
-        if isinstance(self._end, Reconnecting):
-            self._end.reconnect()
+        if self._reconnecting is not None:
+            self._reconnecting.reconnect()
 
     def received_bytes(self) -> int:
         """See MemberTransport."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.keys.gate import Gatekeeper
 from edgetrain.exchange.keys.pairs import short, spell
 from edgetrain.exchange.limits import Refusals
-from edgetrain.exchange.transport import Traffic, owner_of
+from edgetrain.exchange.transport import Traffic, owned, owner_of
 from edgetrain.exchange.zeromq.arrivals import Limits
 from edgetrain.exchange.zeromq.door import Door
 from edgetrain.exchange.zeromq.frames import (
@@ -30,6 +31,7 @@ from edgetrain.exchange.zeromq.handshakes import (
     ENCRYPTED_HUB_EVENTS,
     PLAIN_HUB_EVENTS,
 )
+from edgetrain.exchange.zeromq.inside import InsideEnd
 from edgetrain.exchange.zeromq.member_connections import MemberConnections
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.exchange.zeromq.sockets import OpenSockets
@@ -41,6 +43,9 @@ from edgetrain.vectors.vector import Buffer
 MESSAGES_PER_POLL = 256
 """Messages, or events, that one poll handles, so that a flood of them cannot keep the caller from
 its clock."""
+
+INSIDE = "inproc://hub"
+"""Where ends in this process connect. A context has one hub."""
 
 FEW_CONNECTIONS = 64
 """Up to this many the kernel's counters are read at every question for them."""
@@ -100,6 +105,9 @@ class HubSocket:
         self.address = f"tcp://{shown}:{self.port}"
         self._counters = ConnectionsAt(self.port)
         self._look_again = float("-inf")
+        self._inside: set[bytes] = set()
+        """The names of ends in this process."""
+        self._socket.bind(INSIDE)
         self._sent_last: tuple[Sequence[Buffer], list[zmq.Frame | Buffer]] | None = None
         """The buffers sent last and their frames: a reply goes to every member."""
 
@@ -130,9 +138,16 @@ class HubSocket:
                 sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            descriptor = int(frames[0].get(zmq.SRCFD)) if frames else -1
-            if self._is_from_member(sender.bytes, descriptor, frames):
+            if sender.bytes in self._inside or self._is_from_member(sender.bytes, frames):
                 yield sender.bytes, [payload_of(frame) for frame in frames]
+
+    def connect(self) -> InsideEnd:
+        """An end of a member in this process; with a gate it has the hub's own key. It is closed
+        with this one. May be called by another thread."""
+        own = b"m" if self._door is None else owned(self._door.gate.pair.public, b"")
+        name = own + os.urandom(16)
+        self._inside.add(name)
+        return InsideEnd(self._sockets, INSIDE, name)
 
     def wake_for(self, other: MemberSocket) -> None:
         """From now on `poll` also returns, with nothing, when a message for this end is here."""
@@ -170,10 +185,10 @@ class HubSocket:
         if self._door is not None and self._door.socket in ready:
             self._door.answer_requests()
 
-    def _is_from_member(self, sender: bytes, descriptor: int, frames: Sequence[zmq.Frame]) -> bool:
+    def _is_from_member(self, sender: bytes, frames: Sequence[zmq.Frame]) -> bool:
         """Whether a message is from a member. Answers the enrolment of a token's holder; drops
         messages under a key that was revoked, or that is not the one in the sender's name."""
-        door = self._door
+        door, descriptor = self._door, int(frames[0].get(zmq.SRCFD)) if frames else -1
         if door is None:
             self._watch.count_message(descriptor, b"")
             return True

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.direct import share_out
+from edgetrain.exchange.hub.effects import Send
 from edgetrain.exchange.hub.places import LEAD, Reach
 from edgetrain.exchange.hub.terms import Policy
-from tests.fakes.direct_room import Died, DirectRoom
+from edgetrain.exchange.messages import Reply
+from tests.fakes.direct_room import Died, DirectRoom, NotedReducer
 
 NAMES = tuple("abcdefgh")
 
@@ -134,3 +139,103 @@ def test_a_reducer_that_dies_costs_no_contribution(strategy, deaths, other):
     assert any("is lost" in line for line in told)
     assert any("now" in line for line in told)
     counted_once(room)
+
+
+class Crashes(DirectRoom):
+    """The hub that all join is killed, and started again, before these steps of member 0."""
+
+    crashes = (5, 6, 11)
+
+    def before_step(self, member, step):
+        if member.index == 0 and step in self.crashes:
+            self.crash_lead()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "clients", "other"),
+    [
+        ("fedavg", (), {}),
+        ("dga", (1,), {"delay": 4, "codec": "topk(0.05) | q2"}),
+        ("dga", (0, 1, 2, 3), {"delay": 4, "codec": "int8"}),
+    ],
+)
+def test_a_hub_that_is_started_again_goes_on_with_the_same_map_and_bits(
+    strategy, clients, other, tmp_path
+):
+    star = DirectRoom(strategy, 4, 16, star=True, **other).run()
+    policy = Policy(4, beat_s=0.1, return_s=30.0)
+    room = Crashes(strategy, 4, 16, clients=clients, policy=policy, **other)
+    room.keep_journal(tmp_path / "journal")
+    params = room.run()
+    assert np.array_equal(params, star)
+    assert room.lead.epoch == len(room.crashes)
+    assert len(room.reducers) == 4 - len(clients)
+
+
+class CrashAfterDeath(Deaths):
+    """And the hub is killed once another member reduces in the place of one that died."""
+
+    crashed = False
+
+    def before_step(self, member, step):
+        moved = any("now" in note.reason for note in self.notes if note.event == "map")
+        if moved and not self.crashed and member.index == 0:
+            self.crashed = True
+            self.crash_lead()
+        super().before_step(member, step)
+
+
+def test_a_hub_that_is_started_again_knows_who_took_over(tmp_path):
+    room = CrashAfterDeath({1: 5, 2: 40}, "fedavg", 4, 60)
+    room.keep_journal(tmp_path / "journal")
+    room.run()
+    alive = [member for member in room.members if member.index not in room.deaths]
+    assert all(np.array_equal(member.params, alive[0].params) for member in alive)
+    assert room.crashed
+    assert room.lead.epoch == 1
+    counted_once(room)
+
+
+class Liar(NotedReducer):
+    """Sends one member another reply than it has added to its base."""
+
+    def handle(self, sender, message, now):
+        return [self._spoilt(effect) for effect in super().handle(sender, message, now)]
+
+    def _spoilt(self, effect):
+        match effect:
+            case Send(message=Reply(round=3, part=0) as reply):
+                other = np.frombuffer(reply.payload, np.float32) * np.float32(2)
+                return replace(effect, message=replace(reply, payload=other.tobytes()))
+        return effect
+
+
+class LyingRoom(DirectRoom):
+    def reducer(self, first, end):
+        made = super().reducer(first, end)
+        if first:
+            return made
+        stretch = replace(self.terms.stretch, first=first, end=end)
+        return self.hub(replace(self.terms, stretch=stretch), Liar)
+
+
+def test_a_reducer_that_sends_a_wrong_sum_is_named():
+    with pytest.raises(Diverged, match="after round 3 the base is not that of m0, which has"):
+        LyingRoom("fedavg", 3, 16).run()
+
+
+def peak_of(room):
+    tracemalloc.start()
+    try:
+        room.run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("delay", [0, 4])
+def test_members_that_reduce_keep_what_a_hub_does_and_two_vectors_each(delay):
+    asked = {"elements": 200_000, "every": 2, "delay": delay}
+    star = peak_of(DirectRoom("dga", 4, 12, star=True, **asked))
+    direct = peak_of(DirectRoom("dga", 4, 12, **asked))
+    assert direct <= star + 4 * 2 * 4 * 200_000
