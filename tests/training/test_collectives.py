@@ -62,3 +62,15 @@ def test_processes_end_with_the_same_bits_close_to_those_of_a_star(topology, sta
 def test_a_simulation_refuses_it_by_name(tmp_path):
     with pytest.raises(ConfigError, match="'ring' is not simulated yet"):
         simulation.run(job("ring"), create(tmp_path, "ring"))
+
+
+def test_a_process_that_is_killed_costs_the_others_one_attempt(tmp_path):
+    folder = create(tmp_path, "killed")
+    words = ["task=dying_task:dying", "backend=none", "gone_s=1", "beat_s=0.2", "topology=ring"]
+    summary = emulated.run(plan(load(None, [*WORDS, *words])), folder)
+    assert summary["status"] == "finished"
+    found = ends(folder)
+    assert sorted(found) == ["m0", "m2"]
+    assert len({*found.values()}) == 1
+    merged = [len(round["members"]) for round in read_metrics(folder, "round")]
+    assert merged == [3, 2, 2, 2]

@@ -237,7 +237,7 @@ class DirectHub(MappingHub):
 
     def _begin_again(self, lost: str) -> list[Effect]:
         """A reducer was lost before training began: nothing is lost, and all have to join anew."""
-        reason = f"{lost}, which was to reduce, was lost before training began: join again"
+        reason = f"{lost}, which the others need, was lost before training began: join again"
         effects: list[Effect] = [Note("map", "hub", reason)]
         effects += [refusal(member.sender, "session", reason) for member in self.members]
         places, policy, tail = self.places, self.policy, self.tail

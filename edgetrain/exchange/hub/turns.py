@@ -9,8 +9,9 @@ state    what happens                                  next     what the hub say
 =======  ============================================  =======  ===================================
 idle     a round is due                                running  Run, to all that train
 running  somebody has gone, or has come back           running  Run with a higher number, to all
-running  a member says that it lost another one        running  the same; the second time in a
-                                                                round that member is expelled
+running  a member says that it lost another one        running  the same, around the two if that can
+                                                                be; the second time in a round the
+                                                                lost one is expelled
 running  all have the mean, checksums are equal        agreed   the round's replies
 running  all have the mean, checksums differ           running  Run; the third time the job ends
 agreed   another round is due                          running  Run
@@ -69,6 +70,10 @@ class Turns:
         self._different = 0
         self._lost: Counter[str] = Counter()
         """Turns of this round in which others have lost each member."""
+        self._cut: set[frozenset[str]] = set()
+        """Pairs of which one has lost the other."""
+        self.count = 0
+        """Turns since the hub began, or was restored."""
 
     def start(self, epoch: int) -> None:
         """The hub begins, or was restored for the `epoch`-th time: turns have higher numbers."""
@@ -101,6 +106,7 @@ class Turns:
         if message.lost:
             self._is_over = True
             self._lost[message.lost] += 1
+            self._cut.add(frozenset({member.name, message.lost}))
             return message.lost if self._lost[message.lost] >= MOST_LOST else ""
         self._ran[member.name] = message.checksum
         if len(self._ran) == len(wanted.weights) and len({*self._ran.values()}) > 1:
@@ -128,12 +134,18 @@ class Turns:
         if any(m.returning or m.unreachable_since is not None for m in here):
             return []
         names = [member.name for member in here]
-        places = places_of(self.topology, names, self._reach().can)
+        can = self._reach().can
+        places = places_of(self.topology, names, self._can) or places_of(self.topology, names, can)
         if places is None:
             self.why_not = f"{self.topology}: members cannot connect to those they have to send to"
             return [Note("map", "hub", self.why_not)]
         self._number += 1
+        self.count += 1
         self._is_over, self._ran = False, {}
         pairs = tuple((name, wanted.weights[name]) for name in places)
         run = Run(wanted.round, self._number, self.topology, wanted.is_base, pairs)
         return [Send(member.sender, run) for member in here]
+
+    def _can(self, one: str, other: str) -> bool:
+        """Whether a member has reached another one, and neither has lost the other since."""
+        return frozenset({one, other}) not in self._cut and self._reach().can(one, other)

@@ -66,7 +66,8 @@ class RunningEnd(WrappedEnd):
         run: Run | None = _run_of(frames)
         while run is not None:
             run = self._take_part(run)
-        return None
+        # What the hub has said meanwhile, so that it does not count as silent.
+        return self._put_by.popleft() if self._put_by else None
 
     def _take_part(self, run: Run) -> Run | None:
         """Run; returns the run that the hub has asked for meanwhile, in place of this one."""

@@ -16,12 +16,12 @@ ALL = dict.fromkeys(NAMES, 1.0)
 class Room:
     """Three members, the pairs that cannot connect, and the turns of a ring."""
 
-    def __init__(self, *lost):
+    def __init__(self, *lost, names=NAMES):
         self.members = Members(10)
-        for index, name in enumerate(NAMES):
+        for index, name in enumerate(names):
             self.members.add(MemberRecord(name, name.encode(), index, 1.0, 0, index + 1))
-        pairs = {(a, b): 0.1 for a in NAMES for b in NAMES if (a, b) not in lost}
-        self.turns = Turns("ring", self.members, lambda: Reach(NAMES, pairs))
+        pairs = {(a, b): 0.1 for a in names for b in names if (a, b) not in lost}
+        self.turns = Turns("ring", self.members, lambda: Reach(names, pairs))
         self.turns.start(0)
 
     def runs(self, round=0, weights=ALL):
@@ -118,3 +118,13 @@ def test_a_restored_hub_counts_attempts_from_higher_numbers():
     room.turns.start(1)
     room.turns.renew()
     assert room.runs().attempt > run.attempt + 1000
+
+
+def test_the_next_ring_goes_around_two_of_which_one_has_lost_the_other():
+    room, weights = Room(names=tuple("abcd")), dict.fromkeys("abcd", 1.0)
+    run = room.runs(weights=weights)
+    room.say("b", run, 0, "a")
+    around = [name for name, _ in room.runs(weights=weights).places]
+    neighbours = {frozenset(pair) for pair in zip(around, around[1:] + around[:1], strict=True)}
+    assert frozenset("ab") not in neighbours
+    assert room.turns.count == 2

@@ -1,0 +1,63 @@
+"""Members of a ring, butterfly or tree are lost: the others run again from what they kept."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgetrain.errors import Refused
+from edgetrain.exchange.hub.terms import Policy
+from edgetrain.exchange.peers.schedules import SHAPES
+from tests.fakes.collective_room import CollectiveRoom
+from tests.fakes.direct_room import Died
+
+STEPS, EVERY = 8, 2
+
+
+def policy(members):
+    return Policy(members, beat_s=0.1, gone_s=0.4)
+
+
+def left_of(room):
+    left = [member for member in room.members if not isinstance(member.error, Died)]
+    assert not any(member.error for member in left)
+    return left
+
+
+def check(room, killed=0):
+    """Those that are left are equal, and what they have is the mean of what was counted."""
+    left = left_of(room)
+    assert len(left) == len(room.members) - killed
+    assert len({member.params.tobytes() for member in left}) == 1
+    assert np.allclose(left[0].params, room.by_hand(), rtol=0, atol=1e-5)
+    counted = room.lead.counted
+    assert sorted(counted) == list(range(STEPS // EVERY))
+    for round in counted.values():
+        names = [name for name, _ in round]
+        assert len({*names}) == len(names)
+        assert {member.name_ for member in left} <= {*names}
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(SHAPES), st.integers(2, 5), st.data())
+def test_a_member_that_dies_costs_one_attempt(topology, members, data):
+    dies = {data.draw(st.integers(0, members - 1)): data.draw(st.integers(1, 40))}
+    room = CollectiveRoom(topology, "local-sgd", members, STEPS, policy=policy(members), dies=dies)
+    with contextlib.suppress(Refused):
+        room.run()
+    if not room.lead.started:  # nothing is lost by it, and all have to join anew
+        assert not room.lead.counted
+        return
+    killed = len(room.members) - len(left_of(room))
+    check(room, killed)
+    assert room.lead.turns.count <= 1 + STEPS // EVERY + killed, "the base, the rounds, one more"
+
+
+def test_two_that_lose_each_other_are_gone_around():
+    room = CollectiveRoom("ring", "local-sgd", 4, STEPS, policy=policy(4), cuts={(0, 1): 7})
+    room.run()
+    check(room)
+    assert room.lead.turns.count <= 3 + STEPS // EVERY

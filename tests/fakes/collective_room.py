@@ -1,0 +1,116 @@
+"""A job in memory whose members average among themselves: real drivers, links, listeners and a hub,
+a thread each. A member can be killed, and a pair of members be cut apart, at any message."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from edgetrain.exchange.hub.collective import CollectiveHub
+from edgetrain.exchange.hub.effects import Write
+from edgetrain.exchange.hub.records import Round
+from edgetrain.exchange.messages import Segment
+from edgetrain.exchange.peers.dialled import Dialled
+from edgetrain.exchange.peers.listener import Listener
+from edgetrain.exchange.peers.peering import Peering
+from edgetrain.exchange.peers.together import CollectiveExchange
+from tests.fakes.direct_room import Died, DirectRoom, RoomMember
+from tests.fakes.fleet import noisy_descent
+from tests.fakes.loopback import Loopback
+
+LOST_S = 3.0
+"""Seconds of silence after which members count another one as lost."""
+
+
+class NotedHub(CollectiveHub):
+    """Notes what it merged: (member, the round it meant), by round."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.counted = {}
+
+    def _noted(self, effects):
+        for effect in effects:
+            if isinstance(effect, Write) and isinstance(record := effect.record, Round):
+                self.counted[record.round] = [(c.member, c.meant_for) for c in record.counted]
+        return effects
+
+    def handle(self, sender, message, now):
+        return self._noted(super().handle(sender, message, now))
+
+    def tick(self, now):
+        return self._noted(super().tick(now))
+
+
+class Wire(Dialled):
+    """Segments go to another member as copies, as over a network. `on_send` is called for each; it
+    may raise, or return False: lost."""
+
+    on_send = None
+
+    def send(self, frames):
+        if frames[0] != Segment.kind:
+            super().send(frames)
+        elif self.on_send():
+            super().send([frames[0], *map(bytearray, frames[1:])])
+
+
+class CollectiveRoom(DirectRoom):
+    """As a DirectRoom, with a `topology`. `dies`: by member, the segment at which it is killed.
+    `cuts`: (a, b): the segment of a's from which on nothing goes either way between the two."""
+
+    def __init__(self, topology, strategy, members, steps, *, dies=(), cuts=(), **other):
+        super().__init__(strategy, members, steps, star=True, ranges=1, **other)
+        self.lead = self.hub(self.terms, NotedHub, topology=topology)
+        self.dies, self.cuts, self.apart = dict(dies), dict(cuts), set()
+        clients = other.get("clients", ())
+        self.members = [CollectiveMember(self, i, i in clients) for i in range(members)]
+
+    def by_hand(self):
+        """The base after all rounds that the hub has counted, in float64."""
+        base, taken, every = self.initial.astype(np.float64), {}, self.terms.every
+        for round in sorted(self.lead.counted):
+            gains = []
+            for name, meant_for in self.lead.counted[round]:
+                assert meant_for == round
+                member, params = int(name[1:]), base.astype(np.float32)
+                for step in range(every):
+                    params -= noisy_descent(member, taken.get(member, 0) + step, params)
+                taken[member] = taken.get(member, 0) + every
+                gains.append(params.astype(np.float64) - base)
+            base = base + sum(gains) / len(gains)
+        return base
+
+
+class CollectiveMember(RoomMember):
+    """One member of a CollectiveRoom."""
+
+    def __init__(self, room, index, client):
+        super().__init__(room, index, True, client)
+        listener = None
+        if not client:
+            room.listening[self.address] = Loopback()
+            listener = Listener(room.listening[self.address])
+        peering = Peering(listener, None, self._dial)
+        self.sent = 0
+        self.exchange.vanish()
+        self.exchange = CollectiveExchange(
+            room.loopback.connect(), peering, time.monotonic, lost_s=LOST_S
+        )
+
+    def _dial(self, peer, neighbours):
+        end = self.room.listening[peer.address].connect()
+        wire = Wire(end, neighbours.hello_to(peer.name))
+        wire.on_send = lambda: self._may_send(peer.name)
+        return wire
+
+    def _may_send(self, to):
+        room, own = self.room, self.index
+        self.sent += 1
+        if self.sent >= room.dies.get(own, np.inf):
+            raise Died
+        room.apart |= {
+            frozenset(pair) for pair, at in room.cuts.items() if pair[0] == own and self.sent >= at
+        }
+        return frozenset({own, int(to[1:])}) not in room.apart
