@@ -57,7 +57,7 @@ def most_in_a_second(exchanges: list[Record], rounds: int) -> int:
     them it sends what is left as fast as replies come."""
     own = [e for e in exchanges if e["member"] == "m0" and e["round"] < rounds]
     sent = sorted((e["submitted_t"], e["sent_bytes"]) for e in own)
-    return max(sum(size for at, size in sent if begins <= at < begins + 1) for begins, _ in sent)
+    return max(sum(int(n) for at, n in sent if begins <= at < begins + 1) for begins, _ in sent)
 
 
 def fedbuff() -> bool:
@@ -82,7 +82,9 @@ def downpour() -> bool:
     for strategy in ("async-sgd(5)", "async-sgd(5) | sgd(1)"):
         summary, _ = simulate(load(None, [*DOWNPOUR, f"strategy={strategy}"]))
         finals.append(summary["final"])
-        print(f"  {strategy:22} loss {finals[-1]['loss']:.3f}, {100 * finals[-1]['accuracy']:.1f} %")
+        print(
+            f"  {strategy:22} loss {finals[-1]['loss']:.3f}, {100 * finals[-1]['accuracy']:.1f} %"
+        )
     chance = 0.2  # ten classes
     return finals[0]["accuracy"] > 0.9 and not finals[1]["accuracy"] > chance
 

@@ -426,6 +426,9 @@ class Beat:
     here: int = _integer(0, 1 << 20, default=0)
     """Members that have joined while the job waits for more; 0 once it has begun, and from a
     member."""
+    last: int = _optional(_integer(0, MAX_COUNT, default=0))
+    """Out of step, once no member has a contribution left to give: the number of replies, which
+    have all of them; 0: there may be more replies."""
 
 
 @dataclass(frozen=True)

@@ -323,6 +323,10 @@ class Exchange(Protocol):
         """Say that this member gives no contribution from this number on, so that nobody waits for
         one: one that is out of step, or the gateway of a site that all members have left."""
 
+    def await_reply(self) -> bool:
+        """Out of step, after `end`: wait until the next reply can be had. False: there is none any
+        more, all members' contributions are in those before. Raises what `wait` does."""
+
     def settle(self) -> bool:
         """Once every reply has been given out: wait until the fleet says which contributions of
         this member it has kept for good; whether that is all of them. One that came after its round

@@ -68,6 +68,28 @@ def test_every_contribution_counts_once_and_replicas_are_equal(row, members, eve
     check_replicas(fleet, disk)
 
 
+@given(
+    st.sampled_from(ROWS),
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.sampled_from([0, 2, 1000]),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=60)
+def test_who_waits_for_all_ends_with_what_all_gave(row, steps, every, delay, seed):
+    disk = Disk()
+    fleet = fleet_of(row, len(steps), every, delay, 1, seed, disk=disk)
+    for member, count in zip(fleet.members, steps, strict=True):
+        member.steps = count
+    fleet.members[0].waits_for_all = True
+    fleet.run()
+    assert [member.state for member in fleet.members] == ["done"] * len(steps)
+    check_merged_once(fleet, disk)
+    check_replicas(fleet, disk)
+    assert fleet.members[0].params.tobytes() == fleet.hub.base.tobytes()
+    assert fleet.members[0].half.applied == len(disk.rounds())
+
+
 @pytest.mark.parametrize("row", ["fedbuff(3, 0.5)", "ssp(0)", "fedbuff(3, 0.5, none)"])
 @pytest.mark.parametrize("every", [1, 3])
 def test_with_all_members_and_no_delay_it_is_local_sgd_bit_for_bit(row, every):
@@ -116,6 +138,7 @@ def test_whatever_breaks_contributions_count_once_and_members_come_to_the_end(
     fleet = fleet_of(
         row, members, 2, delay, 9, seed, disk=disk, kills=hub_kills, codec=codec, elements=24
     )
+    fleet.members[0].waits_for_all = seed % 2 == 0
     fleet.run(breaking(fleet, cuts, silences, kills))
     living = [member for member in fleet.members if member.index not in fleet.dead]
     assert [member.state for member in living] == ["done"] * len(living)

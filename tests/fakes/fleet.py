@@ -219,8 +219,8 @@ class FakeMember:
         self.param_groups = [{"momentum": fleet.momentum}]
         self._greenlet = greenlet(self._live)
         self._deliver = functools.partial(fleet.deliver, self)
-        self.is_over = False
-        """Whether nothing more will come from it."""
+        self.is_over = self.waits_for_all = False
+        """Whether nothing more will come from it; whether it stays until all have given all."""
         self._is_waiting = False
         self._seen_connections = 1
 
@@ -291,7 +291,7 @@ class FakeMember:
                 self.driver.step()
                 self.note_base()
             self._pause()
-            self.driver.drain()
+            self.driver.drain(to_the_end=self.waits_for_all)
             self.note_base()
             self._pause()
             self.driver.leave("done")

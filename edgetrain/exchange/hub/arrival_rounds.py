@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from edgetrain.exchange.hub.effects import Effect, Send
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.open_rounds import OpenRound
-from edgetrain.exchange.messages import NO_WEIGHT, Start
+from edgetrain.exchange.messages import NO_WEIGHT, Beat, Start
 from edgetrain.strategies.arrivals import ArrivalRule
 
 
@@ -66,6 +67,8 @@ class ArrivalRounds:
     def __init__(self, rule: ArrivalRule, members: Members) -> None:
         self.complete = 0
         """As the last reply said it."""
+        self.said_last = 0
+        """Number of replies of which members were told at once that no more come; 0: none yet."""
         self._rule, self._members = rule, members
 
     def active(self) -> Iterator[MemberRecord]:
@@ -125,3 +128,21 @@ def with_merged(start: Start, member: MemberRecord, arrivals: ArrivalRounds | No
     if arrivals is None:
         return start
     return replace(start, merged=member.merged, complete=arrivals.complete)
+
+
+def last_reply(arrivals: ArrivalRounds | None, round: int) -> int:
+    """The number of replies, `round`, once no member has a contribution left to give, so that all
+    are in them; else 0."""
+    return 0 if arrivals is None or next(arrivals.active(), None) else round
+
+
+def say_last(
+    arrivals: ArrivalRounds | None, round: int, members: Members, epoch: int
+) -> list[Effect]:
+    """Say at once that there are no more replies, to members that wait for all others."""
+    last = last_reply(arrivals, round)
+    if arrivals is None or last in (0, arrivals.said_last):
+        return []
+    arrivals.said_last = last
+    told = sorted(members, key=lambda member: member.merged)
+    return [Send(m.sender, Beat(epoch, m.merged, 0, last)) for m in told]

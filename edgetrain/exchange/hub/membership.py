@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.hub.admission import Admission, AgreedModel, WhyNot
-from edgetrain.exchange.hub.arrival_rounds import with_merged
+from edgetrain.exchange.hub.arrival_rounds import last_reply, with_merged
 from edgetrain.exchange.hub.base_transfer import FirstBase, FixedValues, base_messages
 from edgetrain.exchange.hub.effects import Effect, Event, Note, Replay, Send, Write, refusal
 from edgetrain.exchange.hub.evaluators import Evaluators
@@ -375,11 +375,11 @@ class Membership:
         due = now - self._last_beat >= self.policy.beat_s
         if due:
             self._last_beat = now
-        told = [member for member in self._members if due or member.returning]
-        here = 0 if self._rounds.started else self._members.places
-        beats = {merged: Beat(self.epoch, merged, here) for merged in {m.merged for m in told}}
         # Equal beats follow each other, because each is packed once.
-        told.sort(key=lambda member: member.merged)
+        told = sorted((m for m in self._members if due or m.returning), key=lambda m: m.merged)
+        here = 0 if self._rounds.started else self._members.places
+        last = last_reply(self._rounds.arrivals, self._rounds.round)
+        beats = {n: Beat(self.epoch, n, here, last) for n in {m.merged for m in told}}
         asked = self.evaluators.ask() if due else []
         return [*asked, *(Send(member.sender, beats[member.merged]) for member in told)]
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from edgetrain.codecs import Codec
 from edgetrain.exchange.hub.admission import WhyNot
+from edgetrain.exchange.hub.arrival_rounds import say_last
 from edgetrain.exchange.hub.contributions import Spoilt
 from edgetrain.exchange.hub.delay import AgreedDelay
 from edgetrain.exchange.hub.effects import Effect, Event, Note, Save, Send, Write, refusal
@@ -326,7 +327,7 @@ class Hub:
                 effects += self._expel_spoiler(member, str(spoilt))
             else:
                 effects += self.membership.give_up_behind()
-        return effects
+        return effects + say_last(self.rounds.arrivals, self.round, self.members, self.epoch)
 
     def _find_due(self, now: float) -> tuple[list[Effect], Due | None]:
         """See Rounds. A subclass may have more to say before a round closes."""

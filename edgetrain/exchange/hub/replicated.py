@@ -166,8 +166,8 @@ class ReplicatedHub(Hub):
                 case Write(record=item) | Save(state=item):
                     leaving.append(effect)
                     self._copy(item)
-                case Send(message=Beat() as beat) if self._waiting and beat.merged:
-                    leaving.append(replace(effect, message=replace(beat, merged=0)))
+                case Send(message=Beat() as beat) if self._waiting and (beat.merged or beat.last):
+                    leaving.append(replace(effect, message=replace(beat, merged=0, last=0)))
                 case Send(message=Beat()):
                     leaving.append(effect)
                 case _ if self._barrier > self.copies.held:

@@ -394,15 +394,18 @@ class Driver:
         while self.half.round == round:
             self._exchange(self.half.after_step)
 
-    def drain(self) -> None:
+    def drain(self, *, to_the_end: bool = False) -> None:
         """Submit what is left, and wait for every reply, and until the fleet has all of it: the
-        parameters then are the base. No step may follow. Works twice."""
+        parameters then are the base. No step may follow. Works twice. `to_the_end`: out of step,
+        wait for the contributions of all others, too: the base then is the job's last."""
         if not self.is_drained:
             self.is_drained = True
             self.flat.pull_params()
             self._exchange(self._rest)
             while not self.exchange.settle() and self.half.moves_params:
                 self._take_part()  # what came too late for its own round is in this one
+            while to_the_end and not self.strategy.in_step and self.exchange.await_reply():
+                self._apply(self.half.applied)
             if self.half.moves_params:  # what is given up leaves the model without a reply, too
                 self.flat.push_params()
 

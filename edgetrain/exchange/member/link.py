@@ -262,6 +262,8 @@ class Link(Entrance):
         """See Entrance."""
         super().__init__(transport, clock, patience_s, outage_s)
         self._submitted = -1
+        self._last = 0
+        """As the newest beat says it."""
         self._sent_bytes: dict[int, int] = {}
         self._catch_up: CatchUp | None = None
         self._is_closed = False
@@ -362,7 +364,7 @@ class Link(Entrance):
 
     def end(self, round: int) -> None:
         """See Exchange."""
-        self._session.ends = round
+        self._session.ends, self._last = round, 0
         if round and self._session.state == "training":
             self._send(Beat(merged=round))
 
@@ -373,6 +375,15 @@ class Link(Entrance):
             self._act(self._read(frames))
         if self._silence.can_reconnect:
             self._check_connection(silence=True)
+
+    def await_reply(self) -> bool:
+        """See Exchange."""
+        applied = self._session.applied
+        while not self.ready > applied:
+            if 0 < self._last <= applied:
+                return False
+            self._act(self._next())
+        return True
 
     def settle(self) -> bool:
         """See Exchange. A beat says what is in the journal; masked contributions count in their own
@@ -388,6 +399,7 @@ class Link(Entrance):
         self.is_to_evaluate |= isinstance(message, Evaluate)
         if isinstance(message, Beat):
             self.outbox.drop_merged(message.merged)
+            self._last = message.last
         match self._session.accept_in_training(message, self._silence.connections):
             case Ask() as ask:
                 self._ask(ask.epoch)

@@ -305,6 +305,10 @@ class RangedExchange:
     def end(self, round: int) -> None:
         """See Exchange: members are in step here."""
 
+    def await_reply(self) -> bool:
+        """See Exchange: members are in step here."""
+        return False
+
     def settle(self) -> bool:
         """See Exchange."""
         settled = [link.settle() for link in self._links]

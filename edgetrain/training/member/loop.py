@@ -92,8 +92,8 @@ class Trainee(Protocol):
     def skip(self, steps: int) -> None:
         """This many steps have been taken elsewhere."""
 
-    def drain(self) -> None:
-        """After the last step."""
+    def drain(self, *, to_the_end: bool = False) -> None:
+        """After the last step: see Driver."""
 
     def fleet_model(self) -> AbstractContextManager[None]:
         """Within: the model is that of all members."""
@@ -211,7 +211,8 @@ class Loop:
             step += quiet
             seconds = Seconds(wait_s=self._member.wait_s - waited)
             if step == self._steps:
-                self._member.drain()
+                # Out of step others may not be done: what is evaluated and kept has all of it.
+                self._member.drain(to_the_end=self.evaluates)
                 seconds.end_s = self._member.wait_s - waited - seconds.wait_s
             now = self._clock()
             seconds.overhead_s = self._member.exchange_s - exchanged

@@ -237,10 +237,10 @@ class Member:
         """This many steps have been taken elsewhere: see Driver."""
         self._driver.skip(steps)
 
-    def drain(self) -> None:
+    def drain(self, *, to_the_end: bool = False) -> None:
         """Hand over what is left and wait for every reply: the model then is the fleet's model. For
-        the end of training; `close` does it too. No step may follow."""
-        self._exchange(self._driver.drain)
+        the end of training; `close` does it too. No step may follow. `to_the_end`: see Driver."""
+        self._exchange(functools.partial(self._driver.drain, to_the_end=to_the_end))
 
     def close(self) -> None:
         """Drain, then leave. Works twice."""

@@ -90,7 +90,7 @@ class RankMember:
         """See Trainee."""
         assert not steps
 
-    def drain(self) -> None:
+    def drain(self, *, to_the_end: bool = False) -> None:
         """Wait for the snapshot that is being written."""
         self._snapshots.close()
 
