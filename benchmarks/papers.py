@@ -68,7 +68,7 @@ def fedbuff() -> bool:
         summary, _ = simulate(parse(table["job"], [f"strategy={strategy}"]))
         seconds.append(summary["target_seconds"])
         shown = "never" if seconds[-1] is None else f"{seconds[-1]:.2f} s"
-        print(f"  {strategy:22} {shown} to {100 * summary['target']:.0f} %")
+        print(f"  {strategy:24} {shown} to {100 * summary['target']:.0f} %")
     theirs, own = seconds
     if theirs is None or own is None:
         return False
@@ -83,7 +83,7 @@ def downpour() -> bool:
         summary, _ = simulate(load(None, [*DOWNPOUR, f"strategy={strategy}"]))
         finals.append(summary["final"])
         print(
-            f"  {strategy:22} loss {finals[-1]['loss']:.3f}, {100 * finals[-1]['accuracy']:.1f} %"
+            f"  {strategy:24} loss {finals[-1]['loss']:.3f}, {100 * finals[-1]['accuracy']:.1f} %"
         )
     chance = 0.2  # ten classes
     return finals[0]["accuracy"] > 0.9 and not finals[1]["accuracy"] > chance
@@ -97,7 +97,7 @@ def streaming() -> bool:
         summary, exchanges = simulate(load(None, words))
         most.append(most_in_a_second(exchanges, 4 * count))
         losses.append(summary["final"]["loss"])
-        print(f"  {strategy:22} {most[-1]:,} bytes in a second, loss {losses[-1]:.3f}")
+        print(f"  {strategy:24} {most[-1]:,} bytes in a second, loss {losses[-1]:.3f}")
     share = most[1] * FRAGMENTS / most[0]
     print(f"  {share:.3f} of 1/{FRAGMENTS}; 0.9 to 1.1 wanted, and a loss of at most 0.02 more")
     return 0.9 <= share <= 1.1 and losses[1] <= losses[0] + 0.02
