@@ -251,6 +251,9 @@ ELSEWHERE = {
     "edgetrain networks lab --hosts 2 --network wan-200ms --shell 1": "a terminal",
     "edgetrain calibrate members=2 codec=fp16 delay=0 pace_s=0.02 steps=100 --strategies"
     " fedavg,sync-sgd --networks slow.toml,slow-jitter.toml": "profiles of the reader's",
+    "edgetrain calibrate members=4 pace_s=0.1 steps=200 network=rtt-200ms schedule=cosine every=5"
+    " delay=3 \"optimizer={ name = 'sgd', lr = 0.05, momentum = 0.9 }\" --strategies"
+    " 'fedavg,fedbuff(2, 0.5),ssp(2),async-sgd(5)'": _BENCHMARK,
     "edgetrain sweep examples/paper/vision.toml": "fetches CIFAR-10, and hours",
     "edgetrain sweep benchmarks/landing.toml": _BENCHMARK,
     "edgetrain sweep benchmarks/tenfold.toml": _BENCHMARK,
