@@ -135,6 +135,8 @@ def finished(folder: Path) -> dict[str, Any] | None:
 
 def _run_cell(cell: Cell, folder: Path, run_cell: Run) -> dict[str, Any]:
     inside = folder / cell.digest
+    if (done := finished(inside)) is not None:  # by a worker that was lost with its answer
+        return done
     if inside.exists():
         _clear(inside)
     inside = create_inside(folder, cell.digest)
