@@ -23,6 +23,7 @@ from edgetrain.runs.folder import read_metrics
 from edgetrain.runs.loaded import KINDS, columns_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+NOTEBOOK = Path(__file__).parents[1] / "examples" / "dga.ipynb"
 SMALL = {"members": 2, "steps": 6, "batch": 8}
 
 
@@ -202,6 +203,18 @@ def test_every_block_of_the_page_runs(tmp_path, monkeypatch):
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S):
         exec(compile(block, str(PAGE), "exec"), names)
     assert names["run"].summary["task"] == "line"
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+    assert not any(cell.get("outputs") for cell in cells)
+    names = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), str(NOTEBOOK), "exec"), names)
+    assert "of it waiting" in capsys.readouterr().out
+    assert len(names["far"]) == 6
 
 
 def test_importing_the_functions_loads_neither_torch_nor_zmq():
