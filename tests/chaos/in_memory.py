@@ -463,11 +463,15 @@ class ChaosTown(Town):
                 break
             if self.now > MOST_S or (self.job_is_over and not self._left):
                 break
-            if not self.advance():
-                self.let_time_pass()
+            self.turn()
         for member in self.members:
             member.end()
         return self.now - (began or 0.0)
+
+    def turn(self) -> None:
+        """Let one thing happen, or time pass."""
+        if not self.advance():
+            self.let_time_pass()
 
     @property
     def _left(self) -> list[FakeMember]:
@@ -505,12 +509,19 @@ def _rounds(town: ChaosTown) -> list:
     return [found[number] for number in sorted(found)]
 
 
-def judged(planned: Resolved, town: ChaosTown) -> list[str]:
-    broken = list(town.broken)
+def broken_books(town: ChaosTown) -> list[str]:
+    """The laws of hub and replica that broke: both closed a round, or what left is in no book."""
+    broken, town.broken = town.broken, []
     try:
         town.judge()
-    except AssertionError as error:
-        broken.append(f"books: {str(error)[:200]}")
+    except AssertionError:
+        broken.append("a reply left that is not in the books of the hub that went on")
+    return broken
+
+
+def judged(planned: Resolved, town: ChaosTown) -> list[str]:
+    """The laws that a run to the end broke."""
+    broken = broken_books(town)
     given_up = set[str]()
     for note in town.notes:
         if note.event == "gone":
