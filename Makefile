@@ -77,7 +77,7 @@ test-endurance: install-dev
 
 test-mutations: export MUTATIONS ?= 30000
 test-mutations: install-dev
-	$(BIN)/pytest -n 2 --timeout 3600 tests/codecs/test_codec_payloads.py -k mutated
+	$(BIN)/pytest -n 2 --timeout 3600 tests/codecs/test_codec_payloads.py tests/exchange/test_fuzzed_frames.py -k mutated
 
 check: install-dev
 	$(BIN)/ruff check .

@@ -246,12 +246,15 @@ def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcom
     from edgetrain.jobs.plan import check, with_task
 
     found = common.with_host_pace(arguments, check(job), beside)
-    from chaos import in_memory, laws, schedule, simulated
+    from chaos import behind_gateways, in_memory, laws, schedule, simulated
 
     planned, hubs, way = with_task(found, beside), found.hubs, simulated
     if found.job.hub.replica:
         hubs, way = 2, in_memory
         kinds = tuple(kind for kind in kinds if kind in in_memory.KINDS)
+    if found.job.fleet.gateways:
+        hubs, way = 1 + len(found.sites), behind_gateways
+        kinds = tuple(kind for kind in kinds if kind in behind_gateways.KINDS)
     laws.Merging.of(planned)
     calm_s = way.calm_seconds(planned)
     members = planned.job.fleet.members

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from chaos.test_in_memory import planned
 
 from chaos import in_memory
 from chaos.in_memory import HUB, SECOND, ChaosTown
+from chaos.test_in_memory import planned
 from edgetrain.exchange.hub.copies import CopyStream
 from edgetrain.exchange.hub.replica import Replica
 from edgetrain.exchange.member.standby import Ballot

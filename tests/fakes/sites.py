@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fleet import Disk, Fleet, HubDied, Wire
+from fakes.fleet import Disk, Fleet, HubDied, Wire
 
 from edgetrain.exchange.gateway.site import SiteHub
 from edgetrain.exchange.gateway.way_up import WayUp
@@ -108,6 +108,8 @@ class FakeSite(Fleet):
 class SitedFleet(Fleet):
     """A hub, and behind gateways the members of sites of these sizes."""
 
+    site = FakeSite
+
     def __init__(
         self,
         strategy: str,
@@ -145,7 +147,7 @@ class SitedFleet(Fleet):
         disks = site_disks or [None] * len(sites)
         deaths = site_kills or [()] * len(sites)
         self.members = [
-            FakeSite(self, i, first, count, disk=disk, kills=kills, **given)
+            self.site(self, i, first, count, disk=disk, kills=kills, **given)
             for i, (first, count, disk, kills) in enumerate(
                 zip(firsts, sites, disks, deaths, strict=True)
             )
