@@ -75,8 +75,8 @@ class ChaosSite(FakeSite):
         own = sum(len(member.choices()) for member in everyone if not held[f"m{member.index}"])
         return found[:own] if held["hub"] else found
 
-    def _each(self, effects) -> None:
-        super()._each(self.above.checked(self, effects))
+    def carry_each(self, effects) -> None:
+        super().carry_each(self.above.checked(self, effects))
 
 
 class ChaosSites(SitedFleet):
@@ -103,8 +103,8 @@ class ChaosSites(SitedFleet):
             reply_codec=table.reply_codec, disk=Disk(), site_disks=[Disk() for _ in sizes],
         )  # fmt: skip
 
-    def _each(self, effects) -> None:
-        super()._each(self.checked(self, effects))
+    def carry_each(self, effects) -> None:
+        super().carry_each(self.checked(self, effects))
 
     def checked(self, hub: Fleet, effects):
         """The same effects; a hub whose disk is full ends at the first that writes."""

@@ -42,6 +42,7 @@ examples:
   python -m chaos --seed 417 --schedules 1       one schedule again, as a verdict names it
   python -m chaos job.toml --kinds hub,power
   python -m chaos hub.replica=tcp://c:5555 hub.quorum=3     a hub and its replica, in memory
+  python -m chaos gateways=true 'sites=wan-50ms: 0-1, wan-50ms: 2-3'   two gateways, in memory
   python -m chaos --processes                    10 schedules over real processes
   python -m chaos --processes --schedules 50 --at-once 3
   python -m chaos job.toml --processes           members train the job's own task

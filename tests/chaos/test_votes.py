@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from chaos import in_memory
@@ -64,7 +66,7 @@ def a_hub_that_dies_behind_an_out(town: ChaosTown) -> None:
 def a_vote_from_before(town: ChaosTown) -> None:
     """A member voted, went back, and agrees to an out; another one votes."""
     apart(town, HUB, "m0 replica")
-    until(town, lambda: town.replica._votes)
+    until(town, lambda: town.replica.votes)
     held = town.replica.position
     joined(town, HUB, "m0 replica")
     m0 = town.members[0]
@@ -86,35 +88,31 @@ def a_replica_with_one_member(town: ChaosTown) -> None:
 
 
 def forget_the_takeover(patch) -> None:
-    real = Ballot.accept_standby
-
-    def accept(self, message):
-        self._taken_over = 0
-        return real(self, message)
-
-    patch.setattr(Ballot, "accept_standby", accept)
+    real = Ballot.accept_offer
+    patch.setattr(Ballot, "accept_offer", lambda self, message: real(copy.copy(self), message))
 
 
 def forget_the_out(patch) -> None:
     real = Ballot.accept_offer
 
     def accept(self, message):
-        self._out = 0
-        return real(self, message)
+        fresh = Ballot()
+        fresh.link = self.link
+        return real(fresh, message)
 
     patch.setattr(Ballot, "accept_offer", accept)
 
 
 def keep_votes(patch) -> None:
-    real = Replica._add
+    real = Replica.handle_hub
 
-    def add(self, message, pieces):
-        votes = set(self._votes)
-        found = real(self, message, pieces)
-        self._votes |= votes
+    def handle(self, message, now):
+        votes = set(self.votes)
+        found = real(self, message, now)
+        self.votes |= votes
         return found
 
-    patch.setattr(Replica, "_add", add)
+    patch.setattr(Replica, "handle_hub", handle)
 
 
 def let_one_put_it_out(patch) -> None:
@@ -122,10 +120,14 @@ def let_one_put_it_out(patch) -> None:
 
 
 def let_one_take_over(patch) -> None:
-    def count(self, name, now):
-        self.taken = self.hub_is_silent(now) and self.is_whole
+    real = Replica.handle_member
 
-    patch.setattr(Replica, "_count", count)
+    def handle(self, sender, message, now):
+        found = real(self, sender, message, now)
+        self.taken = bool(self.votes)
+        return found
+
+    patch.setattr(Replica, "handle_member", handle)
 
 
 CASES = [

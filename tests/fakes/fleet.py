@@ -389,13 +389,13 @@ class Fleet:
         self.dead: set[int] = set()
 
     def carry_out(self, effects) -> None:
-        self._each(effects)
+        self.carry_each(effects)
         disk = self.disk
         if disk and disk.snapshot_every and len(disk.rounds()) >= disk.snapshot_every:
             disk.save(self.hub.state())
             self.hub.tail = disk.first
 
-    def _each(self, effects) -> None:
+    def carry_each(self, effects) -> None:
         by_address = {m.address: m for m in self.members}
         for effect in effects:
             if self.fuse is not None:
@@ -410,7 +410,7 @@ class Fleet:
             elif isinstance(effect, Replay):
                 for record in self.disk.rounds():
                     if effect.first <= record.round < effect.end:
-                        self._each([Send(effect.to, reply) for reply in replies_of(record)])
+                        self.carry_each([Send(effect.to, reply) for reply in replies_of(record)])
             elif isinstance(effect, Note):
                 self.notes.append(effect)
             elif isinstance(effect, Closed):
@@ -419,7 +419,7 @@ class Fleet:
                 member = by_address.get(effect.to)
                 over = member and member.state == "done" and not member.wire.to_hub
                 if member is None or member.index in self.dead or over:
-                    self._each(self.hub.unreachable(effect.to, self.now))
+                    self.carry_each(self.hub.unreachable(effect.to, self.now))
                 else:
                     member.wire.send_to_member(pack(effect.message))
 

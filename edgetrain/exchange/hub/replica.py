@@ -81,7 +81,8 @@ class Replica:
         self._heard = self._asked = now
         self._parts = self._received = 0
         self._pieces: list[Buffer] = []
-        self._votes: set[str] = set()
+        self.votes: set[str] = set()
+        """The members that agree to a takeover from `position`."""
         self._offered = float("-inf")
 
     @property
@@ -157,7 +158,7 @@ class Replica:
         if message.whole and not self.is_whole:
             effects.append(Note("replica", "replica", "it holds all that the hub has journaled"))
         self.position, self.is_whole = message.position, message.whole
-        self._votes.clear()
+        self.votes.clear()
         return effects
 
     def _note(self, record: Record | State) -> Effect:
@@ -206,8 +207,8 @@ class Replica:
     def _count(self, name: str, now: float) -> None:
         if not self.hub_is_silent(now) or not self.is_whole:
             return
-        self._votes.add(name)
-        self.taken = 2 * len(self._votes & self.seats.keys()) > len(self.seats)
+        self.votes.add(name)
+        self.taken = 2 * len(self.votes & self.seats.keys()) > len(self.seats)
 
     def _offers(self, senders: Sequence[bytes], now: float) -> list[Effect]:
         if not self.is_whole or not self.hub_is_silent(now):
