@@ -199,7 +199,7 @@ def _spelled(task: object) -> str:
 
 def _planned(job: Job, beside: Path | None, *, simulated: bool) -> Resolved:
     found = check(job)
-    refuse_gateways(found.job, simulated=simulated)
+    refuse_gateways(found.job)
     return with_task(paced(found, beside) if simulated else found, beside)
 
 

@@ -155,7 +155,7 @@ def check_before_torch(arguments: argparse.Namespace, jobs: Iterable[Job]) -> li
 
     found = [check(job) for job in jobs]
     for each in found:
-        refuse_gateways(each.job, simulated=getattr(arguments, "simulate", False))
+        refuse_gateways(each.job)
     for each in found:
         for doubt in doubts(each.strategy, [str(each.job.train.optimizer["name"])]):
             warn(f"warning: {doubt}")

@@ -26,11 +26,13 @@ from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 from edgetrain.fleet.assignment import devices_of
 from edgetrain.fleet.devices import Device
 from edgetrain.fleet.networks import Fault, Profile, Site
+from edgetrain.fleet.networks.profile import BARE
 from edgetrain.fleet.presence import Presence
 from edgetrain.jobs.job import Job, StrategyTable
 from edgetrain.jobs.privacy.accounting import Promise
 from edgetrain.strategies import Strategy, merging
 from edgetrain.strategies.merging import RuleRow
+from edgetrain.vectors.ranges import shared
 
 SHORTEST = 16
 """A run has at least this many rounds where the job says neither how long they are nor the delay.
@@ -111,6 +113,45 @@ class Resolved:
     def hubs(self) -> int:
         """Hubs that have a machine of their own."""
         return max(1, len(self.job.hub.hubs))
+
+    @property
+    def gateways(self) -> int:
+        """Gateways that one machine plays: one at each site of a job that has any."""
+        return len(self.sites) if self.job.fleet.gateways else 0
+
+    @property
+    def all_hub_links(self) -> tuple[Profile, ...]:
+        """The network profile of each hub's own link, and behind them of each gateway's within its
+        site, which is as good as none."""
+        return (*self.hub_links, *[BARE] * self.gateways)
+
+    @property
+    def all_sites(self) -> tuple[Site, ...]:
+        """The sites, with the gateways that stand there."""
+        if not self.gateways:
+            return self.sites
+        first = len(self.hub_links)
+        return tuple(replace(site, hubs=(first + i,)) for i, site in enumerate(self.sites))
+
+    def gateway_of(self, member: int) -> int | None:
+        """The number, in `all_hub_links`, of the gateway that a member joins; None: a hub."""
+        sites = [i for i, site in enumerate(self.sites) if member in site.members]
+        return len(self.hub_links) + sites[0] if self.gateways and sites else None
+
+    def reducers_in_words(self, site: int = 0) -> str:
+        """Who adds up what, for people; "": one hub adds up everything. `site`: the members of the
+        gateway that says so."""
+        if site:
+            return f"this gateway: {site} members; the hub above: the sums of sites"
+        if self.hubs > 1:
+            stretches = shared(self.job.strategy.ranges, self.hubs)
+            return "; ".join(f"hub {i + 1}: {each}" for i, each in enumerate(stretches))
+        counts = [len(each.members) for each in self.sites] if self.gateways else []
+        inner = "; ".join(f"gateway {i}: {count} members" for i, count in enumerate(counts))
+        outside = self.job.fleet.members - sum(counts)
+        alone = f" and of {outside} members" if counts and outside else ""
+        above = f"the hub: the sums of sites{alone}" if self.job.fleet.gateways else ""
+        return "; ".join(filter(None, (above, inner)))
 
     @property
     def links(self) -> list[Profile]:

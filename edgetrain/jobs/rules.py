@@ -548,14 +548,9 @@ def _check_gateways(found: Resolved) -> None:
         raise ConfigError(f"fleet.gateways = true: {refused[0]}", refused[1])
 
 
-def refuse_gateways(job: Job, *, simulated: bool) -> None:
-    """ConfigError for a job with gateways where one machine plays all of the fleet: emulated; or
-    without sites that they could stand at."""
-    if job.fleet.gateways and not simulated:
-        raise ConfigError(
-            "fleet.gateways = true: gateways are between real machines, or simulated, so far",
-            "say --simulate, start `edgetrain gateway` at each site, or say gateways = false",
-        )
+def refuse_gateways(job: Job) -> None:
+    """ConfigError for a job with gateways, where one machine plays all of the fleet, without sites
+    that they could stand at."""
     if job.fleet.gateways and not job.fleet.sites:
         raise ConfigError(
             "fleet.gateways = true without sites: no gateway would stand anywhere",

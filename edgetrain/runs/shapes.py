@@ -186,6 +186,7 @@ SUMMARY: Shape = {
     "contributions_missed": count, "contributions_late": count, "contributions_cut": numbers,
     "corrections": numbers, "ages": counts,
     "least_waiting": text, "least_busy_s": seconds, "least_wait_s": seconds,
+    "gateways": {"sent_bytes": size, "received_bytes": size},
     "hub": _USED | {"above_sent_bytes": size, "above_received_bytes": size},
     "emulation": {
         "backend": text, "trusted": flag, "late_ms_p99": number, "late_limit_ms": number,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from multiprocessing import forkserver
-from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.sharedctypes import Synchronized, SynchronizedArray
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from edgetrain.runs.environment import utc
 from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.training import processes
-from edgetrain.training.outcome import recorded, write_errors
+from edgetrain.training.outcome import at_gateways, recorded, write_errors
 from edgetrain.training.processes import Child
 
 PRELOAD = (
@@ -62,7 +62,7 @@ def run(
             "absences and stays_s: devices that come and go are simulated only",
             "add --simulate, or leave them out",
         )
-    refuse_gateways(job, simulated=False)
+    refuse_gateways(job)
     with (
         recorded(planned, folder) as outcome,
         networks.emulate(
@@ -71,9 +71,9 @@ def run(
             backend=job.fleet.backend,
             seed=job.seed,
             congestion=planned.congestion,
-            sites=planned.sites,
+            sites=planned.all_sites,
             faults=planned.faults,
-            hubs=planned.hub_links,
+            hubs=planned.all_hub_links,
             nat=planned.nat,
         ) as emulation,
     ):
@@ -83,6 +83,7 @@ def run(
         finally:
             outcome.network = emulation.report()
             outcome.extra["began"] = emulated.began
+            outcome.extra |= emulated.carried_at_sites()
     return outcome.summary
 
 
@@ -104,12 +105,18 @@ class _Emulated:
         self._poll_s = poll_s
         self._context = processes.fork_server(PRELOAD)
         self._began: Synchronized[float] = self._context.Value("d", 0.0)
+        self._carried = [self._context.Array("d", 2) for _ in range(planned.gateways)]
+        """Bytes that each gateway has sent and received at its site."""
 
     @property
     def began(self) -> str | None:
         """When training began, in UTC; None: it has not."""
         began = self._began.value
         return utc(time.monotonic() - began) if began else None
+
+    def carried_at_sites(self) -> dict[str, Any]:
+        """What the summary says of gateways."""
+        return at_gateways([each[:] for each in self._carried])
 
     def run(self) -> str:
         """Run to the end; returns the status. No process is left, whatever happens."""
@@ -119,13 +126,19 @@ class _Emulated:
                 where = self._emulation.hub_attachment(number)
                 name = f"hub {number}" if number else "hub"
                 children.append(self._start(name, hub_process, where, self._began, number))
+            above, first = self._emulation.hub_address, len(self._planned.hub_links)
+            for site, carried in enumerate(self._carried):
+                where = self._emulation.hub_attachment(first + site)
+                name = f"gateway {site}"
+                children.append(self._start(name, gateway_process, where, above, site, carried))
+            hubs = list(children)
             for index, device in enumerate(self._planned.devices):
                 place = (index, device, self._planned.beside)
                 attachment = self._emulation.attachment(index)
                 children.append(
                     self._start(f"m{index}", member_process, attachment, self._began, place)
                 )
-            hubs, members = children[: self._planned.hubs], children[self._planned.hubs :]
+            members = children[len(hubs) :]
             self._follow(hubs, members)
         finally:
             processes.stop_all(children)
@@ -208,11 +221,46 @@ def hub_process(
         began.value = at
 
     recorder = HubRecorder(folder, time.monotonic, socket.traffic, on_start=on_start)
+    recorder.reducers = planned.reducers_in_words()
     observe = (lambda effect: None) if number else recorder
     try:
         serve(hub_of(planned, number=number), socket, time.monotonic, observe)
     finally:
         recorder.close()
+        socket.close()
+
+
+def gateway_process(
+    planned: Resolved,
+    folder: Path,
+    attachment: Attachment,
+    above: str,
+    number: int,
+    carried: SynchronizedArray[float],
+) -> None:
+    """The gateway of a site of an emulated job. It keeps no journal and no run folder."""
+    from edgetrain.exchange.gateway.site import SiteHub
+    from edgetrain.exchange.hub.effects import Closed, Note, Observed
+    from edgetrain.exchange.hub.serve import serve
+    from edgetrain.exchange.zeromq.hub_socket import HubSocket
+    from edgetrain.training.gateway import Uplink
+
+    attachment.enter()
+    members = len(planned.sites[number].members)
+    socket = HubSocket(attachment.address)
+    uplink = Uplink([above], f"site {number}", members, time.monotonic)
+    uplink.wake = socket.wake_for
+    site = SiteHub(hub_of(planned, site=members), uplink.name, uplink.connect)
+
+    def observe(effect: Observed) -> None:
+        if isinstance(effect, Closed | Note):  # a connection is counted while it stands
+            traffic = socket.traffic()
+            carried[:] = [traffic.sent_bytes, traffic.received_bytes]
+
+    try:
+        serve(site, socket, time.monotonic, observe)
+    finally:
+        uplink.close(site.finished, lambda line: None)
         socket.close()
 
 
@@ -232,5 +280,7 @@ def member_process(
         return MetricsLog(metrics_path(folder), name, time.monotonic, began.value)
 
     listen = f"tcp://{attachment.host}:0" if attachment.host else ""
-    hub = attachment.hubs if planned.hubs > 1 else attachment.address
+    gateway = planned.gateway_of(place[0])
+    hubs = attachment.hubs if gateway is None else attachment.hubs[gateway:]
+    hub = hubs if planned.hubs > 1 else hubs[0]
     train(planned, Place(*place, listen=listen), hub, open_log, keeps_model=True)

@@ -102,6 +102,10 @@ class HubRequest:
         """Members that join here."""
         return self.job.fleet.members if self.uplink is None else self.uplink.members
 
+    def reducers_in_words(self, found: Resolved) -> str:
+        """Who adds up what, as this hub sees it."""
+        return found.reducers_in_words(0 if self.uplink is None else self.members)
+
     @property
     def awaited(self) -> str:
         """Who has to come before training begins."""
@@ -181,7 +185,7 @@ def serve_job(
         folder, clock, socket.traffic, say=say, earlier_s=earlier_s, name_of=_names(gate),
         on_start=lambda at: began.append(utc(clock() - at)),
     )  # fmt: skip
-    recorder.above = request.traffic_above
+    recorder.above, recorder.reducers = request.traffic_above, request.reducers_in_words(found)
     socket.refusals.report = lambda line: recorder(Note("refused", "?", line))
     try:
         stop.defer()

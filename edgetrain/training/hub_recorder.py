@@ -100,6 +100,8 @@ class HubRecorder:
         self._statuses, self._name_of = Statuses(), name_of
         self.above: Callable[[], Traffic] | None = None
         """Of a gateway: what its connection to the hub above has carried."""
+        self.reducers = ""
+        """Who adds up what, which is recorded as training begins; "": one hub everything."""
 
     def __call__(self, effect: Observed) -> None:
         """Record an effect: the observer that `serve` calls."""
@@ -126,6 +128,8 @@ class HubRecorder:
             self._early.add(effect)
             if effect.event == "started":
                 self._open()
+                if self.reducers:
+                    self(Note("reducers", "hub", self.reducers))
         else:
             self._event(self._log, effect)
 

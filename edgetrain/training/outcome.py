@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -81,6 +81,14 @@ def write_errors(folder: Path, began: float, errors: Iterable[tuple[str, str, fl
     for name, error, at in errors:
         with MetricsLog(metrics_path(folder), "hub", partial(float, at), began) as log:
             log.event("error", error, about=name)
+
+
+def at_gateways(carried: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """What the summary says of gateways: bytes that each has sent and received at its site."""
+    if not carried:
+        return {}
+    sent, received = (int(sum(way)) for way in zip(*carried, strict=True))
+    return {"gateways": {"sent_bytes": sent, "received_bytes": received}}
 
 
 def _known(planned: Resolved, tally: Tally, report: dict[str, Any], status: str) -> dict[str, Any]:

@@ -110,10 +110,10 @@ def test_what_cannot_be_is_said_in_one_line(words, said, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["run", "compare"])
-def test_one_machine_plays_no_gateways(verb, tmp_path):
+def test_one_machine_plays_gateways_at_sites_only(verb, tmp_path):
     done = edgetrain(verb, "gateways=true", cwd=tmp_path)
     assert done.returncode == 2
-    assert "gateways are between real machines, or simulated, so far" in done.stderr
+    assert "gateways = true without sites: no gateway would stand anywhere" in done.stderr
 
 
 def test_a_gateway_is_not_above_itself(tmp_path):

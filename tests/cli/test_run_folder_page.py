@@ -29,7 +29,10 @@ RARE = {
         "above_sent_bytes": "a gateway",
         "above_received_bytes": "a gateway",
     },
-    "summary": {"ages": "members out of step, as above"}
+    "summary": {
+        "ages": "members out of step, as above",
+        "gateways": "a run that plays gateways: tests/training/test_gateways.py",
+    }
     | dict.fromkeys(
         ("placement", "attempts", "predicted_step_s", "measured_step_s", "predicted_bytes"),
         "a group: tests/cli/test_group_cli.py",

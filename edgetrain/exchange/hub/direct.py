@@ -200,7 +200,9 @@ class DirectHub(MappingHub):
             del self._orphans[span]
             self.places.move(span, member, message.address)
             first, end = span
-            return [Note("map", "hub", f"{member.name} reduces ranges {first} to {end - 1} now")]
+            return [
+                Note("reducers", "hub", f"{member.name} reduces ranges {first} to {end - 1} now")
+            ]
         elif message.stage == 3 and orphan.heir == member.name:
             orphan.answers[member.name] = replace(orphan.answers[member.name], hosts=False)
             orphan.heir = ""
@@ -220,7 +222,7 @@ class DirectHub(MappingHub):
         members = sorted(self.members, key=lambda member: member.index)
         joins = [(m.sender, self._joins[m.sender]) for m in members]
         self._become_reducer_of(self.places.stretches.get(LEAD, (0, 0)))
-        effects: list[Effect] = [Note("map", "hub", self._words())]
+        effects: list[Effect] = [Note("reducers", "hub", self._words())]
         for sender, join in joins:
             welcomed = Hub.handle(self, sender, join, now)
             effects += [effect for effect in welcomed if not isinstance(effect, Note)]

@@ -25,6 +25,7 @@ Event = Literal[
     "codec",
     "stands",
     "map",
+    "reducers",
     "replica",
 ]
 

@@ -28,6 +28,7 @@ EventName = Literal[
     "replica",
     "codec",
     "map",
+    "reducers",
     "correction",
     "finished",
     "overrun",

@@ -170,6 +170,8 @@ class Tally:
     errors: list[str] = field(default_factory=list)
     marked: list[Record] = field(default_factory=list)
     """Events in MARKED, and rounds with another delay than the round before."""
+    reducers: str = ""
+    """Who adds up what, as last said; "": one hub everything."""
     overrun: str = ""
     """The first member that says so: how many of its steps took longer than its device would."""
     t: float = 0.0
@@ -220,6 +222,12 @@ class Tally:
         members = self.members.values()
         sent = int(sum(member.sent_bytes.total for member in members))
         return sent, int(sum(member.received_bytes.total for member in members))
+
+    @property
+    def bytes_above(self) -> tuple[float, float] | None:
+        """Bytes that a gateway has sent to the hub above and received; None: it is no gateway."""
+        above = self.hub.above
+        return None if above is None else (above[0].total, above[1].total)
 
     @property
     def most_steps(self) -> int | None:
@@ -286,6 +294,8 @@ class Tally:
                 event = "failed"
         if event == "overrun":
             self.overrun = self.overrun or f"{about}: {reason}"
+        if event == "reducers":
+            self.reducers = reason
         if event == "correction":
             self._of(about).correction = reason.partition(":")[0]
         if event == "late":

@@ -57,8 +57,9 @@ class Row:
     final_seconds: float | None = None
     """When the model was as good as `final` says: a figure may be older than the run."""
     wan_bytes: int | None = None
-    """Of a gateway: to the hub above and from it, where `sent_bytes` and `received_bytes` are those
-    of its site."""
+    """Where there are gateways: between sites and the hub above, both ways."""
+    lan_bytes: int | None = None
+    """Then: between gateways and the members of their sites, both ways."""
     comparable: bool = True
     """Whether nothing but the strategy tells it from the first run: otherwise times say nothing of
     strategies, and there is no speed-up."""
@@ -182,16 +183,23 @@ def _row(label: str, summary: Summary, first: Summary, comparable: bool) -> Row:
         delay=_count(summary.get("delay")),
         codec=summary.get("codec"),
         final_seconds=summary.get("final_seconds"),
-        wan_bytes=_wan_bytes(summary),
+        **_by_network(summary),
         comparable=comparable,
     )
 
 
-def _wan_bytes(summary: Summary) -> int | None:
-    hub = summary.get("hub") or {}
-    if "above_sent_bytes" not in hub:
-        return None
-    return int(hub["above_sent_bytes"] + hub.get("above_received_bytes", 0))
+def _by_network(summary: Summary) -> dict[str, int]:
+    """Bytes between sites and within them: of a gateway's own folder, or of a run that has some."""
+    hub, gateways = summary.get("hub") or {}, summary.get("gateways")
+    if gateways:
+        return {"wan_bytes": _both_ways(hub), "lan_bytes": _both_ways(gateways)}
+    if "above_sent_bytes" in hub:
+        return {"wan_bytes": _both_ways(hub, "above_"), "lan_bytes": _both_ways(hub)}
+    return {}
+
+
+def _both_ways(carried: Summary, which: str = "") -> int:
+    return sum(int(carried.get(f"{which}{way}_bytes", 0)) for way in ("sent", "received"))
 
 
 def _count(value: Any) -> int | None:

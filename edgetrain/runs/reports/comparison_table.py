@@ -36,6 +36,7 @@ def columns_of(comparison: Comparison) -> list[Column]:
     ]
     if any(row.wan_bytes is not None for row in rows):
         shown.append(column("WAN", (units.size(row.wan_bytes) for row in rows), below="both ways"))
+        shown.append(column("LAN", (units.size(row.lan_bytes) for row in rows), below="both ways"))
     if any(row.every for row in rows):
         pace = (units.pace(row.every, row.delay) for row in rows)
         shown.append(column("", pace, below="K, D", rank=3))

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from edgetrain.exchange.gateway.site import SiteHub
 from edgetrain.exchange.gateway.way_up import WayUp
 from edgetrain.exchange.hub.effects import Observed
 from edgetrain.exchange.hub.serve import serve
-from edgetrain.fleet.networks import Profile, Site
-from edgetrain.fleet.networks.profile import BARE
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.training.simulated.virtual import Process, World
 from edgetrain.training.simulated.wires import HubWire, SimulatedNetwork
-
-
-def with_gateways(planned: Resolved) -> tuple[tuple[Profile, ...], tuple[Site, ...]]:
-    """The links of all hubs and the sites of a job: with a hub at each site, if it has gateways.
-    The link of a gateway within its site is as good as none."""
-    links, sites = planned.hub_links, planned.sites
-    if not planned.job.fleet.gateways:
-        return links, sites
-    number = len(links)
-    there = tuple(replace(site, hubs=(number + i,)) for i, site in enumerate(sites))
-    return (*links, *[BARE] * len(sites)), there
 
 
 class SimulatedGateway:
@@ -53,14 +39,6 @@ class SimulatedGateway:
         wire = self._network.connect(self.wire.node)
         wire.on_arrival = self.wire.wake
         return WayUp(wire, self._world.clock)
-
-
-def gateway_of(index: int, gateways: Sequence[SimulatedGateway], found: Resolved) -> HubWire | None:
-    """Where a member connects: its site's gateway; None: the hub."""
-    for gateway, site in zip(gateways, found.sites, strict=False):
-        if index in site.members:
-            return gateway.wire
-    return None
 
 
 def _ignore(effect: Observed) -> None:

@@ -34,9 +34,9 @@ from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
 from edgetrain.training.hub_recorder import HubRecorder
-from edgetrain.training.outcome import recorded, write_errors
+from edgetrain.training.outcome import at_gateways, recorded, write_errors
 from edgetrain.training.simulated import local
-from edgetrain.training.simulated.gateway import SimulatedGateway, gateway_of, with_gateways
+from edgetrain.training.simulated.gateway import SimulatedGateway
 from edgetrain.training.simulated.hub import ComputedUsage, SimulatedHub
 from edgetrain.training.simulated.member import SimulatedMember, Surroundings
 from edgetrain.training.simulated.virtual import SECOND, Process, World
@@ -87,6 +87,7 @@ def run(
         finally:
             outcome.network = simulation.report()
             outcome.extra["began"] = simulation.began
+            outcome.extra |= simulation.carried_at_sites()
             simulation.close()
     return outcome.summary
 
@@ -109,16 +110,15 @@ class Simulation:
         """`batched` and `luck` as in `run`."""
         self._planned, self._folder = planned, folder
         self.world = World()
-        hub_links, sites = with_gateways(planned)
         self.network = SimulatedNetwork(
             self.world,
             planned.links,
             message_s=planned.job.hub.message_s,
             seed=planned.job.seed + luck,
             congestion=planned.congestion,
-            sites=sites,
+            sites=planned.all_sites,
             faults=planned.faults,
-            hubs=hub_links,
+            hubs=planned.all_hub_links,
         )
         self.network.nat = planned.nat
         torch.set_num_threads(planned.job.train.threads)
@@ -136,11 +136,12 @@ class Simulation:
             usage=ComputedUsage(lambda: self.network.hub.busy_s),
             on_start=self.begin,
         )
+        self._recorder.reducers = planned.reducers_in_words()
         self.hubs = [self.make_hub(number) for number in range(planned.hubs)]
         """The hubs' machines, the lead's first."""
-        count = len(sites) if planned.job.fleet.gateways else 0
         self.gateways = [
-            SimulatedGateway(i, planned, self.world, self.network) for i in range(count)
+            SimulatedGateway(number, planned, self.world, self.network)
+            for number in range(planned.gateways)
         ]
         around = Surroundings(
             planned,
@@ -164,8 +165,8 @@ class Simulation:
 
     def _hubs_of(self, index: int) -> Sequence[HubWire]:
         """Where a member connects: its site's gateway, or all hubs."""
-        gateway = gateway_of(index, self.gateways, self._planned)
-        return [gateway] if gateway else [hub.wire for hub in self.hubs]
+        gateway = self._planned.gateway_of(index)
+        return [hub.wire for hub in self.hubs] if gateway is None else [self.network.hubs[gateway]]
 
     def at(self, seconds: float, action: Callable[[], None]) -> None:
         """Call `action` so many virtual seconds after training began, once it has."""
@@ -297,6 +298,11 @@ class Simulation:
             )
         told = [member for member in failed if member.name not in self.hub.given_up]
         return "incomplete" if told else "finished"
+
+    def carried_at_sites(self) -> dict[str, Any]:
+        """What the summary says of gateways."""
+        each = [gateway.wire.traffic() for gateway in self.gateways]
+        return at_gateways([(one.sent_bytes, one.received_bytes) for one in each])
 
     def write_model(self, path: Path) -> None:
         """Write the fleet's parameters and the evaluating member's buffers, if it has trained.

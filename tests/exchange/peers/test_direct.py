@@ -85,7 +85,7 @@ def test_where_nobody_can_be_reached_it_is_a_star_and_says_so_in_one_line():
     star = DirectRoom("dga", 3, 8, star=True, delay=2).run()
     room = DirectRoom("dga", 3, 8, clients=(0, 1, 2), delay=2)
     assert np.array_equal(room.run(), star)
-    (line,) = [note.reason for note in room.notes if note.event == "map"]
+    (line,) = [note.reason for note in room.notes if note.event == "reducers"]
     assert line.startswith("star: the hub reduces")
 
 
@@ -135,7 +135,7 @@ def test_a_reducer_that_dies_costs_no_contribution(strategy, deaths, other):
     alive = [member for member in room.members if member.index not in deaths]
     assert all(np.array_equal(member.params, alive[0].params) for member in alive)
     assert len({member.driver.half.checksum for member in alive}) == 1
-    told = [note.reason for note in room.notes if note.event == "map"]
+    told = [note.reason for note in room.notes if note.event in ("map", "reducers")]
     assert any("is lost" in line for line in told)
     assert any("now" in line for line in told)
     counted_once(room)
@@ -178,7 +178,7 @@ class CrashAfterDeath(Deaths):
     crashed = False
 
     def before_step(self, member, step):
-        moved = any("now" in note.reason for note in self.notes if note.event == "map")
+        moved = any("now" in note.reason for note in self.notes if note.event == "reducers")
         if moved and not self.crashed and member.index == 0:
             self.crashed = True
             self.crash_lead()

@@ -248,9 +248,3 @@ def test_one_site_behind_a_gateway_has_the_bits_of_a_star_and_a_share_of_its_byt
     assert bases(other) == bases(one)
     assert len(bases(one)) == 1
     assert site["hub"]["sent_bytes"] <= 1.02 * star["hub"]["sent_bytes"] / 8
-
-
-def test_gateways_are_simulated_and_not_emulated(tmp_path):
-    planned = plan(reading.load(None, [*DIGITS, "gateways=true", "sites=home-fixed: 0-7"]))
-    with pytest.raises(ConfigError, match="say --simulate"):
-        emulated.run(planned, create(tmp_path, "emulated"))

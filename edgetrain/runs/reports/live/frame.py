@@ -52,9 +52,12 @@ class Frame:
             shown = shortened(self.heading, options.max_width - len(self.clock)) + self.clock
             yield Text(shown, style="bold", no_wrap=True, overflow="ellipsis")
         yield run_table(self.runs, options.max_width, ascii_only=options.ascii_only)
+        told = [line for run in self.runs for line in reducing(run, len(self.runs) > 1)]
+        for line in told:
+            yield Text(line, style="dim", no_wrap=True, overflow="ellipsis")
         news = [row for line in self.news for row in wrapped(line, options.max_width)]
         # Subtract two headings, a blank line, and the line that the cursor is on.
-        room = height - len(self.runs) - len(news) - bool(self.heading) - 4
+        room = height - len(self.runs) - len(told) - len(news) - bool(self.heading) - 4
         active = next((run for run in self.runs if run.phase in ("running", "starting")), None)
         if self.with_members and active is not None and room >= _FEWEST_MEMBERS:
             yield ""
@@ -63,6 +66,17 @@ class Frame:
                 yield Text(UNTOLD, style="dim", no_wrap=True, overflow="ellipsis")
         for line in news:
             yield Text(line, style="yellow", no_wrap=True, overflow="ellipsis")
+
+
+def reducing(state: RunState, named: bool) -> list[str]:
+    """Who adds up what in a run, and what went over the way out of a site, where people have to
+    know. With `named` lines begin with the run's name."""
+    name = f"{state.name}: " if named else ""
+    lines = [f"{name}{state.reducers}"] if state.reducers else []
+    if state.above is not None:
+        sent, received = map(units.size, state.above)
+        lines.append(f"{name}to the hub above {sent}, from it {received}; at the site as above")
+    return lines
 
 
 def shortened(text: str, width: int) -> str:

@@ -24,6 +24,9 @@ def plain_line(state: RunState) -> str:
         f"{units.duration(state.seconds_per_step)}/step ({_split_in_words(state)})",
         f"sent {units.size(state.sent_bytes)} received {units.size(state.received_bytes)}",
     ]
+    if state.above is not None:
+        sent, received = map(units.size, state.above)
+        parts.append(f"above sent {sent} received {received}")
     if state.late:
         parts.append(f"{state.late} times late")
     if state.left_s is not None:

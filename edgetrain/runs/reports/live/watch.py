@@ -91,6 +91,10 @@ class RunState:
     """Ages of contributions out of step: see Tally."""
     codec: str = ""
     """Codec of the newest reply, where the job leaves that open."""
+    reducers: str = ""
+    """Who adds up what; "": one hub everything."""
+    above: tuple[float, float] | None = None
+    """Of a gateway: bytes sent to the hub above and received from it; the others are its site's."""
     trusted: bool | None = None
     """Whether the emulated network kept its time; None until it is known."""
     untold: bool = False
@@ -163,6 +167,8 @@ class FolderWatch:
             lands=self.tally.lands,
             ages=self.tally.ages,
             codec=self.tally.codec,
+            reducers=units.printable(self.tally.reducers),
+            above=self.tally.bytes_above,
             trusted=self._trusted(),
             untold=self._untold(),
         )

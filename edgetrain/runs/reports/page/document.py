@@ -57,6 +57,7 @@ def document(stories: Sequence[Story]) -> str:
         _seconds(stories),
         _timelines(stories),
         _exchanges(stories),
+        _reducers(stories),
         _rounds(stories),
         _events(stories),
         _appendix(stories),
@@ -239,6 +240,23 @@ def _exchanges(stories: Sequence[Story]) -> str:
         column("down", sizes("received_bytes")),
     ]
     return f"<section><h2>An exchange: medians</h2>{_table(columns)}</section>"
+
+
+def _reducers(stories: Sequence[Story]) -> str:
+    """Who adds up what, where that is not one hub for everything."""
+    rows = [
+        (story.label, *part.partition(": "))
+        for story in stories
+        for part in filter(None, story.reducers.split("; "))
+    ]
+    if not rows:
+        return ""
+    columns = [
+        *([column("run", [row[0] for row in rows])] if len(stories) > 1 else []),
+        column("reducer", [row[1] for row in rows]),
+        column("adds up", [row[3] for row in rows]),
+    ]
+    return f"<section><h2>Who adds up what</h2>{_table(columns)}</section>"
 
 
 def _rounds(stories: Sequence[Story]) -> str:

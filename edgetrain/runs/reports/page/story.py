@@ -126,6 +126,8 @@ class Story:
     evaluations: list[Record] = field(default_factory=list)
     rounds: list[Record] = field(default_factory=list)
     events: list[Record] = field(default_factory=list)
+    reducers: str = ""
+    """Who adds up what; "": one hub everything."""
     happened: tuple[Happening, ...] = ()
     """Faults, absences, members given up and back, changes of the delay: all of them."""
     enrolled: dict[str, str] = field(default_factory=dict)
@@ -197,6 +199,7 @@ def _read(folder: Path) -> Story:
             + (f"none of its {story.damaged} lines can be read" if story.damaged else _NO_LINE),
             "is it damaged, or did the run end before it began? `edgetrain runs` lists the others",
         )
+    story.reducers = units.printable(tally.reducers)
     story.happened = happenings(tally.marked)
     story.enrolled = {
         name: units.printable(member.name) for name, member in tally.members.items() if member.name
