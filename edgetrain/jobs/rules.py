@@ -537,9 +537,6 @@ def _why_not_collective(found: Resolved) -> Refusal | None:
         return f"{strategy.spelled} has an optimizer at the hub, which gets no vector", star
     if job.privacy.unit == "member" and job.privacy.where == "hub":
         return "with privacy.where = 'hub' the hub has to see contributions", star
-    if found.delay.steps or found.delay.is_measured:
-        delay = f"strategy.delay = {job.strategy.delay}"
-        return f"{delay}: members wait for each round, so far", f"say delay = 0, or {star}"
     return None
 
 

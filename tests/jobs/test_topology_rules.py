@@ -50,8 +50,6 @@ def test_only_a_topology_that_changes_bits_is_in_the_digest(name):
         (["strategy=fedbuff(2, 0.5)"], "is out of step"),
         (["strategy=streaming-diloco(2, 0.5)"], "a fragment a round"),
         (["strategy=diloco"], "an optimizer at the hub"),
-        (["strategy=dga", "delay=4"], "strategy.delay = 4: members wait for each round, so far"),
-        (["strategy=dga", "delay=auto"], "strategy.delay = auto: members wait"),
         (["secure=true"], "masks are removed from one sum"),
         (["unit=member", "where=hub", "noise=1", "clip=1"], "the hub has to see contributions"),
         (["fleet.gateways=true"], "a gateway adds up for its site"),

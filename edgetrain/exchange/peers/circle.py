@@ -75,6 +75,8 @@ class Circle:
         self._ends: dict[str, Dialled] = {}
         self._waiting: defaultdict[str, deque[Segment]] = defaultdict(deque)
         self._most_bytes = 0
+        self.carried = Traffic.of_all([])
+        """Bytes to and from other members, as of the last attempt's end."""
         self._earlier = Traffic.of_all([])
         """Over connections that are closed."""
 
@@ -98,8 +100,17 @@ class Circle:
         if self._neighbours is None:
             raise BadMessage("there is no map yet")
         self._most_bytes = VECTORS_WAITING * own.nbytes + (1 << 20)
-        order = SumOrder(turn.topology, len(turn.places), own.size)
         place = turn.places.index(self._neighbours.map.name)
+        try:
+            return self._average(turn, place, own, interrupt)
+        finally:
+            ends = [end.traffic() for end in self._ends.values()]
+            self.carried = Traffic.of_all([self._earlier, self._listener.traffic(), *ends])
+
+    def _average(
+        self, turn: Turn, place: int, own: Vector, interrupt: Callable[[], None]
+    ) -> list[Vector]:
+        order = SumOrder(turn.topology, len(turn.places), own.size)
         summing = Summing(order, place, own, Portions(turn.weights))
         self._greet({turn.places[a.place] for a in order.actions(place) if a.sends}, interrupt)
         heard = looked = self._clock()
@@ -117,11 +128,6 @@ class Circle:
                 name = turn.places[wanted.place]
                 raise PeerLost([name], f"silent for {self._patience_s:g} s in a {turn.topology}")
         return summing.pieces()
-
-    def traffic(self) -> Traffic:
-        """Bytes to and from other members so far."""
-        ends = [end.traffic() for end in self._ends.values()]
-        return Traffic.of_all([self._earlier, self._listener.traffic(), *ends])
 
     def close(self) -> None:
         """Hang up. Works twice."""

@@ -2,13 +2,14 @@
 rounds, and a `Circle`.
 
 The hub gets votes: contributions without a vector. Once it says `Run` all members average what they
-kept, and say that they have; its reply then says that the round counts. Runs happen while this
-member waits, or looks for replies: strategies that wait for each round lose nothing by that.
+kept, and say that they have; its reply then says that the round counts. A run has a thread of its
+own, so that it goes on while the member makes steps: it begins, and is answered, when the member
+looks for replies, at the end of a step at the latest.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -27,6 +28,9 @@ from edgetrain.vectors import vector as vectors
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import Buffer, Vector, combine, tile_sum
 
+LOOK_S = 0.02
+"""Seconds between two looks at what the hub says, while a run is waited for."""
+
 NOTHING: Vector = np.zeros(0, np.float32)
 """What the hub gets of a contribution."""
 
@@ -35,16 +39,46 @@ LOST_S = 30.0
 before that."""
 
 
-class _Newer(Exception):
-    """The hub has begun another turn."""
+class _Stopped(Exception):
+    """The hub has begun another turn, or this member lets go."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        super().__init__()
+
+class _Attempt(threading.Thread):
+    """One turn, beside the member's steps. Only it uses the circle while it runs."""
+
+    def __init__(self, run: Run, circle: Circle, own: Vector) -> None:
+        super().__init__(name="edgetrain averaging", daemon=True)
+        self.asked, self._circle, self._own = run, circle, own
+        self.pieces: list[Vector] | None = None
+        """Of the mean, once this is done."""
+        self.error: Exception | None = None
+        self.done, self._stopped = threading.Event(), threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """See Thread."""
+        run = self.asked
+        try:
+            places, weights = zip(*run.places, strict=True)
+            turn = Turn(run.round, run.attempt, run.topology, places, weights)
+            self.pieces = self._circle.average(turn, self._own, self._check)
+        except Exception as error:
+            self.error = error
+        finally:
+            self.done.set()
+
+    def _check(self) -> None:
+        if self._stopped.is_set():
+            raise _Stopped
+
+    def stop(self) -> None:
+        """End it, if it is not done, and wait for that. Works twice."""
+        self._stopped.set()
+        self.join()
 
 
 class RunningEnd(WrappedEnd):
-    """A member's end of its connection to the hub: takes `Run` out, runs, and answers.
+    """A member's end of its connection to the hub: takes `Run` out, runs in a thread, and answers.
 
     `own` gives what this member contributes to a run; `keep` takes the pieces of the mean.
     """
@@ -53,45 +87,41 @@ class RunningEnd(WrappedEnd):
         """`circle` is called at each run: at the first one all others are known."""
         super().__init__(end)
         self._circle = circle
-        self._put_by: deque[list[Buffer]] = deque()
-        self.interrupt: Callable[[], None] = lambda: None
+        self._attempt: _Attempt | None = None
         self.own: Callable[[Run], Vector] = lambda run: NOTHING
         self.keep: Callable[[Run, list[Vector]], None] = lambda run, pieces: None
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
-        """See MemberTransport."""
-        frames = self._put_by.popleft() if self._put_by else self._end.receive(timeout_s)
+        """See MemberTransport. Raises what ended a run, unless another member is the reason."""
+        attempt = self._attempt
+        if attempt is not None:
+            if attempt.done.wait(min(timeout_s, LOOK_S)):
+                self._finish(attempt)
+            timeout_s = 0.0
+        frames = self._end.receive(timeout_s)
         if frames is None or frames[0] != Run.kind:
             return frames
-        run: Run | None = _run_of(frames)
-        while run is not None:
-            run = self._take_part(run)
-        # What the hub has said meanwhile, so that it does not count as silent.
-        return self._put_by.popleft() if self._put_by else None
-
-    def _take_part(self, run: Run) -> Run | None:
-        """Run; returns the run that the hub has asked for meanwhile, in place of this one."""
-        places, weights = zip(*run.places, strict=True)
-        turn = Turn(run.round, run.attempt, run.topology, places, weights)
-        try:
-            pieces = self._circle().average(turn, self.own(run), self._look)
-        except _Newer as newer:
-            return newer.run
-        except PeerLost as lost:
-            self.send(pack(Ran(run.round, run.attempt, 0, lost.names[0])))
-            return None
-        self.keep(run, pieces)
-        self.send(pack(Ran(run.round, run.attempt, sum_of(pieces), "")))
+        run = _run_of(frames)
+        self.stop()
+        self._attempt = _Attempt(run, self._circle(), self.own(run))
         return None
 
-    def _look(self) -> None:
-        """While others are waited for: what the hub says."""
-        self.interrupt()
-        if (frames := self._end.receive(0.0)) is None:
-            return
-        if frames[0] == Run.kind:
-            raise _Newer(_run_of(frames))
-        self._put_by.append(frames)
+    def _finish(self, attempt: _Attempt) -> None:
+        """Keep the mean, and say so to the hub; or whom this member has lost."""
+        run, self._attempt = attempt.asked, None
+        if isinstance(attempt.error, PeerLost):
+            self.send(pack(Ran(run.round, run.attempt, 0, attempt.error.names[0])))
+        elif attempt.error is not None:
+            raise attempt.error
+        elif attempt.pieces is not None:
+            self.keep(run, attempt.pieces)
+            self.send(pack(Ran(run.round, run.attempt, sum_of(attempt.pieces), "")))
+
+    def stop(self) -> None:
+        """End a run that is going on. Works twice."""
+        if self._attempt is not None:
+            self._attempt.stop()
+            self._attempt = None
 
 
 def _run_of(frames: Sequence[Buffer]) -> Run:
@@ -121,10 +151,9 @@ class CollectiveExchange(Link):
     ) -> None:
         """Owns `end`, the connection to the hub, and `peering`, which has not begun. `lost_s`:
         seconds of silence after which another member is lost."""
-        running = RunningEnd(MappedEnd(end, peering), self._ready_circle)
-        super().__init__(running, clock, patience_s, outage_s)
-        running.interrupt = lambda: self.interrupt()
-        running.own, running.keep = self._own, self._keep
+        self._running = RunningEnd(MappedEnd(end, peering), self._ready_circle)
+        super().__init__(self._running, clock, patience_s, outage_s)
+        self._running.own, self._running.keep = self._own, self._keep
         self._peering, self._lost_s = peering, lost_s
         self._circle: Circle | None = None
         self._kept: dict[int, Vector] = {}
@@ -202,11 +231,12 @@ class CollectiveExchange(Link):
 
     def traffic(self) -> Traffic:
         """See Exchange: with the hub, and with other members."""
-        among = [] if self._circle is None else [self._circle.traffic()]
+        among = [] if self._circle is None else [self._circle.carried]
         return Traffic.of_all([super().traffic(), *among])
 
     def vanish(self) -> None:
         """See Exchange."""
+        self._running.stop()
         super().vanish()
         if self._circle is not None:
             self._circle.close()

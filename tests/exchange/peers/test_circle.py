@@ -139,6 +139,9 @@ class Scripted:
     def __init__(self, *messages):
         self.messages = [pack(message) for message in messages]
 
+    def traffic(self):
+        return Traffic(0, 0, 0, 0.0)
+
     def poll(self, timeout_s):
         came, self.messages = self.messages, []
         return ((b"b", frames) for frames in came)

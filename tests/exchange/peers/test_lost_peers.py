@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ from edgetrain.errors import Refused
 from edgetrain.exchange.hub.terms import Policy
 from edgetrain.exchange.peers.schedules import SHAPES
 from tests.fakes.collective_room import CollectiveRoom
-from tests.fakes.direct_room import Died
+from tests.fakes.direct_room import Died, DirectRoom
 
 STEPS, EVERY = 8, 2
 
@@ -61,3 +62,13 @@ def test_two_that_lose_each_other_are_gone_around():
     room.run()
     check(room)
     assert room.lead.turns.count <= 3 + STEPS // EVERY
+
+
+@pytest.mark.parametrize("topology", SHAPES)
+def test_with_a_delay_members_average_beside_their_steps(topology):
+    words = {"every": 2, "delay": 4, "policy": policy(3)}
+    star = DirectRoom("dga(own)", 3, 12, star=True, ranges=1, **words).run()
+    room = CollectiveRoom(topology, "dga(own)", 3, 12, **words)
+    assert np.allclose(room.run(), star, rtol=0, atol=1e-5)
+    assert len({member.params.tobytes() for member in room.members}) == 1
+    assert room.lead.turns.count == 1 + 12 // 2
