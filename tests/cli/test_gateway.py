@@ -124,3 +124,53 @@ def test_a_gateway_is_not_above_itself(tmp_path):
         done = edgetrain(*words, "--bind", f"tcp://localhost:{port}", cwd=tmp_path)
     assert done.returncode == 2
     assert "gateway's own address" in done.stderr
+
+
+def test_who_may_not_join_a_gateway_or_be_one_is_told_in_one_line(tmp_path):
+    job = write_tiny(
+        tmp_path,
+        fleet={"members": 2, "gateways": True},
+        train={"steps": 60},
+        strategy={"name": "dga"},
+        hub={"beat_s": 0.2, "gone_s": 0.4},
+    )
+    top, here, alone = (f"tcp://localhost:{free_port()}" for _ in range(3))
+    pis = [keys(tmp_path, f"pi-{i}") for i in range(3)]
+    stranger = keys(tmp_path, "stranger")
+    gate, door = keys(tmp_path, "gate", "pi-0", "pi-1", "pi-2"), keys(tmp_path, "hub", "gate")
+    impostor = keys(tmp_path, "impostor", "pi-2")
+    with contextlib.ExitStack() as stack:
+
+        def start(*words: str):
+            return stack.enter_context(running(*words, cwd=tmp_path))
+
+        def told(*words: str) -> str:
+            """The last line of a process that ends because it may not do what it wants."""
+            command = start(*words)
+            assert command.finish() == 2, command.said
+            return command.said.strip().splitlines()[-1]
+
+        hub = start("hub", job, "--bind", top, *door)
+        public = hub.until("public key is").split()[-1]
+
+        def gateway(bind: str, own: tuple[str, ...]):
+            up = "--above", top, "--members", "1", "--bind", bind, "--above-key", public
+            command = start("gateway", job, *up, *own)
+            return command, command.until("public key is").split()[-1]
+
+        _, pinned = gateway(here, gate)
+        member = "member", job, "--index", "0", "--hub", here, "--hub-key", pinned
+        assert "does not let this machine's key in" in told(*member, *stranger)
+        assert "refused: job: the hub runs job" in told(*member, *pis[0], "steps=61")
+        main(["keys", "revoke", "pi-1", "--keys", str(tmp_path / "gate")])
+        assert "does not let this machine's key in" in told(*member, *pis[1])
+
+        wrong, pinned = gateway(alone, impostor)
+        member = "member", job, "--index", "1", "--hub", alone, "--hub-key", pinned
+        start(*member, *pis[2])
+        assert wrong.finish() == 2
+        assert "edgetrain: the hub does not let this machine's key in" in wrong.said
+    far = "gateway", job, "--above", top, "--members", "1", "--bind", here, "--insecure"
+    done = edgetrain(*far, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (75, 1)
+    assert f"nothing listens at {top}" in done.stderr

@@ -36,9 +36,9 @@ from edgetrain.vectors.vector import checksum as checksum_of
 
 NOBODY_HERE = "no member is here: the fleet goes on without this site until one is back"
 
-CUT_OFF = "the hub above is away: members wait, and contributions are kept until it is back"
+CUT_OFF = "the hub above does not answer: members wait, and contributions are kept until it does"
 
-REACHED = "the hub above is back"
+REACHED = "the hub above answers again"
 
 
 class SiteTensors:
@@ -192,7 +192,7 @@ class SiteHub(Hub):
             self._ask_above()
         link = self._require_link()
         if (entry := link.poll_join()) is None:
-            return []
+            return self._check_way_up()
         self._joined = True
         if self._past is not None:
             return self._go_on(entry)
