@@ -2,13 +2,19 @@
 
     python benchmarks/topologies.py                      each topology at 20, 200 and 1000 ms
     python benchmarks/topologies.py --topologies star --rtts 200
+    python benchmarks/topologies.py --simulated          without the emulated runs
+    python benchmarks/topologies.py --drawn 20           what "auto" takes, simulated
     python benchmarks/topologies.py --hubs               one hub, two and four, their port the limit
 
 Eight members average a vector of 40 kB or 1.3 MB, 24 times, with a step of 50 ms in between; the
-second half counts. Any two machines are the round trip apart: each, the hub too, is behind a link
-with a quarter of it each way, of 50 Mb/s, a hub's of 1 Gb/s, and TCP keeps its windows. Exit status
-1 if the emulated seconds differ from the table's by more than a tenth, or the simulated ones by
-more than a twentieth.
+second half counts, when windows are open. A topology that is not simulated has a "-" there. Any two
+machines are the round trip apart: each, the hub too, is behind a link with a quarter of it each
+way, of 50 Mb/s, a hub's of 1 Gb/s, and TCP keeps its windows. Exit status 1 if the emulated seconds
+differ from the table's by more than a tenth, or the simulated ones by more than a twentieth.
+
+With --drawn jobs are drawn (members, model, links, delay, hubs), and each is simulated with every
+topology that `auto` may take. Exit status 1 if it took one that is more than a tenth slower a step
+than the fastest, in more than one of twenty.
 
 With --hubs eight members average 44 MB over ports of hubs of 100 Mb/s, emulated. Exit status 1 if
 two hubs are not 1.8 times and four not 3.4 times as fast as one.
@@ -17,12 +23,14 @@ two hubs are not 1.8 times and four not 3.4 times as fast as one.
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from edgetrain.errors import ConfigError
 from edgetrain.files.writing import write_text
 from edgetrain.jobs import rules, topology
 from edgetrain.jobs.capacity.question import Options, question_of
@@ -43,6 +51,8 @@ QUEUE_KB = 80
 """Of a link's queue, for each Mbit/s: what no averaging here fills, as the table assumes."""
 LARGE, LARGE_ROUNDS = 11_000_000, 3
 HUB_BARS = {2: 1.8, 4: 3.4}
+CHOICE_BAR, CHOICE_MISSES = 0.10, 0.05
+"""How much slower than the fastest the choice of "auto" may be, and in what share of jobs."""
 LINK = """
 [both]
 delay_ms = {delay_ms}
@@ -93,15 +103,25 @@ def seconds_of(folder: Path, rounds: int) -> float:
     return statistics.median((t[last] - t[first]) / (last - first) - PACE_S for t in at.values())
 
 
-def run(planned: Resolved, simulated: bool, rounds: int = ROUNDS) -> tuple[float, bool]:
-    """Seconds of one averaging, and whether the links kept their time."""
+def run(planned: Resolved, rounds: int = ROUNDS) -> tuple[float, bool]:
+    """Seconds of one averaging, emulated, and whether the links kept their time."""
     with tempfile.TemporaryDirectory() as name:
         folder = create(Path(name), "topologies")
-        if simulated:
-            simulation.run(planned, folder, batched=False)
-            return seconds_of(folder, rounds), True
         summary = emulated.run(planned, folder)
         return seconds_of(folder, rounds), bool(summary["emulation"]["trusted"])
+
+
+def simulate(planned: Resolved, rounds: int = ROUNDS) -> float | None:
+    """Seconds of one averaging, simulated; None: the topology is not."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = create(Path(name), "topologies")
+        try:
+            simulation.run(planned, folder, batched=False)
+        except ConfigError as error:
+            if "simulat" not in str(error):
+                raise
+            return None
+        return seconds_of(folder, rounds)
 
 
 def names_in(planned: Resolved) -> list[str]:
@@ -112,13 +132,13 @@ def names_in(planned: Resolved) -> list[str]:
 
 
 def told(planned: Resolved, name: str) -> float:
-    """What the table says of a topology."""
+    """What the table says of a topology whose windows are open."""
     options = Options(step_s=PACE_S, hub_rate_mbit=0.0, merge_bytes_per_s=0.0)
     rows = topology.table(question_of(planned, options, None), planned)
-    return next(row.averaging_s for row in rows if row.name == name)
+    return next(row.open_s for row in rows if row.name == name)
 
 
-def compare(rtts: Sequence[int], wanted: Sequence[str]) -> int:
+def compare(rtts: Sequence[int], wanted: Sequence[str], emulates: bool) -> int:
     """The table of all cells; 1 if one is over its bar."""
     print("vector   round trip  topology     table  emulated   diff  simulated   diff")
     over = 0
@@ -131,21 +151,74 @@ def compare(rtts: Sequence[int], wanted: Sequence[str]) -> int:
                     f"hub_network={link(folder, f'hub-{rtt}', rtt / 4, 1000)}",
                     f"steps={ROUNDS}",
                 ]
-                names = wanted or names_in(job(elements, "star", *links))
-                for name in names:
+                for name in wanted or names_in(job(elements, "star", *links)):
                     planned = job(elements, name, *links)
-                    expected = told(planned, name)
-                    (real, trusted), (virtual, _) = run(planned, False), run(planned, True)
-                    shares = real / expected - 1, virtual / expected - 1
-                    bad = abs(shares[0]) > EMULATED_BAR or abs(shares[1]) > SIMULATED_BAR
-                    over += bad
+                    real, trusted = run(planned) if emulates else (None, True)
+                    expected, virtual = told(planned, name), simulate(planned)
+                    columns, bad = zip(
+                        *[
+                            _column(seconds, expected, bar)
+                            for seconds, bar in ((real, EMULATED_BAR), (virtual, SIMULATED_BAR))
+                        ],
+                        strict=True,
+                    )
+                    over += any(bad)
                     print(
-                        f"{size:8} {rtt:7} ms  {name:10} {expected:7.3f} {real:9.3f} "
-                        f"{100 * shares[0]:+5.1f} % {virtual:9.3f} {100 * shares[1]:+5.1f} %"
-                        f"{'' if trusted else '  (the emulation was late)'}{'  over' * bad}",
+                        f"{size:8} {rtt:7} ms  {name:10} {expected:7.3f} {' '.join(columns)}"
+                        f"{'' if trusted else '  (the emulation was late)'}{'  over' * any(bad)}",
                         flush=True,
                     )
     return int(over > 0)
+
+
+def _column(seconds: float | None, expected: float, bar: float) -> tuple[str, bool]:
+    """Seconds and their difference from the table's, and whether that is over its bar."""
+    if seconds is None:
+        return f"{'-':>9} {'':8}", False
+    share = seconds / expected - 1
+    return f"{seconds:9.3f} {100 * share:+6.1f} %", abs(share) > bar
+
+
+def drawn(count: int) -> int:
+    """Drawn jobs, and what `auto` takes; 1 if it is too slow in too many."""
+    print("job                                                      auto    its step  fastest")
+    misses, told_of = 0, 0
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        for seed in range(count):
+            rng = random.Random(seed)
+            rtt, rate = rng.choice([2, 20, 100, 300, 1000]), rng.choice([10, 50, 300])
+            port, hubs = rng.choice([20, 100, 1000]), rng.choice([1, 1, 2])
+            elements = rng.choice([10_000, 100_000, 325_000])
+            words = [
+                f"network={link(folder, f'm{seed}', rtt / 4, rate)}",
+                f"hub_network={link(folder, f'h{seed}', rtt / 4, port)}",
+                f"members={rng.choice([3, 4, 8])}", f"steps={ROUNDS}", "topology_trust=true",
+            ]  # fmt: skip
+            seconds: dict[str, float] = {}
+            for name in ("star" if hubs == 1 else f"{hubs} hubs", "direct"):
+                try:
+                    found = simulate(job(elements, name, *words))
+                except ConfigError:
+                    continue
+                if found is not None:
+                    seconds["direct" if name == "direct" else "star"] = found + PACE_S
+            star = job(elements, "star" if hubs == 1 else f"{hubs} hubs", *words)
+            options = Options(step_s=PACE_S, hub_rate_mbit=0.0, merge_bytes_per_s=0.0)
+            rows = topology.table(question_of(star, options, None), star, auto=True)
+            taken = topology.choose(rows, trusts=True).topology
+            told_of += len(seconds) > 1
+            fastest = min(seconds.values())
+            missed = seconds.get(taken, float("inf")) > (1 + CHOICE_BAR) * fastest
+            misses += missed
+            what = f"{elements:7,} elements, {rtt} ms, {rate} Mb/s, {hubs} hubs of {port} Mb/s"
+            print(
+                f"{what:56} {taken:7} {seconds.get(taken, float('inf')):6.3f} s {fastest:6.3f} s"
+                f"{'  missed' * missed}",
+                flush=True,
+            )
+    print(f"{count - misses} of {count} within {CHOICE_BAR:.0%}; {told_of} had a choice")
+    return int(misses > CHOICE_MISSES * count)
 
 
 def hubs() -> int:
@@ -155,7 +228,7 @@ def hubs() -> int:
     one, slow = 0.0, 0
     for count in (1, *HUB_BARS):
         planned = job(LARGE, "star" if count == 1 else f"{count} hubs", *words)
-        seconds, trusted = run(planned, False, LARGE_ROUNDS)
+        seconds, trusted = run(planned, LARGE_ROUNDS)
         one = one or seconds
         bar = HUB_BARS.get(count, 0.0)
         slow += one / seconds < bar
@@ -172,9 +245,14 @@ def main() -> int:
     parser.add_argument("--rtts", type=lambda s: [int(x) for x in s.split(",")], default=RTTS)
     parser.add_argument("--topologies", type=lambda s: s.split(","), default=[])
     parser.add_argument("--hubs", action="store_true")
+    parser.add_argument("--simulated", action="store_true", help="no emulated runs")
+    parser.add_argument("--drawn", type=int, default=0, metavar="JOBS")
     args = parser.parse_args()
-    emulated.warm_up()
-    return hubs() if args.hubs else compare(args.rtts, args.topologies)
+    if args.drawn:
+        return drawn(args.drawn)
+    if args.hubs or not args.simulated:
+        emulated.warm_up()
+    return hubs() if args.hubs else compare(args.rtts, args.topologies, not args.simulated)
 
 
 if __name__ == "__main__":
