@@ -42,6 +42,7 @@ examples:
   python -m chaos --seed 417 --schedules 1       one schedule again, as a verdict names it
   python -m chaos job.toml --kinds hub,power
   python -m chaos hub.replica=tcp://c:5555 hub.quorum=3     a hub and its replica, in memory
+  python -m chaos topology=ring strategy=local-sgd delay=0   members that average, in memory
   python -m chaos gateways=true 'sites=wan-50ms: 0-1, wan-50ms: 2-3'   two gateways, in memory
   python -m chaos --processes                    10 schedules over real processes
   python -m chaos --processes --schedules 50 --at-once 3
@@ -244,18 +245,24 @@ def _in_short(outcome: Outcome) -> str:
 def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcomes:
     job, beside = common.job_of(arguments, SIMULATED)
     require_simulator()
+    from edgetrain.jobs.job import COLLECTIVES, DIRECT
     from edgetrain.jobs.plan import check, with_task
 
     found = common.with_host_pace(arguments, check(job), beside)
-    from chaos import behind_gateways, in_memory, laws, schedule, simulated
+    from chaos import among_members, behind_gateways, in_memory, laws, schedule, simulated
 
-    planned, hubs, way = with_task(found, beside), found.hubs, simulated
+    planned, hubs, way, able = with_task(found, beside), found.hubs, simulated, schedule.KINDS
     if found.job.hub.replica:
-        hubs, way = 2, in_memory
-        kinds = tuple(kind for kind in kinds if kind in in_memory.KINDS)
-    if found.job.fleet.gateways:
-        hubs, way = 1 + len(found.sites), behind_gateways
-        kinds = tuple(kind for kind in kinds if kind in behind_gateways.KINDS)
+        hubs, way, able = 2, in_memory, in_memory.KINDS
+    elif found.job.fleet.gateways:
+        hubs, way, able = 1 + len(found.sites), behind_gateways, behind_gateways.KINDS
+    elif found.job.fleet.topology in (DIRECT, *COLLECTIVES):
+        way, able = among_members, among_members.KINDS
+    if not (kinds := tuple(kind for kind in kinds if kind in able)):
+        raise ConfigError(
+            f"--kinds {arguments.kinds} cannot happen to this topology here",
+            f"allowed are {', '.join(able)}",
+        )
     laws.Merging.of(planned)
     calm_s = way.calm_seconds(planned)
     members = planned.job.fleet.members

@@ -1,0 +1,176 @@
+"""One chaos schedule over members that average among themselves, in memory.
+
+Drivers, links, listeners, reducers and the hub are real, a thread each; time is this machine's, so
+that no law speaks of it. When something happens goes by how far a run without faults is: by steps
+where members reduce, by messages between members in a ring, butterfly or tree.
+
+    happening     direct                                  ring, butterfly, tree
+    kill, power   a member dies, with what it reduces     a member dies before a message to another
+    cut           -                                       nothing goes between two members any more
+
+The laws: every contribution counts once in each range, none of a member that lives is missing, and
+those who live end equal, bit for bit; in a ring, butterfly or tree with the mean of what was
+counted, worked out by hand; a member that is lost costs at most two attempts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from chaos.laws import Outcome
+from chaos.schedule import Happening, Kind
+from edgetrain.errors import EdgetrainError, Refused
+from edgetrain.exchange.hub.terms import Policy
+from edgetrain.jobs.job import DIRECT
+from edgetrain.jobs.resolved import Resolved
+from tests.fakes.collective_room import CollectiveRoom
+from tests.fakes.direct_room import Died, DirectRoom
+
+KINDS: tuple[Kind, ...] = ("kill", "power", "cut")
+CALM_S = 25.0
+FEWEST = 2
+"""Members that live."""
+MOST_STEPS = 16
+MOST_ATTEMPTS = 2
+"""For a member that is lost: that in which it was, and one that began before the hub knew."""
+
+
+class DyingRoom(DirectRoom):
+    """Members that host reducers, of which some die before these steps: {member: step}."""
+
+    def __init__(self, deaths, *args, **other) -> None:
+        super().__init__(*args, **other)
+        self.deaths = deaths
+
+    def before_step(self, member, step) -> None:
+        if self.deaths.get(member.index) == step:
+            raise Died
+
+
+def run(planned: Resolved, seed: int, happenings: Sequence[Happening], calm_s: float) -> Outcome:
+    """Run a job through one schedule, and judge it: see `chaos.simulated`."""
+    make = _direct if planned.job.fleet.topology == DIRECT else _collective
+    rounds, broken = make(planned, seed, [(each, each.at_s / calm_s) for each in happenings])
+    return Outcome(seed, tuple(happenings), rounds, 0.0, tuple(broken))
+
+
+def calm_seconds(planned: Resolved) -> float:
+    """How long a run without faults is said to take."""
+    return CALM_S
+
+
+def _words(planned: Resolved) -> dict:
+    table = planned.job.strategy
+    return {
+        "every": planned.every, "delay": planned.delay.steps, "codec": table.codec,
+        "reply_codec": table.reply_codec, "clients": planned.nat,
+    }  # fmt: skip
+
+
+def _deaths(found: Sequence[tuple[Happening, float]], planned: Resolved) -> dict[int, float]:
+    """When members die, as a share of a run; some live, and one that can be reached."""
+    dead: dict[int, float] = {}
+    members = planned.job.fleet.members
+    for happening, share in found:
+        for index in happening.members if happening.kind in ("kill", "power") else ():
+            left = set(range(members)) - {*dead, index}
+            if len(left) >= FEWEST and left - {*planned.nat}:
+                dead.setdefault(index, share)
+    return dead
+
+
+def _steps(planned: Resolved) -> int:
+    """Whole rounds of them."""
+    rounds = min(planned.job.train.steps, MOST_STEPS) // planned.every
+    return planned.every * max(1, rounds)
+
+
+def _alive(room: DirectRoom) -> list:
+    return [member for member in room.members if not isinstance(member.error, Died)]
+
+
+def _unequal(alive: list) -> list[str]:
+    if len({member.params.tobytes() for member in alive}) > 1:
+        return ["members end with other parameters"]
+    return []
+
+
+def _direct(
+    planned: Resolved, seed: int, found: Sequence[tuple[Happening, float]]
+) -> tuple[int, list[str]]:
+    members, steps = planned.job.fleet.members, _steps(planned)
+    deaths = {index: int(share * steps) for index, share in _deaths(found, planned).items()}
+    policy = Policy(members, beat_s=0.1, gone_s=0.5, return_s=10.0, deadline_s=120.0)
+    room = DyingRoom(deaths, planned.job.strategy.name, members, steps, policy=policy,
+                     ranges=planned.job.strategy.ranges, **_words(planned))  # fmt: skip
+    try:
+        room.run()
+    except (EdgetrainError, AssertionError) as error:
+        return 0, [f"the run failed: {error!r}"]
+    alive = _alive(room)
+    broken, rounds = _unequal(alive), 0
+    for span, hubs in room.histories().items():
+        counted = Counter()
+        for hub, following in zip(hubs, [*hubs[1:], None], strict=True):
+            end = float("inf") if following is None else following.began_at
+            counted.update(each for number, each in hub.counted if number < end)
+        broken += [f"{span}: {key} counts {n} times" for key, n in counted.items() if n > 1]
+        for member in alive:
+            rounds = max(rounds, member.driver.half.round)
+            wanted = {(member.name_, number) for number in range(member.driver.half.round)}
+            if lost := sorted(wanted - counted.keys()):
+                broken.append(f"{span}: contributions {lost[:3]} are lost")
+    return rounds, broken
+
+
+def _collective(
+    planned: Resolved, seed: int, found: Sequence[tuple[Happening, float]]
+) -> tuple[int, list[str]]:
+    members, steps, job = planned.job.fleet.members, _steps(planned), planned.job
+    policy = Policy(members, beat_s=0.1, gone_s=0.5)
+
+    def make(**other) -> CollectiveRoom:
+        return CollectiveRoom(
+            job.fleet.topology, job.strategy.name, members, steps, policy=policy, **other,
+            **_words(planned),
+        )  # fmt: skip
+
+    calm = make()
+    calm.run()
+    messages = {member.index: member.sent for member in calm.members}
+    rng = random.Random(f"{seed} pairs")
+    dies = {
+        index: 1 + int(share * messages[index]) for index, share in _deaths(found, planned).items()
+    }
+    cuts = {}
+    for happening, share in found:
+        if happening.kind == "cut" and job.fleet.topology == "ring" and members > 3 and not cuts:
+            one, other = rng.sample(range(members), 2)
+            cuts = {(one, other): 1 + int(share * messages[one])}
+    room = make(dies=dies, cuts={} if dies else cuts)
+    try:
+        with contextlib.suppress(Refused):
+            room.run()
+    except (EdgetrainError, AssertionError) as error:
+        return 0, [f"the run failed: {error!r}"]
+    alive, counted = _alive(room), room.lead.counted
+    killed = members - len(alive)
+    if not room.lead.started:  # nothing is lost, and all join anew
+        return 0, ["a round counted before the start"] if counted else []
+    broken = _unequal(alive)
+    broken += [f"{m.name_} failed: {m.error!r}" for m in alive if m.error]
+    if not np.allclose(alive[0].params, room.by_hand(), rtol=0, atol=1e-5):
+        broken.append("the model is not the mean of what was counted")
+    for number, given in counted.items():
+        names = Counter(name for name, _ in given)
+        broken += [f"{name} counts {n} times in {number}" for name, n in names.items() if n > 1]
+        broken += [f"{m.name_} lacks round {number}" for m in alive if m.name_ not in names]
+    spare = room.lead.turns.count - 1 - len(counted)
+    if spare > MOST_ATTEMPTS * (killed + bool(room.apart)):
+        broken.append(f"{spare} more attempts than rounds, for {killed} members that were lost")
+    return len(counted), broken
