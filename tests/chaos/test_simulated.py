@@ -221,6 +221,18 @@ def test_drawn_schedules_of_several_hubs_break_no_law(seed):
     assert outcome.broken == (), [str(happening) for happening in drawn]
 
 
+def test_a_member_that_only_one_of_several_hubs_has_given_up_joins_again():
+    words = ["members=3", "steps=40", "strategy=dga", "every=5", "delay=5", "ranges=3"]
+    words += ["pace_s=0.1", "network=wan-50ms", f"hubs={HUBS}", "fsync=never", "landing=0"]
+    planned = plan(reading.load(None, words))
+    happenings = [
+        Happening(1.0, "corrupt-down", 0.1, (0,)),  # its lead knows that it is gone, the others not
+        Happening(2.0, "power", 7.0, (0,)),
+    ]
+    outcome = simulated.run(planned, 0, happenings, 5.0)
+    assert outcome.broken == ()
+
+
 def test_each_of_several_hubs_is_struck():
     drawn = [each for seed in range(40) for each in schedule.draw(seed, 4, 50.0, 6, hubs=3)]
     assert {hub for each in drawn if each.kind == "pause" for hub in each.hubs} == {0, 1, 2}

@@ -139,4 +139,7 @@ class SimulatedMember:
             except Refused as refused:
                 if refused.code != "name":
                     raise
+            for wire in self.wires:  # as the end of a process does: a hub may have let it in
+                wire.up.cut = wire.down.cut = True
+                self._around.network.remove_connection(wire)
             self._around.world.sleep(RETRY_S)
