@@ -90,6 +90,9 @@ NIGHTLY = {
     "edgetrain compare network=wan-500ms pace_s=0.05": "dga ",
     "edgetrain compare job.toml --strategies sync-sgd,dga": "dga ",
     "edgetrain compare job.toml --topologies star,direct": "direct ",
+    "edgetrain compare --simulate members=16 steps=40 every=5 pace_s=0.02 strategy=fedavg"
+    ' network=ethernet "sites=home-fixed: 0-7, home-fixed: 8-15" landing=0 codec=int8'
+    " --topologies star,gateways": "gateways ",
     "edgetrain compare members=8 steps=30 every=5 pace_s=0.05 strategy=fedavg network=ethernet"
     ' "sites=home-fixed: 0-3, home-fixed: 4-7" --topologies star,gateways': "gateways ",
     "edgetrain compare task=edgetrain.tasks:char_lm steps=300": "dga ",

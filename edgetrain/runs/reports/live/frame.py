@@ -75,7 +75,9 @@ def reducing(state: RunState, named: bool) -> list[str]:
     lines = [f"{name}{state.reducers}"] if state.reducers else []
     if state.above is not None:
         sent, received = map(units.size, state.above)
-        lines.append(f"{name}to the hub above {sent}, from it {received}; at the site as above")
+        lines.append(
+            f"{name}WAN: {sent} to the hub above, {received} from it; the table has the LAN"
+        )
     return lines
 
 
