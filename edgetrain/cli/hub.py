@@ -19,6 +19,7 @@ examples:
   edgetrain hub job.toml --bind tcp://eth0:5555 --insecure    whoever reaches the port
   edgetrain hub members=4 strategy=dga --any-job              for loops of your own (edgetrain.join)
   edgetrain hub job.toml --number 2 --bind tcp://eth0:5555    the second of the hubs in hub.hubs
+  edgetrain hub job.toml --spare --bind tcp://eth0:5555       for `edgetrain hubs add`, later
   edgetrain hub --resume runs/20260101-120000-digits          go on after the hub has died
   edgetrain hub job.toml --bind tcp://eth0:5555 --replica-of tcp://b:5555
                                                               take over if the hub at b is gone
@@ -55,13 +56,7 @@ def add_parser(subparsers: Any) -> None:
         help="encrypt nothing and let in whoever reaches the port",
     )
     common.add_keys(parser)
-    parser.add_argument(
-        "--number",
-        type=int,
-        default=1,
-        metavar="N",
-        help="of several hubs (hub.hubs in the job): which one this is, from 1; the first leads",
-    )
+    _add_number(parser)
     parser.add_argument(
         "--any-job",
         action="store_true",
@@ -93,6 +88,22 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def _add_number(parser: argparse.ArgumentParser) -> None:
+    """Which of several hubs it is."""
+    parser.add_argument(
+        "--number",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of several hubs (hub.hubs in the job): which one this is, from 1; the first leads",
+    )
+    parser.add_argument(
+        "--spare",
+        action="store_true",
+        help="a hub without ranges yet, for `edgetrain hubs add` while the job trains",
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Listen, say where, serve until the job is over."""
     with Stop().installed() as stop:
@@ -109,6 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.resume,
             arguments.runs,
             number=arguments.number,
+            spare=arguments.spare,
         )
         from edgetrain.cli.screen import Screen, closing_table
 

@@ -26,6 +26,7 @@ VERBS = (
         "report",
         "init",
         "hub",
+        "hubs",
         "gateway",
         "member",
         "keys",

@@ -265,6 +265,7 @@ CODES = {
     "diverged": "the checksum of base differs: replicas are no longer equal",
     "masks": "a message about masks is wrong, or was not asked for",
     "ended": "the job is over",
+    "hub": "a hub of several that has no ranges yet, or a peer that is not the lead of its job",
     "peers": "members connect to each other, and this one does not",
     "gateway": "this job's rounds cannot be merged at a site first, or a gateway joined a gateway",
     "few": "too few members are left to unmask a round: the job ends, and may be resumed",
@@ -354,6 +355,8 @@ class Resume:
     """As in Join: the journal of a hub that was restored does not say it."""
     address: str = _optional(_text(MAX_ADDRESS, default=""))
     """As in Join."""
+    map: int = _optional(_integer(0, MAX_COUNT, default=0))
+    """One more than the number of the map that this connection was made by; 0: any will do."""
 
 
 @dataclass(frozen=True)
@@ -574,7 +577,8 @@ class Map:
     number: int = _integer(0, MAX_COUNT)
     """It replaces all maps with lower numbers; the hub's epoch in the upper 32 bits."""
     trying: bool = _flag()
-    """No member reduces yet: try to reach each of them once, and answer with `Reached`."""
+    """No member reduces yet: try to reach each of them once, and answer with `Reached`. Of several
+    hubs: ranges are about to move, see `round`."""
     ticket: int = _integer(0, MAX_CHECKSUM)
     """What only members of this job know: see `Hello`."""
     name: str = _text(64)
@@ -584,7 +588,10 @@ class Map:
     """The ranges of the vector that the hub itself reduces, [first, end)."""
     rows: tuple[tuple[str, str, str, int, int], ...] = _peers()
     """The members that are in, in the order of their indices; then those that may come back, at
-    no address."""
+    no address. Of several hubs: the others, without names."""
+    round: int = _optional(_integer(0, MAX_COUNT, default=0))
+    """Of several hubs: `trying`: contribute to no round from this one on before the next map.
+    Otherwise: the hubs whose ranges change have given all replies to earlier rounds."""
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -759,6 +766,32 @@ class Agree:
     """Whether it answers an Offer."""
 
 
+@dataclass(frozen=True)
+class Handover:
+    """lead -> hub, and the answer: ranges move from one hub of a job to another."""
+
+    kind: ClassVar[bytes] = b"m"
+    protocol: int = _integer(0, 1 << 16)
+    stage: int = _integer(0, 11)
+    """A question is even, its answer one more. 0: which ranges do you have? 2: close no round from
+    `round` on; answered once all before it are answered. 4: give me this part of what belongs to
+    [first, end). 6: take this part. 8: these ranges are elsewhere now: keep [first, end). 10: go
+    on, nothing moves."""
+    number: int = _integer(0, MAX_COUNT)
+    """Of the map that this leads to. 1 and 3: of the map by which the hub has its ranges."""
+    round: int = _integer(0, MAX_COUNT, default=0)
+    first: int = _integer(0, MAX_RANGES, default=0)
+    end: int = _integer(0, MAX_RANGES, default=0)
+    part: int = _integer(0, 1 << 32, default=0)
+    parts: int = _integer(1, 1 << 32, default=1)
+    agreed: str = _text(800, default="")
+    """0: job, strategy and codecs, as a journal has them, without ranges."""
+    why: str = _text(200, default="")
+    """In an answer: why not; "": it is done."""
+    payload: Buffer = _payload(default=b"")  # noqa: RUF009
+    """5 and 6: a piece of a journal's snapshot, of these ranges."""
+
+
 Replicating = Follow | Copy | Stored | Standby | Offer | Agree
 """Messages that occur only if the hub has a replica."""
 
@@ -768,7 +801,7 @@ Masking = Rekey | Advertise | KeyList | Shares | Unmask | Reveal
 Message = (
     Join | Welcome | Refuse | Base | Fixed | Start | Resume | Contribute | Reply | Beat | Leave
     | Telemetry | Figure | Evaluate | Masking | Map | Reached | Takeover | Hello | Segment
-    | Run | Ran | Replicating
+    | Run | Ran | Replicating | Handover
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Message]] = {
@@ -777,7 +810,7 @@ KINDS: dict[bytes, type[Message]] = {
         Join, Welcome, Refuse, Base, Fixed, Start, Resume, Contribute, Reply, Beat, Leave,
         Telemetry, Figure, Evaluate, Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
         Map, Reached, Takeover, Hello, Segment, Run, Ran,
-        Follow, Copy, Stored, Standby, Offer, Agree,
+        Follow, Copy, Stored, Standby, Offer, Agree, Handover,
     )
 }  # fmt: skip
 

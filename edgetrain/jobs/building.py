@@ -36,11 +36,11 @@ def hub_of(
     most_elements: int = MAX_ELEMENTS,
     keeps_windows: bool | None = None,
     site: int = 0,
-    number: int = 0,
+    number: int | None = 0,
     kind: Callable[..., Hub] = Hub,
 ) -> Hub:
     """A fresh hub of a job, as `rules.resolve` found it: the one with this number, if there are
-    several (`hub.hubs`).
+    several (`hub.hubs`); None: one that has no ranges yet.
 
     With `any_job` it admits members whatever job they run. `source` is what noise is made of, if
     the hub adds it. `most_elements`: of the largest model, where the job does not say.
@@ -102,15 +102,16 @@ def _policy(job: Job, most_elements: int, site: int = 0) -> Policy:
     )
 
 
-def _terms(found: Resolved, any_job: bool, keeps_windows: bool, number: int = 0) -> Terms:
+def _terms(found: Resolved, any_job: bool, keeps_windows: bool, number: int | None = 0) -> Terms:
     job, delay = found.job, replace(found.delay, keeps_windows=keeps_windows)
     if any_job and job.strategy.landing == AUTO and "partition" not in job.data:
         landing = CHOSEN if found.strategy.has_local_steps else 0.0  # whose data are not known
         delay = replace(delay, landing=landing)
-    hubs = len(job.hub.hubs) or 1
+    hubs, ranges = len(job.hub.hubs) or 1, job.strategy.ranges
+    stretch = Stretch(ranges, 0, 0) if number is None else shared(ranges, hubs)[number]
     return Terms.of_strategy(
         found.strategy, found.every, delay, "" if any_job else job.digest(),
-        0 if any_job else job.train.steps, shared(job.strategy.ranges, hubs)[number],
+        0 if any_job else job.train.steps, stretch,
     )  # fmt: skip
 
 

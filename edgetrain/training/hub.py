@@ -24,6 +24,7 @@ from edgetrain.exchange.hub.journal import LOCK, Journal
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.replicated import ReplicatedHub
 from edgetrain.exchange.hub.serve import serve
+from edgetrain.exchange.hub.shared import SharedHub
 from edgetrain.exchange.hub.terms import ANY_JOB
 from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.keyring import Keyring, keys_folder
@@ -43,6 +44,8 @@ from edgetrain.runs.environment import free_memory, utc
 from edgetrain.runs.summary import summarise
 from edgetrain.training.gateway import Uplink
 from edgetrain.training.hub_recorder import HubRecorder
+from edgetrain.training.orders import taking_orders
+from edgetrain.training.several import Ways, shared_kind, why_fixed
 from edgetrain.training.stopping import Stop
 from edgetrain.vectors.ranges import Stretch, shared
 
@@ -84,11 +87,15 @@ class HubRequest:
     """To the hub above, where this is the gateway of a site; None: it is not."""
     number: int = 1
     """Which of the job's hubs this is, as hub.hubs counts them; the first leads."""
+    spare: bool = False
+    """It has no ranges until people order that some move to it."""
 
     @property
     def stretch(self) -> Stretch:
-        """The ranges of the vector that it has. ConfigError for a hub that the job does not
-        have."""
+        """The ranges of the vector that it has, as the job begins. ConfigError for a hub that the
+        job does not have."""
+        if self.spare:
+            return Stretch(self.job.strategy.ranges, 0, 0)
         hubs = max(1, len(self.job.hub.hubs))
         if not 1 <= self.number <= hubs:
             raise ConfigError(
@@ -109,6 +116,8 @@ class HubRequest:
     @property
     def awaited(self) -> str:
         """Who has to come before training begins."""
+        if self.spare:
+            return "ranges: edgetrain hubs add RUN ADDRESS, at the lead"
         at = self.job.hub.replica
         return f"{self.members} members{f', and the replica at {at}' if at else ''}"
 
@@ -160,15 +169,13 @@ def serve_job(
     too few members are left to unmask anything.
     """
     job = request.job
-    _check_connections(request.members, warn)
     listening = wait_to_listen(*split_address(request.bind), say=say)
     gate = gate_of(request, listening)
-    found, journal = _looked_up(job, say), None
-    _warn_of_doubts(found, warn)
-    fresh = _maker(found, request, gate, say)
+    found, journal = _looked_up(request, say, warn), None
+    ways = Ways(request.keys, request.insecure)
+    fresh = _maker(found, request, gate, ways, say)
     hub = fresh(any_job=request.any_job)
-    _check_resume(request)
-    socket = _open(request, found, listening, gate)
+    socket = ways.wake = _open(request, found, listening, gate)
     with contextlib.ExitStack() as on_error:
         on_error.callback(socket.close)
         folder, earlier_s = make_run_folder(request)
@@ -190,7 +197,9 @@ def serve_job(
     try:
         stop.defer()
         keys = None if gate is None else gate.allowed
-        serve(hub, socket, clock, recorder, lambda: bool(stop.asked), journal, keys, earlier_s)
+        with taking_orders(folder, isinstance(hub, SharedHub)) as orders:
+            asked = partial(getattr, stop, "asked")
+            serve(hub, socket, clock, recorder, asked, journal, keys, earlier_s, orders)
     finally:
         if (stop.asked and not hub.finished) or hub.rounds.ended_short:
             _save_last(hub, journal, folder, say, request.verb)
@@ -205,23 +214,23 @@ def serve_job(
     return hub.round
 
 
-def _looked_up(job: Job, say: Say) -> Resolved:
-    """The job with what it names; says what `fleet.topology = "auto"` takes here."""
-    found = take_star(resolve(job), _LINKS_UNKNOWN)
+def _looked_up(request: HubRequest, say: Say, warn: Say) -> Resolved:
+    """The job with what it names; says what `fleet.topology = "auto"` takes here, and what may be
+    amiss."""
+    _check_connections(request.members, warn)
+    found = take_star(resolve(request.job), _LINKS_UNKNOWN)
     if found.topology_choice:
         say(found.topology_choice)
-    return found
-
-
-def _warn_of_doubts(found: Resolved, warn: Say) -> None:
     for doubt in doubts(found.strategy, [str(found.job.train.optimizer.get("name", "sgd"))]):
         warn(f"warning: {doubt}")
+    return found
 
 
 def _open(
     request: HubRequest, found: Resolved, listening: Listening, gate: Gate | None
 ) -> HubSocket:
     """The socket that members join."""
+    _check_resume(request)
     _check_replica(request, listening)
     uplink, gateways = request.uplink, request.job.fleet.gateways
     if uplink is None:
@@ -258,10 +267,12 @@ REPLICA = "replica"
 """The name that a replica's machine is enrolled under."""
 
 
-def _maker(found: Resolved, request: HubRequest, gate: Gate | None, say: Say) -> Callable[..., Hub]:
+def _maker(
+    found: Resolved, request: HubRequest, gate: Gate | None, ways: Ways, say: Say
+) -> Callable[..., Hub]:
     """Makes hubs of this job, for this machine's memory and its TCP. Says which of several it
     is."""
-    if not request.stretch.is_whole:
+    if not request.stretch.is_whole and not request.spare:
         say(f"hub {request.number} of {found.hubs}: {request.stretch} of the vector")
     most_elements = max(1, free_memory() // (4 * LARGEST_SHARE))
     kind: Callable[..., Hub] = Hub
@@ -272,9 +283,14 @@ def _maker(found: Resolved, request: HubRequest, gate: Gate | None, say: Say) ->
             address=found.job.hub.replica,
             is_replica=lambda sender: gate is None or name_of(sender) == REPLICA,
         )
+    elif (why := why_fixed(found, request.uplink is not None)) is None:
+        leads = request.number == 1 and not request.spare
+        kind = shared_kind(found, leads, ways, _names(gate), gate is not None)
+    elif request.spare:
+        raise ConfigError(f"--spare: {why}", "only several hubs that share ranges may change")
     made = partial(
         hub_of, found, most_elements=most_elements, keeps_windows=not restarts_after_idle(),
-        kind=kind, number=request.number - 1,
+        kind=kind, number=None if request.spare else request.number - 1,
     )  # fmt: skip
     if (uplink := request.uplink) is None:
         return made

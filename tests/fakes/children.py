@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import signal
 import threading
 import time
@@ -18,6 +19,7 @@ import edgetrain.training.member.joining
 from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.hub.effects import Closed, Note, Observed
+from edgetrain.exchange.hub.orders import Order
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
@@ -186,19 +188,21 @@ class HubThread:
     """A hub served from a thread, and what it noted."""
 
     def __init__(
-        self, transport, strategy="local-sgd", members=2, *, every=1, delay=0, journal=None, **other
-    ):
+        self, transport, strategy="local-sgd", members=2, *, every=1, delay=0, journal=None,
+        kind=Hub, **other,
+    ):  # fmt: skip
         row = strategies.find(strategy)
         policy = Policy(members, **({"beat_s": 0.05, "gone_s": 0.3} | other.pop("policy", {})))
         codec = codecs.parse(other.pop("codec", "fp32"))
         reply_codec = codecs.parse(other.pop("reply_codec", codec.name))
         terms = Terms.of_strategy(row, every, Delay(delay or 0, delay is None), **other)
-        self.hub = Hub(terms, policy, row.merge_rule(), codec, reply_codec, outer=row.outer_rule())
+        self.hub = kind(terms, policy, row.merge_rule(), codec, reply_codec, outer=row.outer_rule())
         self.transport = transport
         self.notes: list[Note] = []
         self.closed: list[Closed] = []
         self.on_close: Callable[[Closed], None] = lambda closed: None
         self.error: BaseException | None = None
+        self.orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._journal = journal
         self._stop = False
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -212,9 +216,14 @@ class HubThread:
                 self._observe,
                 lambda: self._stop,
                 self._journal,
+                orders=self._orders,
             )
         except BaseException as error:
             self.error = error
+
+    def _orders(self) -> Iterator[Order]:
+        while not self.orders.empty():
+            yield self.orders.get()
 
     def _observe(self, effect: Observed) -> None:
         if isinstance(effect, Note):
@@ -230,15 +239,29 @@ class HubThread:
     @contextlib.contextmanager
     def serving(self) -> Iterator[HubThread]:
         """Until the block ends; an error of the hub is raised there."""
-        self._thread.start()
+        self.begin()
         try:
             yield self
         finally:
-            if self.hub.started and not self.hub.finished:
-                self._thread.join(2.0)  # the last farewells may be on their way
-            self._stop = True
-            self._thread.join()
-            self.transport.close()
+            self.finish()
+
+    def begin(self) -> None:
+        """Serve from now on."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """End at once, as if killed: what is journaled stays."""
+        self._stop = True
+        self._thread.join()
+        if self._journal is not None:
+            self._journal.close()
+
+    def finish(self) -> None:
+        """Wait a while for the job's end; raises an error of the hub."""
+        if self.hub.started and not self.hub.finished:
+            self._thread.join(2.0)  # the last farewells may be on their way
+        self.end()
+        self.transport.close()
         if self.error is not None:
             raise self.error
 

@@ -201,6 +201,7 @@ BESIDE = {
 _MACHINES = "several machines: tests/cli/test_hub_screen.py runs a hub and members with keys"
 _INTERFACE = "an interface eth0, and members: tests/exchange/test_addresses.py"
 _SEVERAL_HUBS = "several machines: tests/cli/test_hubs_cli.py runs three hubs and members"
+_MOVING = "several machines: tests/cli/test_moving_cli.py adds a hub to a job, and removes it"
 _REPLICA = "two machines: tests/cli/test_replica_cli.py runs a hub, its replica and members"
 _RESUMED = "a run of the reader's own: tests/training/test_sweep.py, tests/cli/test_group_cli.py"
 _RESUMED_HUB = "a hub of the reader's own that was killed: tests/cli/test_resume.py"
@@ -228,6 +229,10 @@ ELSEWHERE = {
     "edgetrain keys enroll pi-3 --key KEY": "a key of the reader's: tests/cli/test_keys_cli.py",
     "edgetrain hub job.toml --bind tcp://eth0:5555": _INTERFACE,
     "edgetrain hub job.toml --number 2 --bind tcp://eth0:5555": _SEVERAL_HUBS,
+    "edgetrain hub job.toml --spare --bind tcp://eth0:5555": _MOVING,
+    "edgetrain hubs runs/20260101-120000-hub": _MOVING,
+    "edgetrain hubs add runs/20260101-120000-hub tcp://c:5555": _MOVING,
+    "edgetrain hubs remove runs/20260101-120000-hub tcp://c:5555": _MOVING,
     "edgetrain hub job.toml --number 3 --bind tcp://eth0:5555": _SEVERAL_HUBS,
     "edgetrain member job.toml --index 0": _SEVERAL_HUBS,
     "edgetrain hub job.toml --bind tcp://eth0:5555 --replica-of tcp://b:5555": _REPLICA,

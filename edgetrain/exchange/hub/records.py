@@ -149,7 +149,31 @@ class Charted:
     """See places.Places.chart."""
 
 
-Record = Round | Entered | Departed | Restarted | Sent | Charted
+@dataclass(frozen=True)
+class Sharing:
+    """Which hub of several has which ranges, as one of them knows it."""
+
+    number: int = 0
+    """Of the map."""
+    round: int = 0
+    """The first round by it; of a pending one 0 if it is given up."""
+    pending: bool = False
+    """Ranges are about to move: this hub closes no round from `round` on."""
+    first: int = 0
+    end: int = 0
+    """The hub's own ranges, [first, end)."""
+    since: int = 0
+    """The first round with these."""
+    rows: tuple[tuple[str, str, int, int], ...] = ()
+    """At the lead: the other hubs: address, public key, ranges."""
+    giver: str = ""
+    taker: str = ""
+    """At the lead, pending: the addresses of the hubs that ranges move from, and to; "": itself."""
+    leads: bool = False
+    """Whether it is the lead's."""
+
+
+Record = Round | Entered | Departed | Restarted | Sent | Charted | Sharing
 
 
 @dataclass(frozen=True)
@@ -185,6 +209,9 @@ class State:
     """Of a gateway."""
     chart: bytes = b""
     """Of a hub whose members reduce: see Charted."""
+    partitions: tuple[Sharing, ...] = ()
+    """Of a hub of several, once ranges have moved or are about to: the map in force, and a pending
+    one."""
 
 
 _OUTER = "outer/"
@@ -218,6 +245,8 @@ def encode(record: Record | State) -> tuple[bytes, list[Buffer]]:
             return _header("U", _sent_fields(record)), [record.vector]
         case Charted():
             return _header("M", [record.chart]), []
+        case Sharing():
+            return _header("H", _partition_fields(record)), []
         case State():
             return _encode_state(record)
 
@@ -272,6 +301,30 @@ def _above(arrays: dict[str, Any]) -> Above | None:
     return Above(session, name, index, next_round, tuple(each))
 
 
+_HUBS = "hubs/"
+"""Is the name of an array with what a hub of several knows of the others."""
+
+
+def _partition_fields(each: Sharing) -> list[Any]:
+    return [
+        each.number, each.round, each.pending, each.first, each.end, each.since,
+        [list(row) for row in each.rows], each.giver, each.taker, each.leads,
+    ]  # fmt: skip
+
+
+def _partition(fields: Sequence[Any]) -> Sharing:
+    number, round, pending, first, end, since, rows, giver, taker, leads = fields
+    each = tuple((address, key, low, high) for address, key, low, high in rows)
+    return Sharing(number, round, pending, first, end, since, each, giver, taker, leads)
+
+
+def _partitions(arrays: dict[str, Any]) -> tuple[Sharing, ...]:
+    """What of `arrays` is of several hubs, which is taken out of them."""
+    packed = arrays.pop(_HUBS, None)
+    told = [] if packed is None else msgpack.unpackb(packed.tobytes(), use_list=True)
+    return tuple(map(_partition, told))
+
+
 def _seat_fields(seat: Seat) -> list[Any]:
     return [
         seat.name, seat.address, seat.session, seat.index, seat.weight, seat.first_round,
@@ -289,13 +342,17 @@ def _encode_state(state: State) -> tuple[bytes, list[Buffer]]:
     arrays |= _above_arrays(state.above)
     if state.chart:
         arrays[_CHART] = np.frombuffer(state.chart, np.uint8)
+    if state.partitions:
+        told = [_partition_fields(each) for each in state.partitions]
+        arrays[_HUBS] = np.frombuffer(msgpack.packb(told), np.uint8)
     if state.base is not None:
         arrays[""] = state.base
-    told = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
+    described = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
     fields = [
         state.agreed, state.model, state.layout, state.elements, state.epoch, state.round,
         state.delay, [_seat_fields(seat) for seat in state.seats],
-        [_seat_fields(seat) for seat in state.away], [list(pair) for pair in state.checksums], told,
+        [_seat_fields(seat) for seat in state.away], [list(pair) for pair in state.checksums],
+        described,
     ]  # fmt: skip
     payloads: list[Buffer] = [
         np.ascontiguousarray(array).reshape(-1).data.cast("B") for array in arrays.values()
@@ -356,6 +413,8 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         return _sent(fields, payload)
     if kind == "M":
         return Charted(bytes(fields[0]))
+    if kind == "H":
+        return _partition(fields)
     if kind != "S":
         raise ValueError(f"a record of kind {kind!r}, and this one knows none")
     agreed, model, layout, elements, epoch, round, delay, seats, away, checksums, told, *newer = (
@@ -368,7 +427,7 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         name: np.frombuffer(part, np.dtype(dtype)).reshape(shape)
         for (name, dtype, shape), part in zip(told, parts, strict=True)
     }
-    base, above = arrays.pop("", None), _above(arrays)
+    base, above, partitions = arrays.pop("", None), _above(arrays), _partitions(arrays)
     chart = arrays.pop(_CHART).tobytes() if _CHART in arrays else b""
     outer = {
         name.removeprefix(_OUTER): arrays.pop(name) for name in [*arrays] if name.startswith(_OUTER)
@@ -386,6 +445,7 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         (fixed,) if fixed_bytes else (),
         above,
         chart,
+        partitions,
     )  # fmt: skip
 
 

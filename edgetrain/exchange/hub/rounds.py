@@ -275,7 +275,7 @@ class Rounds:
         """Compare the member's base with the others'. Returns the members that are now known to
         have another one, and drops what they gave to open rounds, which was made from that."""
         applied = message.applied
-        if applied <= self.round - REMEMBERED:
+        if applied <= self.round - REMEMBERED or not message.checksum:
             return ()  # too long ago to compare, and to be remembered again
         names = self.checksums.add_report(
             member.name, applied, message.checksum, len(self._members)

@@ -22,6 +22,7 @@ from edgetrain.exchange.hub.effects import (
     replies_of,
 )
 from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.hub.orders import Order
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Record, State
 from edgetrain.exchange.hub.replicated import ReplicatedHub
@@ -62,6 +63,14 @@ class Hearing(Protocol):
         """What has come that way. Called after each poll, until there is nothing more."""
 
 
+@runtime_checkable
+class Obeying(Protocol):
+    """A hub that takes orders of people while it runs."""
+
+    def obey(self, order: Order, now: float) -> list[Effect]:
+        """Do it, or refuse it: each order is answered, some only after a while."""
+
+
 def serve(
     hub: Hub,
     transport: HubTransport,
@@ -71,13 +80,15 @@ def serve(
     journal: Journal | None = None,
     keys: Keys | None = None,
     earlier_s: float = 0.0,
+    orders: Callable[[], Iterable[Order]] = tuple,
 ) -> None:
     """Run the hub until its job is over or `stop` answers true (asked at least once a second, like
     `keys`; None: no member has a key that could be revoked).
 
     What the hub says has to be in the `journal` is there before anyone is told. `earlier_s`:
-    seconds of training before the hub was restored. Raises EdgetrainError when the journal's disk
-    is full and the job says to stop, and when the job ends because too few members are left.
+    seconds of training before the hub was restored. `orders`: those that have come. Raises
+    EdgetrainError when the journal's disk is full and the job says to stop, and when the job ends
+    because too few members are left.
     """
     driver = _Driver(hub, transport, clock, observe, journal, earlier_s)
     pause = hub.policy.beat_s / 4
@@ -103,6 +114,11 @@ def serve(
             next_tick = clock() + pause
             driver.carry_out(hub.tick(clock()))
             driver.watch()
+        for order in orders():
+            if isinstance(hub, Obeying):
+                driver.carry_out(hub.obey(order, clock()))
+            else:
+                order.refuse("this hub has all of the vector in one range, and takes no orders")
         while isinstance(hub, Hearing) and (effects := hub.hear(clock())):
             driver.carry_out(effects)
     if hub.rounds.ended_short:

@@ -24,10 +24,12 @@ from edgetrain.exchange.member.session import Ask, Back, Session, Silence
 from edgetrain.exchange.messages import (
     Base,
     Beat,
+    Contribute,
     Evaluate,
     Figure,
     Fixed,
     Leave,
+    Map,
     Masking,
     Message,
     Reply,
@@ -118,6 +120,8 @@ class Entrance:
         """Whether the hub has said that the member that evaluated is gone."""
         self.before_upload: Callable[[str], None] = lambda name: None
         """Called when the hub has asked for this member's parameters, before they are sent."""
+        self.on_map: Callable[[Map], None] = lambda map: None
+        """Called with each map of who has which ranges, before it is a sign of life."""
         self.number = 0
         """Of the session, to be set before `enter`; 0: it is drawn."""
 
@@ -241,7 +245,10 @@ class Entrance:
 
     def _read(self, frames: Sequence[Buffer]) -> Message:
         self._silence.note_message()
-        return unpack(frames)
+        message = unpack(frames)
+        if isinstance(message, Map):
+            self.on_map(message)
+        return message
 
 
 class Link(Entrance):
@@ -277,6 +284,32 @@ class Link(Entrance):
     def applied(self) -> int:
         """Replies that were given out, or that the base has which `wait` gives next."""
         return self._session.applied
+
+    @property
+    def name(self) -> str:
+        """As the hub calls this member."""
+        return self._session.name
+
+    @property
+    def next_round(self) -> int:
+        """The next round to contribute to."""
+        return self._session.next_round
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the hub was asked where the fleet stands, and has not answered."""
+        return self._session.has_begun and self._session.state != "training"
+
+    def go_by_map(self, number: int) -> None:
+        """From now on the link is one by the map with this number: see Resume."""
+        self._session.map = number + 1
+
+    def successor(self) -> Link:
+        """A link to the same hub, over the same transport, which has not joined. This one must not
+        be used any more."""
+        link = Link(self._transport, self._clock, self._patience_s, self._outage_s)
+        link.on_map, link.is_to_evaluate = self.on_map, self.is_to_evaluate
+        return link
 
     @property
     def members_here(self) -> int:
@@ -336,6 +369,13 @@ class Link(Entrance):
             self._sent_bytes[round] += memoryview(message.payload).nbytes
             self._send(message)
 
+    def adopt(self, head: Contribute, payloads: Sequence[Buffer]) -> None:
+        """Keep a contribution that was made over other links, by its parts, and send it if the hub
+        lacks it."""
+        if head.round >= self._session.resend:
+            self.outbox.keep(head, payloads)
+            self._send_kept(head.round)
+
     def _send_masked(self) -> None:
         if self._session.state == "training":
             for round in self.outbox.mask_ready():
@@ -393,6 +433,10 @@ class Link(Entrance):
             if isinstance(message, Beat) and self._session.state == "training":
                 return not self.outbox.kept
         return True
+
+    def take_next(self) -> None:
+        """Wait for the next message, and do what it means. Raises what `wait` does."""
+        self._act(self._next())
 
     def _act(self, message: Message) -> None:
         """Do what a message means while training, or on the way back."""

@@ -133,7 +133,7 @@ class Outbox:
         """
         payloads, read = self._encoded(vector, head.round, rest_later)
         self.sent_nearly_all = self.codec.nearly_all
-        self._keep(head, payloads)
+        self.keep(head, payloads)
         return read
 
     def add_unmasked(self, head: Contribute, vector: Vector) -> None:
@@ -158,14 +158,15 @@ class Outbox:
             masked = self._memory.borrow_vector()[: waiting.vector.size].view(np.uint32)
             masker.mask(round, waiting.vector, waiting.head.weight, masked)
             self._warn_of_cut(masker.cut)
-            self._keep(waiting.head, parts(masked, self.codec.part_elements))
+            self.keep(waiting.head, parts(masked, self.codec.part_elements))
             yield round
 
     def messages(self, round: int) -> Sequence[Contribute]:
         """The messages of a contribution that is kept, part by part."""
         return self._kept[round]
 
-    def _keep(self, head: Contribute, payloads: Sequence[Buffer]) -> None:
+    def keep(self, head: Contribute, payloads: Sequence[Buffer]) -> None:
+        """Keep a contribution, whose message without a payload is `head`, by its parts."""
         self._kept[head.round] = [
             replace(head, part=part, parts=len(payloads), payload=payload)
             for part, payload in enumerate(payloads)

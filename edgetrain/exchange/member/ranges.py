@@ -59,7 +59,7 @@ class RangedExchange:
 
     def __init__(self, links: Sequence[Link]) -> None:
         """The links are this exchange's own."""
-        self._links, self._lead = links, links[0]
+        self._links, self._lead = [*links], links[0]
         self.interrupt: Callable[[], None] = lambda: None
         self._has_begun = self._are_entered = False
         self._known = [0 for _ in links]
@@ -95,10 +95,12 @@ class RangedExchange:
         self._enter(entries[0].name, request, params, past)
         entries += [link.begin() for link in self._links[1:]]
         self._check_stretches()
-        self.memory = VectorPool(params.size)
+        self.memory = lead.memory if len(entries) == 1 else VectorPool(params.size)
         self._keeps_base = strategies.find(entries[0].strategy).hub_keeps_base
         self._has_begun = True
         self._known = [entry.checksum for entry in entries]
+        if len(entries) == 1:
+            return entries[0]
         if past is not None and past.has_base:
             return replace(entries[0], resend=min(entry.resend for entry in entries))
         return self._unite_entries(entries, params)
@@ -175,7 +177,7 @@ class RangedExchange:
         base = np.concatenate([each.base for each in found])
         return replace(found[0], base=base)
 
-    def _standing_of(self, link: Link, reply: RoundReply | CatchUp) -> _Standing:
+    def _standing_of(self, link: Link, reply: RoundReply | CatchUp | None) -> _Standing:
         """Where a hub is, with its base: it is asked for that unless it has just given it."""
         while not isinstance(reply, CatchUp) or reply.base is None:
             link.ask_again(base=True)
@@ -238,15 +240,10 @@ class RangedExchange:
     def submit(self, submission: Submission) -> Vector | None:
         """See Exchange. Each hub is told the checksum of its own stretch, or, where hubs keep no
         base, that of the whole from the first round on: they compare members with each other."""
-        is_of_stretch = self._keeps_base or not submission.applied
-        read = []
-        for link, known in zip(self._links, self._known, strict=True):
-            own = replace(
-                submission,
-                vector=submission.vector[link.own],
-                checksum=known if is_of_stretch else submission.checksum,
-            )
-            read.append(link.submit(own))
+        read = [
+            link.submit(self._own_part(number, submission))
+            for number, link in enumerate(self._links)
+        ]
         if all(each is None for each in read):
             return None
         return np.concatenate(
@@ -254,6 +251,14 @@ class RangedExchange:
                 submission.vector[link.own] if each is None else each
                 for link, each in zip(self._links, read, strict=True)
             ]
+        )
+
+    def _own_part(self, number: int, submission: Submission) -> Submission:
+        is_of_stretch = self._keeps_base or not submission.applied
+        return replace(
+            submission,
+            vector=submission.vector[self._links[number].own],
+            checksum=self._known[number] if is_of_stretch else submission.checksum,
         )
 
     @property
@@ -269,13 +274,17 @@ class RangedExchange:
         replies = [reply for reply in found if isinstance(reply, RoundReply)]
         if len(replies) < len(found):
             return self._catch_up(found)
-        lead, self._known = replies[0], [reply.checksum for reply in replies]
-        checks = [
-            (link.own, r.checksum, self.whose(link))
-            for link, r in zip(self._links, replies, strict=True)
-        ]
+        self._known = [reply.checksum for reply in replies]
+        pairs = zip(self._links, replies, strict=True)
+        return self._whole([(link.own, reply, self.whose(link)) for link, reply in pairs])
+
+    def _whole(self, found: Sequence[tuple[slice, RoundReply, str]]) -> RoundReply:
+        """One reply of those of all stretches, in order, with who sent each; the first is the
+        lead's."""
+        replies = [reply for _, reply, _ in found]
+        checks = [(own, reply.checksum, whose) for own, reply, whose in found]
         return replace(
-            lead,
+            replies[0],
             checksum=0,
             arrived=max(reply.arrived for reply in replies),
             pieces=[piece for reply in replies for piece in reply.pieces],
@@ -290,7 +299,7 @@ class RangedExchange:
         """Who is at the other end, for people."""
         return "the hub"
 
-    def _catch_up(self, found: Sequence[RoundReply | CatchUp]) -> CatchUp:
+    def _catch_up(self, found: Sequence[RoundReply | CatchUp | None]) -> CatchUp:
         pairs = zip(self._links, found, strict=True)
         whole = self._unite([self._standing_of(link, reply) for link, reply in pairs])
         self._note_base(whole.base)

@@ -42,6 +42,7 @@ returning  Fixed                returning  ignored: the member has them
 returning  Reply                returning  ignored
 (both)     Rekey, Shares, ...   the same   to the masks, where contributions are masked
 (any)      Beat, same epoch     the same   a sign of life
+(any)      Map                  the same   to `Link.on_map`: which hub has which ranges
 (any)      Refuse, other codes             Refused or Diverged is raised
 (any)      anything else                   BadMessage is raised
 =========  ===================  =========  =======================================================
@@ -62,6 +63,7 @@ from edgetrain.exchange.messages import (
     Evaluate,
     Fixed,
     Join,
+    Map,
     Masking,
     Message,
     Refuse,
@@ -142,6 +144,9 @@ class Session:
         self.next_round = past.round if past else 0
         self.wants_base = False
         """Whether the hub's base is to take the place of replies."""
+        self.map = 0
+        """One more than the number of the map that the link was made by, where several hubs share
+        the vector; 0: there is none."""
         self.ends = 0
         """The member contributes nothing from this number on; 0: it may."""
         self.applied = past.applied if past else 0
@@ -191,6 +196,7 @@ class Session:
             fixed=self.fixed,
             steps=self._request.steps,
             address=self._request.address,
+            map=self.map if has_begun else 0,
         )
 
     def _join(self) -> Join:
@@ -239,7 +245,7 @@ class Session:
                 return None
             case Beat() if self.state == "joining" or message.epoch == self.epoch:
                 return None
-            case Evaluate():
+            case Evaluate() | Map():
                 return None
             case Beat() | Refuse() if self.state == "welcomed":
                 self.state = "joining"
@@ -262,7 +268,7 @@ class Session:
                     message.epoch == self._asked_epoch or 0 < self._asked_on == connections
                 )
                 return None if asked or message.epoch == self.epoch else Ask(message.epoch)
-            case Evaluate():
+            case Evaluate() | Map():
                 return None
             case Refuse(code="unknown"):
                 return None if returning else Ask(self.epoch)

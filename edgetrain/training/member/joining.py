@@ -19,8 +19,10 @@ import torch
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.addresses import rotated, wait_for_route
 from edgetrain.exchange.keys.credentials import credentials as credentials_for
+from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.checkpoint import MEMBER, Keep, has_checkpoint
 from edgetrain.exchange.member.link import OUTAGE_S, Link
+from edgetrain.exchange.member.shared import SharedExchange
 from edgetrain.exchange.messages import MAX_COUNT, NO_WEIGHT
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.standby_socket import member_end
@@ -31,6 +33,7 @@ from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.member.hooks import StepHooks, Together, parameters_of, plain_optimizers
 from edgetrain.training.member.keeping import Keeping, keeping_of
 from edgetrain.training.member.member import Member, bind, release_of
+from edgetrain.training.member.several import dialling
 from edgetrain.training.member.state import Stateful
 
 log = logging.getLogger("edgetrain")
@@ -72,7 +75,7 @@ def join(
     contributions, even if it lies about who dropped out (docs/secure-aggregation.md); `honest_hub`:
     it does not lie. Without a checkpoint. With a `checkpoint` (a folder, or an edgetrain.Keep: how
     often, too) what only this member knows is written there now and then: the optimizer's state,
-    what lossy contributions have left out, the number of steps. A process that was killed and joins
+    what lossy contributions left out, the number of steps. A process that was killed and joins
     again with the same folder and `name` is the same member, and goes on behind `member.steps`
     batches. `close` empties the folder. `state` names what else of yours is to be in it, with
     `state_dict` and `load_state_dict` (a scheduler, a GradScaler), taken within a step, and put
@@ -88,14 +91,27 @@ def join(
     optimizers = plain_optimizers(optimizer)
     keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
     hubs, patience_s = _reach_hub(hub, timeout_s, keep, name or MEMBER, job)
-    credentials = credentials_for(hubs, hub_key, keys, insecure=insecure)
+    shown = credentials_for(hubs, hub_key, keys, insecure=insecure)
     keeping = None if keep is None else _keeping(keep, name, model, optimizers, state or {})
     flat = bind(model, optimizers, fixed, buffers)
-    link = Link(member_end(hubs, credentials), time.monotonic, patience_s)
+    link = _way(hubs, shown, keys, insecure, patience_s)
     request = Request("", name, weight, job, secure=secure, honest_hub=honest_hub, steps=steps)
     stepper, release = Together(optimizers), release_of(privacy)
     member = JoinedMember.join(link, flat, stepper, request, keeping=keeping, release=release)
     return _recorded(member.follow(flat, optimizers), runs)
+
+
+def _way(
+    hubs: list[str],
+    shown: Credentials | None,
+    keys: str | Path | None,
+    insecure: bool,
+    patience_s: float,
+) -> SharedExchange:
+    """The exchange with the hub at these addresses, and with all others if it is the lead of
+    several."""
+    lead = Link(member_end(hubs, shown), time.monotonic, patience_s)
+    return SharedExchange([lead], dialling(shown, keys, insecure, patience_s, OUTAGE_S))
 
 
 def _keeping(

@@ -20,6 +20,7 @@ from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.checkpoint import Keep
 from edgetrain.exchange.member.link import PATIENCE_S, Link
 from edgetrain.exchange.member.ranges import RangedExchange
+from edgetrain.exchange.member.shared import SharedExchange
 from edgetrain.exchange.messages import MOST_FIGURE, Figure
 from edgetrain.exchange.peers.direct import DirectExchange
 from edgetrain.exchange.seam import Request
@@ -28,7 +29,7 @@ from edgetrain.fleet import devices
 from edgetrain.jobs.job import COLLECTIVES, DIRECT, Job
 from edgetrain.jobs.lookup import buffers_of, pace_of, samples_of, task_of, tuning_of, work_of
 from edgetrain.jobs.resolved import Resolved
-from edgetrain.jobs.rules import refuse_checkpoint, settle
+from edgetrain.jobs.rules import refuse_checkpoint, settle, why_not_topology
 from edgetrain.runs.environment import Meter
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
@@ -41,6 +42,7 @@ from edgetrain.training.member.member import Member, bind, release_of
 from edgetrain.training.member.pacing import Pace
 from edgetrain.training.member.readings import readings_of
 from edgetrain.training.member.service import Service
+from edgetrain.training.member.several import dialling
 from edgetrain.training.stopping import Stop
 from edgetrain.vectors.noise import Source, system
 from edgetrain.vectors.vector import Vector
@@ -153,7 +155,11 @@ def _exchange(
         together, address = collective_exchange(found, socket, shown[0], place.listen, patience_s)
         return together, replace(request, address=address)
     links = [Link(each, time.monotonic, patience_s, outage_s) for each in sockets]
-    return RangedExchange(links) if len(links) > 1 else links[0], request
+    if why_not_topology("hubs", found) is not None:
+        return links[0], request
+    own = shown[0]
+    dial = dialling(own, place.keys, own is None, patience_s, outage_s)
+    return SharedExchange(links, dial, found.job.hub.hubs[1:]), request
 
 
 def _base_of(member: Member, has_base: bool) -> tuple[int, Vector | None]:

@@ -1,0 +1,304 @@
+"""A hub of several, each with a stretch of the vector, which may change between two rounds.
+
+What changes is decided by the lead (`lead.py`), which asks with `Handover`. The hub that ranges
+move from is the giver, the one they move to is the taker:
+
+=====  ==========================================================================================
+stage  what this hub does
+=====  ==========================================================================================
+0      says which ranges it has, or why it is not a hub of this job
+2      journals that it closes no round from `round` on; answers once all before are answered
+4      gives a part of its state, of these ranges
+6      takes such a part; with the last it goes on with these ranges, too, and journals that
+8      goes on without the ranges that it gave, and journals that
+10     goes on as it was
+=====  ==========================================================================================
+
+Each can be asked again. From 2 on no round of the giver closes before 8, whatever dies: its journal
+says so. So from the moment the taker has the ranges in its own journal, it alone can close rounds
+of them. A hub whose stretch changes is made anew from its state, as after a restart: members come
+back over links that were made by the new map, and what came over others is not heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from edgetrain.errors import BadMessage, ConfigError
+from edgetrain.exchange.hub.cutting import cut, joined, why_not_joined
+from edgetrain.exchange.hub.effects import Effect, Note, Save, Send, Write, refusal
+from edgetrain.exchange.hub.membership import turn_away
+from edgetrain.exchange.hub.orders import Order
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.records import (
+    Record,
+    Seat,
+    Sharing,
+    State,
+    pack_state,
+    unpack_state,
+)
+from edgetrain.exchange.hub.rounds import Due
+from edgetrain.exchange.messages import CODES, PROTOCOL, Handover, Join, Message, Resume
+from edgetrain.exchange.transport import owned, owner_of
+from edgetrain.vectors.parts import BASE_PART_ELEMENTS
+from edgetrain.vectors.ranges import WHOLE, Stretch
+
+PART_BYTES = 4 * BASE_PART_ELEMENTS
+"""A state is handed over in parts of this size: no frame is larger than a base's."""
+
+
+class SharedHub(Hub):
+    """A Hub whose stretch may change. `is_lead` says whether a connection is the lead's.
+
+    Made with an empty stretch, and not the lead, it is a spare: it has no members until it is given
+    ranges.
+    """
+
+    leads = False
+
+    def __init__(
+        self, *args: Any, is_lead: Callable[[bytes], bool] = lambda sender: True, **kwargs: Any
+    ) -> None:
+        """`args` and `kwargs` as for a Hub; they begin with the terms."""
+        self._tail: int | None = None
+        self.settled = Sharing()
+        """The map in force. Only to be looked at."""
+        super().__init__(*args, **kwargs)
+        self._parts = args, kwargs
+        self._is_lead = is_lead
+        own = self.terms.stretch
+        self.settled = Sharing(first=own.first, end=own.end, leads=self.leads)
+        self.pending: Sharing | None = None
+        """The hold before the next map; None: there is none. Only to be looked at."""
+        self._waiting: dict[bytes, Handover] = {}
+        """Who waits for an answer to stage 2."""
+        self._given = b""
+        self._taken: list[bytes] = []
+
+    @property
+    def tail(self) -> int | None:
+        """See Hub: replies of another stretch are no member's any more."""
+        return None if self._tail is None else max(self._tail, self.settled.since)
+
+    @tail.setter
+    def tail(self, tail: int | None) -> None:
+        self._tail = tail
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether it waits for ranges."""
+        own = self.terms.stretch
+        return not self.leads and own.first == own.end and not self.started
+
+    @property
+    def _oldest_map(self) -> int:
+        """Links by maps up to this number are to another stretch."""
+        move = self.pending
+        has_moved = move is not None and self.settled.since >= move.round
+        return move.number if move is not None and has_moved else self.settled.number
+
+    # -- what a driver calls -------------------------------------------------------------------
+
+    def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
+        """See Hub."""
+        if isinstance(message, Handover):
+            if not self._is_lead(sender):
+                return [refusal(sender, "hub", CODES["hub"])]
+            return self._answer(sender, message, now)
+        if isinstance(message, Join | Resume) and self.is_spare:
+            return turn_away(sender, message.name, "hub", "this hub has no ranges yet")
+        if isinstance(message, Resume) and 0 < message.map <= self._oldest_map:
+            return []  # it is for ranges that are elsewhere now, and the lead says where
+        return super().handle(sender, message, now) + self._answer_waiting()
+
+    def tick(self, now: float) -> list[Effect]:
+        """See Hub."""
+        return super().tick(now) + self._answer_waiting()
+
+    def _find_due(self, now: float) -> tuple[list[Effect], Due | None]:
+        if self.pending is not None and self.round >= self.pending.round:
+            return [], None
+        return super()._find_due(now)
+
+    def obey(self, order: Order, now: float) -> list[Effect]:
+        """Do what people order, or refuse it."""
+        why = "this hub takes no such order" if self.leads else "this hub is not the lead"
+        order.refuse(
+            f"{' '.join(order.words[:2])}: {why}", "give it to the lead, in its run folder"
+        )
+        return []
+
+    # -- the lead's questions ------------------------------------------------------------------
+
+    def _answer(self, sender: bytes, asked: Handover, now: float) -> list[Effect]:
+        own, told = self.terms.stretch, replace(asked, stage=asked.stage | 1, payload=b"")
+        match asked.stage:
+            case 0:
+                why = self._why_no_hub(asked)
+                told = replace(told, first=own.first, end=own.end, agreed="")
+                return [Send(sender, replace(told, why=why))]
+            case 2:
+                return self._hold(sender, asked)
+            case 4:
+                return [Send(sender, self._give(told))]
+            case 6:
+                return self._take(sender, asked, told, now)
+            case 8:
+                kept = [] if self._has(asked) else self._keep(asked, now)
+                return [*kept, Send(sender, told)]
+            case 10:
+                return [Send(sender, told), *self._release(now)]
+        return []
+
+    def shared_terms(self) -> str:
+        """What all hubs of a job agree on, in a journal's words."""
+        contributed, replied = self.rounds.merger.codecs
+        whole = replace(self.terms, stretch=WHOLE)
+        ranges = self.terms.stretch.count
+        return f"{whole.agreed(contributed.name, replied.name, False)}, {ranges} ranges"
+
+    def _why_no_hub(self, asked: Handover) -> str:
+        if asked.protocol != PROTOCOL:
+            return f"it speaks version {PROTOCOL}, the lead {asked.protocol}"
+        if asked.agreed != (own := self.shared_terms()):
+            return f"it is a hub of another job: {own}; the lead's is {asked.agreed}"[:200]
+        return ""
+
+    def _hold(self, sender: bytes, asked: Handover) -> list[Effect]:
+        effects: list[Effect] = []
+        is_news = self.pending is None or self.pending.number != asked.number
+        if is_news and self.settled.number < asked.number and not self.is_spare:
+            hold = replace(self.settled, number=asked.number, round=asked.round, pending=True)
+            self.pending = hold
+            effects.append(Write(hold))
+        self._waiting[sender] = asked
+        return effects + self._answer_waiting()
+
+    def _answer_waiting(self) -> list[Effect]:
+        pending = self.pending
+        if not self._waiting or (pending is not None and self.round < pending.round):
+            return []
+        waiting, self._waiting = self._waiting, {}
+        own = self.terms.stretch
+        return [
+            Send(sender, replace(asked, stage=3, first=own.first, end=own.end))
+            for sender, asked in waiting.items()
+        ]
+
+    def _has(self, asked: Handover) -> bool:
+        """Whether this hub's ranges are as asked already."""
+        own = self.terms.stretch
+        return (own.first, own.end) == (asked.first, asked.end)
+
+    def _give(self, told: Handover) -> Handover:
+        count = self.terms.stretch.count
+        if not told.part:
+            state = cut(self.state(), self.terms.stretch, Stretch(count, told.first, told.end))
+            self._given = pack_state(replace(state, fixed=()))
+        parts = max(1, -(-len(self._given) // PART_BYTES))
+        start = told.part * PART_BYTES
+        return replace(told, parts=parts, payload=self._given[start : start + PART_BYTES])
+
+    def _take(self, sender: bytes, asked: Handover, told: Handover, now: float) -> list[Effect]:
+        if self._has(asked):
+            return [Send(sender, told)]
+        if not asked.part:
+            self._taken = []
+        if asked.part == len(self._taken):
+            self._taken.append(bytes(asked.payload))
+        if len(self._taken) < asked.parts:
+            return [Send(sender, told)]
+        try:
+            more = unpack_state(b"".join(self._taken))
+        except BadMessage as error:
+            return [Send(sender, replace(told, why=f"what came is no state: {error}"[:200]))]
+        self._taken = []
+        own = self.terms.stretch
+        span, theirs = Stretch(own.count, asked.first, asked.end), None
+        if self.is_spare:
+            state = replace(
+                more, seats=_from_elsewhere(more.seats), away=_from_elsewhere(more.away)
+            )
+        else:
+            state, theirs = self.state(), Stretch(own.count, own.end, asked.end)
+            if why := why_not_joined(state, more):
+                return [Send(sender, replace(told, why=why))]
+            state = joined(state, own, more, theirs)
+        return [*self._become(state, span, asked, now), Send(sender, told)]
+
+    def _keep(self, asked: Handover, now: float) -> list[Effect]:
+        """Go on with these ranges alone."""
+        own = self.terms.stretch
+        kept = Stretch(own.count, asked.first, asked.end)
+        self._given = b""
+        return self._become(cut(self.state(), own, kept), kept, asked, now)
+
+    def _become(self, state: State, own: Stretch, asked: Handover, now: float) -> list[Effect]:
+        """Be the hub of another stretch, from this state on, and journal that."""
+        (terms, *rest), kwargs = self._parts
+        spare = self.is_spare
+        tail, policy, round = self._tail, self.policy, asked.round
+        Hub.__init__(self, replace(terms, stretch=own), *rest, **kwargs)
+        self._tail, self.policy = tail, policy
+        self.settled = replace(self.settled, first=own.first, end=own.end, since=round)
+        if not self.leads:  # the lead goes by the new map once all others do
+            self.settled = replace(self.settled, number=asked.number, round=round)
+            self.pending = None
+        # The epoch stays: nothing was lost that members would have to send again.
+        Hub.restore(self, replace(state, agreed=self._agreed(), epoch=state.epoch - 1), (), now)
+        self._first = []
+        begins = Note("started" if spare else "map", "hub", f"has {own} from round {round} on")
+        return [Save(self.state()), begins]
+
+    def _release(self, now: float) -> list[Effect]:
+        if self.pending is None:
+            return []
+        given_up, self.pending = replace(self.pending, round=0), None
+        return [Write(given_up), *self._close_rounds(now)]
+
+    # -- what survives a restart ---------------------------------------------------------------
+
+    def state(self) -> State:
+        """See Hub."""
+        known = [self.settled] if self.settled.number or self.pending is not None else []
+        known += [] if self.pending is None else [self.pending]
+        return replace(super().state(), partitions=tuple(known))
+
+    def restore(self, state: State, records: Iterable[Record], now: float) -> None:
+        """See Hub. The journal says which stretch it has."""
+        if state.partitions:
+            self.settled, *pending = state.partitions
+            if self.settled.leads != self.leads:
+                role = "the lead" if self.settled.leads else "not the lead"
+                raise ConfigError(
+                    f"the journal is of a hub that is {role} of its job",
+                    "resume it with --number N or --spare, as it was started",
+                )
+            self.pending = pending[0] if pending else None
+            (terms, *rest), kwargs = self._parts
+            tail, policy, count = self._tail, self.policy, terms.stretch.count
+            own = Stretch(count, self.settled.first, self.settled.end)
+            Hub.__init__(self, replace(terms, stretch=own), *rest, **kwargs)
+            self._tail, self.policy = tail, policy
+        super().restore(state, self._noting(records), now)
+
+    def _noting(self, records: Iterable[Record]) -> Iterator[Record]:
+        for record in records:
+            if isinstance(record, Sharing) and record.pending:
+                self.pending = record if record.round else None
+            elif isinstance(record, Sharing):
+                self.settled, self.pending = record, None
+            yield record
+
+
+def _from_elsewhere(seats: Iterable[Seat]) -> tuple[Seat, ...]:
+    """Members that are at no connection of this hub yet; of the key of each that much is known."""
+
+    def seat(known: Seat) -> Seat:
+        key, name = owner_of(known.address), known.name.encode()
+        return replace(known, address=owned(key, name) if key else b"?" + name)
+
+    return tuple(map(seat, seats))

@@ -1,0 +1,149 @@
+"""Orders to a hub that is running, over a socket in its run folder that only its owner can open.
+
+One line of JSON each way: `{"order": ["hubs", "add", "tcp://c:5555"]}`, and the answer, which may
+take as long as the order. What an order means is the hub's to know: this module moves words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.exchange.hub.orders import Answer, Order
+
+SOCKET = "orders.sock"
+"""Its name in the run folder."""
+
+MOST_BYTES = 1 << 16
+"""Bytes of an order."""
+
+MOST_WAITING = 16
+"""Connections at a time."""
+
+
+@contextlib.contextmanager
+def _short(folder: Path) -> Iterator[str]:
+    """The socket's path, however deep the folder lies: a socket's may have 107 bytes."""
+    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{opened}/{SOCKET}"
+    finally:
+        os.close(opened)
+
+
+class Orders:
+    """Listens in a run folder. Owns the socket, which `close` removes. One thread uses it."""
+
+    def __init__(self, folder: Path) -> None:
+        """The folder's journal is this process's: what listened there before has ended. Raises
+        ConfigError."""
+        self._path = folder / SOCKET
+        self._waiting: dict[socket.socket, bytes] = {}
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.setblocking(False)
+        os.fchmod(self._listener.fileno(), 0o600)  # before anybody can find it
+        try:
+            self._path.unlink(missing_ok=True)
+            with _short(folder) as path:
+                self._listener.bind(path)
+            self._path.chmod(0o600)
+            self._listener.listen(MOST_WAITING)
+        except OSError as error:
+            self._listener.close()
+            raise ConfigError(f"cannot listen at {self._path}: {error.strerror}") from None
+
+    def poll(self) -> Iterator[Order]:
+        """The orders that have come. Each is answered over its own connection."""
+        with contextlib.suppress(BlockingIOError):
+            while len(self._waiting) < MOST_WAITING:
+                connection, _ = self._listener.accept()
+                connection.setblocking(False)
+                self._waiting[connection] = b""
+        for connection in [*self._waiting]:
+            try:
+                received = connection.recv(MOST_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError:
+                received = b""
+            said = self._waiting[connection] + received
+            self._waiting[connection] = said
+            if received and b"\n" not in said and len(said) <= MOST_BYTES:
+                continue
+            del self._waiting[connection]
+            answer = partial(_answer, connection)
+            words = _words_of(said)
+            if words is None:
+                answer({"error": "an order is one line of JSON", "hint": ""})
+            else:
+                yield Order(words, answer)
+
+    def close(self) -> None:
+        """Listen no longer. Works twice."""
+        for connection in self._waiting:
+            connection.close()
+        self._waiting = {}
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def taking_orders(folder: Path, takes: bool) -> Iterator[Callable[[], Iterable[Order]]]:
+    """The orders that come to the hub of this run folder; none unless it `takes` any."""
+    if not takes:
+        yield tuple
+        return
+    orders = Orders(folder)
+    try:
+        yield orders.poll
+    finally:
+        orders.close()
+
+
+def _words_of(line: bytes) -> tuple[str, ...] | None:
+    try:
+        words = json.loads(line)["order"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return None
+    return tuple(words)
+
+
+def _answer(connection: socket.socket, answer: Answer) -> None:
+    with contextlib.suppress(OSError), connection:
+        connection.setblocking(True)
+        connection.settimeout(1.0)
+        connection.sendall(json.dumps(dict(answer)).encode() + b"\n")
+
+
+def give_order(folder: Path, words: list[str]) -> dict[str, Any]:
+    """Give an order to the hub that runs in this run folder, and wait for its answer. Raises
+    ConfigError if none runs there, or it refuses; EdgetrainError if it ends before."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            with _short(folder) as path:
+                connection.connect(path)
+        except OSError as error:
+            raise ConfigError(
+                f"no hub takes orders in {folder}: {error.strerror}",
+                "name the run folder of the lead, while it runs, on its machine: the job has "
+                "strategy.ranges above 1",
+            ) from None
+        connection.sendall(json.dumps({"order": words}).encode() + b"\n")
+        said = b"".join(iter(lambda: connection.recv(MOST_BYTES), b""))
+    if not said:
+        raise EdgetrainError(
+            "the hub ended before that was done", "the job is over, or --resume it"
+        )
+    answer: dict[str, Any] = json.loads(said)
+    if "error" in answer:
+        raise ConfigError(answer["error"], answer["hint"])
+    return answer

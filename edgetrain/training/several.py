@@ -1,0 +1,75 @@
+"""Hubs whose ranges may move while they run: which kind of hub a machine serves, and its ways to
+the others.
+
+What moves when is in `exchange.hub.lead`; a member's way to them is `member.several`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from edgetrain.exchange.hub.lead import LeadHub
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.shared import SharedHub
+from edgetrain.exchange.keys.credentials import credentials
+from edgetrain.exchange.keys.pairs import spell
+from edgetrain.exchange.zeromq.hub_socket import HubSocket
+from edgetrain.exchange.zeromq.member_socket import MemberSocket
+from edgetrain.jobs.job import AUTO
+from edgetrain.jobs.resolved import Resolved
+from edgetrain.jobs.rules import why_not_topology
+from edgetrain.vectors.ranges import shared
+
+LEAD = "lead"
+"""The name under which the lead's machine is enrolled at the other hubs."""
+
+
+class Ways:
+    """From the lead to other hubs, which know its key as `LEAD`."""
+
+    def __init__(self, keys: Path | None, insecure: bool) -> None:
+        """`keys`, `insecure`: as a member has them."""
+        self._keys, self._insecure = keys, insecure
+        self.wake: HubSocket | None = None
+        """Returns from its `poll` when another hub has answered; None: not there yet."""
+
+    def __call__(self, address: str) -> tuple[MemberSocket, str]:
+        """See `Connect`: raises ConfigError where the hub's key is not known, NetworkError."""
+        shown = credentials(address, None, self._keys, insecure=self._insecure)
+        end = MemberSocket(address, credentials=shown)
+        if self.wake is not None:
+            self.wake.wake_for(end)
+        return end, "" if shown is None else spell(shown.hub)
+
+
+def why_fixed(found: Resolved, is_gateway: bool) -> str | None:
+    """Why a job's hubs stay as they are; None: they may change."""
+    job = found.job
+    if is_gateway or job.fleet.gateways:
+        return "a gateway is a member of one hub"
+    if job.hub.replica:
+        return "a hub with a replica has all ranges"
+    if job.fleet.topology not in ("star", AUTO):
+        return f"fleet.topology = '{job.fleet.topology}'"
+    refused = why_not_topology("hubs", found)
+    return None if refused is None else refused[0]
+
+
+def shared_kind(
+    found: Resolved,
+    leads: bool,
+    ways: Ways,
+    name_of: Callable[[bytes], str],
+    encrypted: bool,
+) -> Callable[..., Hub]:
+    """Makes the hub of its parts: the lead, or one that it leads."""
+    if not leads:
+        return partial(SharedHub, is_lead=lambda sender: not encrypted or name_of(sender) == LEAD)
+    hubs = found.job.hub.hubs
+    stretches = shared(found.job.strategy.ranges, len(hubs) or 1)[1:]
+    rows = [
+        (address, "", own.first, own.end) for address, own in zip(hubs[1:], stretches, strict=True)
+    ]
+    return partial(LeadHub, connect=ways, address=hubs[0] if hubs else "", rows=rows)

@@ -1,0 +1,163 @@
+"""A hub of several, whose ranges may move, asked by hand; and what the lead refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgetrain import codecs, strategies
+from edgetrain.errors import ConfigError
+from edgetrain.exchange.hub import records
+from edgetrain.exchange.hub.cutting import cut, joined, why_not_joined
+from edgetrain.exchange.hub.effects import Send, Write
+from edgetrain.exchange.hub.lead import LeadHub
+from edgetrain.exchange.hub.orders import Order
+from edgetrain.exchange.hub.records import Seat, Sharing, State
+from edgetrain.exchange.hub.shared import SharedHub
+from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.messages import PROTOCOL, Handover, Join, Refuse
+from edgetrain.vectors.ranges import Ranges, Stretch
+
+RANGES, ELEMENTS = 4, 4 * 256 + 30
+
+
+NOTHING = Stretch(RANGES, 0, 0)
+
+
+def hub(stretch=NOTHING, kind=SharedHub, strategy="dga", **more):
+    row = strategies.find(strategy)
+    terms = Terms.of_strategy(row, 2, stretch=stretch, job="0f")
+    codec = codecs.parse("fp32")
+    return kind(terms, Policy(2), row.merge_rule(), codec, codec, outer=row.outer_rule(), **more)
+
+
+def lead(**more):
+    return hub(Stretch(RANGES, 0, RANGES), LeadHub, connect=lambda address: None, **more)
+
+
+def asked(agreed, stage=0, **more):
+    return Handover(PROTOCOL, stage, 1, agreed=agreed, **more)
+
+
+def told(effects):
+    (message,) = [effect.message for effect in effects if isinstance(effect, Send)]
+    return message
+
+
+def test_only_the_enrolled_lead_is_answered():
+    spare = hub(is_lead=lambda sender: sender == b"lead")
+    question = asked(lead().shared_terms())
+    assert told(spare.handle(b"lead", question, 0.0)) == replace(
+        question, stage=1, agreed="", first=0, end=0
+    )
+    for stage in (0, 2, 4, 6, 8, 10):
+        refused = told(spare.handle(b"stranger", replace(question, stage=stage), 0.0))
+        assert isinstance(refused, Refuse), stage
+        assert refused.code == "hub"
+
+
+def test_a_hub_of_another_job_or_version_says_so():
+    spare = hub()
+    other = hub(strategy="fedavg")
+    assert "another job" in told(spare.handle(b"lead", asked(other.shared_terms()), 0.0)).why
+    question = replace(asked(lead().shared_terms()), protocol=PROTOCOL + 1)
+    assert told(spare.handle(b"lead", question, 0.0)).why == (
+        f"it speaks version {PROTOCOL}, the lead {PROTOCOL + 1}"
+    )
+
+
+def test_a_spare_lets_no_member_in():
+    join = Join(PROTOCOL, "0f", "model", ELEMENTS, "m0", 1.0, 0, session=1 << 63)
+    assert told(hub().handle(b"m0", join, 0.0)).code == "hub"
+
+
+def test_orders_before_training_and_unknown_ones_are_refused():
+    answers = []
+    hubs = lead(address="tcp://a:1", rows=[("tcp://b:1", "", 2, 4)])
+    for words in (("hubs", "add", "tcp://c:1"), ("pause",)):
+        hubs.obey(Order(words, answers.append), 0.0)
+    hub().obey(Order(("hubs",), answers.append), 0.0)
+    assert [each["error"] for each in answers] == [
+        "training has not begun: hub.hubs in the job says which hubs begin",
+        "pause: this hub takes no such order",
+        "hubs: this hub is not the lead",
+    ]
+
+
+def state_of(stretch, seats=(), round=3):
+    size = stretch.size(ELEMENTS)
+    numbers = np.arange(size, dtype=np.float32) + stretch.of(ELEMENTS).start
+    return State(
+        "agreed", "model", b"", ELEMENTS, 0, round, 0, tuple(seats), (), (), numbers,
+        {"residual": 2 * numbers}, {"momentum": 3 * numbers},
+    )  # fmt: skip
+
+
+@given(st.integers(0, RANGES), st.integers(0, RANGES))
+def test_a_state_that_is_cut_and_put_together_is_what_it_was(one, other):
+    first, end = sorted((one, other))
+    own = Stretch(RANGES, first, end)
+    state = state_of(own)
+    for middle in range(first, end + 1):
+        lower, upper = Stretch(RANGES, first, middle), Stretch(RANGES, middle, end)
+        if middle in (first, end):
+            continue  # one of the two has all of it
+        both = cut(state, own, lower), cut(state, own, upper)
+        whole = joined(both[0], lower, both[1], upper)
+        for name, found in (("base", whole.base), ("residual", whole.memory["residual"])):
+            expected = state.base if name == "base" else state.memory["residual"]
+            assert found.tobytes() == expected.tobytes(), name
+        assert whole.outer["momentum"].tobytes() == state.outer["momentum"].tobytes()
+        sizes = [each.base.size for each in both]
+        borders = Ranges(ELEMENTS, RANGES)
+        assert sizes[0] == borders.at(middle - 1).stop - borders.at(first).start
+
+
+def test_states_in_which_a_contribution_counts_at_one_hub_only_are_not_put_together():
+    seats = [Seat("m0", b"", 7, 0, 1.0, 0, merged) for merged in (3, 2)]
+    own = Stretch(RANGES, 0, 2)
+    here, there = state_of(own, seats[:1]), state_of(own, seats[1:])
+    assert "contributions of m0" in why_not_joined(here, there)
+    assert "at round 3" in why_not_joined(here, state_of(own, seats[:1], round=4))
+    assert why_not_joined(here, here) == ""
+
+
+@given(st.booleans(), st.integers(0, 1 << 40), st.text(max_size=20))
+def test_a_sharing_is_read_as_it_was_written(pending, round, address):
+    known = Sharing(5, round, pending, 1, 3, 2, ((address, "key", 3, 4),), "", address, True)
+    assert records.decode(*_bytes(known)) == known
+    state = replace(state_of(Stretch(RANGES, 1, 3)), partitions=(known, known))
+    assert records.decode(*_bytes(state)).partitions == (known, known)
+
+
+def _bytes(record):
+    header, payloads = records.encode(record)
+    return header, b"".join(payloads)
+
+
+def test_a_hold_outlives_the_hub_and_no_round_closes_before_it_is_over():
+    follower = hub(Stretch(RANGES, 2, 4))
+    effects = follower.handle(b"lead", asked("", 2, round=9), 0.0)
+    (written,) = [effect.record for effect in effects if isinstance(effect, Write)]
+    assert (written.pending, written.round) == (True, 9)
+    assert not [effect for effect in effects if isinstance(effect, Send)]  # round 9 is not there
+    again = hub(Stretch(RANGES, 2, 4))
+    state = replace(
+        state_of(Stretch(RANGES, 2, 4)), agreed=again.state().agreed, memory={}, outer={}
+    )
+    again.restore(state, [written], 0.0)
+    assert again.pending == written
+    released = again.handle(b"lead", asked("", 10, round=9), 0.0)
+    assert again.pending is None
+    assert [effect.record.round for effect in released if isinstance(effect, Write)] == [0]
+
+
+def test_a_follower_is_not_resumed_as_a_lead():
+    known = Sharing(1, 4, False, 2, 4, 4)
+    state = replace(state_of(Stretch(RANGES, 2, 4)), partitions=(known,))
+    with pytest.raises(ConfigError, match="not the lead"):
+        lead().restore(state, [], 0.0)
