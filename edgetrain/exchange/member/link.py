@@ -138,6 +138,10 @@ class Entrance:
         """The first half of `join`: until the hub has let this member in, and has the parameters
         that it may have asked for. `begin` is the other one."""
         self.ask_in(request, params, checksum, past)
+        self.await_welcome()
+
+    def await_welcome(self) -> None:
+        """The rest of `enter`, after `ask_in`."""
         while self._joining.welcome is None:
             self._accept_before_start(self._next())
 

@@ -114,7 +114,9 @@ class RangedExchange:
         request = replace(request, name=name, fixed_tensors=None)
         for link in self._links[1:]:
             link.number = self._lead.session
-            link.enter(request, params, checksum(params), past)
+            link.ask_in(request, params, checksum(params), past)
+        for link in self._links[1:]:
+            link.await_welcome()
 
     def _check_stretches(self) -> None:
         """Each hub has to have the ranges that all members send it."""

@@ -47,11 +47,12 @@ class Dialled(WrappedEnd):
         hello: Hello,
         clock: Clock = time.monotonic,
         patience_s: float = PATIENCE_S,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """`end`: as to a hub at the other member's address."""
         super().__init__(end)
         self._hello, self._clock = pack(hello), clock
-        self._patience_s = patience_s
+        self._patience_s, self._sleep = patience_s, sleep
         self._until = self._again = math.inf
         self._question: Sequence[Buffer] | None = None
         """What is asked until something comes; () is a Hello alone."""
@@ -93,7 +94,7 @@ class Dialled(WrappedEnd):
     def receive(self, timeout_s: float) -> list[Buffer] | None:
         """See MemberTransport."""
         if self._is_cut:
-            time.sleep(min(timeout_s, CUT_S))
+            self._sleep(min(timeout_s, CUT_S))
             return None
         if self._clock() >= self._again:
             self._say_again()

@@ -8,7 +8,6 @@ journal: every member has the base.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +18,7 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import Observer, serve
 from edgetrain.exchange.keys.pairs import Pair
 from edgetrain.exchange.messages import Map, Peer, Reached, Refuse, Takeover, pack, unpack
+from edgetrain.exchange.peers.beside import THREADS, Beside
 from edgetrain.exchange.peers.dialled import Clock, Dial, Dialled, dialling, try_all
 from edgetrain.exchange.peers.listener import Listener
 from edgetrain.exchange.peers.neighbours import Neighbours
@@ -54,14 +54,17 @@ class Peering:
         pair: Pair | None,
         dial: Dial | None = None,
         clock: Clock = time.monotonic,
+        beside: Beside = THREADS,
     ) -> None:
-        """`pair`: of this member, where the job is encrypted; `dial`: None: over ZeroMQ."""
+        """`pair`: of this member, where the job is encrypted; `dial`: None: over ZeroMQ. `beside`
+        runs what this member hosts."""
         self.neighbours: Neighbours | None = None
         self.on_map: Callable[[Neighbours], None] = lambda neighbours: None
         self.on_takeover: Callable[[Takeover], Takeover | None] = lambda message: None
         self._dial = dial or dialling(pair, clock)
         self._encrypted, self._clock, self._listener = pair is not None, clock, listener
-        self._hosting = None if listener is None else _Hosting(listener, clock)
+        self._beside = beside
+        self._hosting = None if listener is None else _Hosting(listener, clock, beside)
         self._more: dict[str, tuple[Listener, _Hosting]] = {}
         """What it took over, by the address of its own that each has."""
         self._reached = -1, Reached(0, ())
@@ -97,7 +100,8 @@ class Peering:
         listener = at.get(peer.address, self._listener)
         if peer.name != neighbours.name or listener is None:
             return self._dial(peer, neighbours)
-        return Dialled(listener.connect(), neighbours.hello_to(peer.name), self._clock)
+        hello, sleep = neighbours.hello_to(peer.name), self._beside.sleep
+        return Dialled(listener.connect(), hello, self._clock, sleep=sleep)
 
     # -- hosting a reducer --------------------------------------------------------------------
 
@@ -118,7 +122,7 @@ class Peering:
         """Serve another reducer, over a listener of its own at this address."""
         if self.neighbours is not None:
             listener.let_in(self.neighbours)
-        hosting = _Hosting(listener, self._clock)
+        hosting = _Hosting(listener, self._clock, self._beside)
         hosting.serve(reducer, observe)
         self._more[address] = listener, hosting
 
@@ -150,17 +154,16 @@ class Peering:
 
 
 class _Hosting:
-    """The thread that answers other members, and serves the reducer `hub`."""
+    """What answers other members, and serves the reducer `hub`, beside the member's training."""
 
-    def __init__(self, listener: Listener, clock: Clock) -> None:
+    def __init__(self, listener: Listener, clock: Clock, beside: Beside) -> None:
         self.hub: Hub | None = None
         self._listener, self._clock = listener, clock
         self._observe: Observer = log_note
-        self._stopped, self._ended = threading.Event(), threading.Event()
+        self._stopped, self._ended = beside.flag(), beside.flag()
         self._ended.set()
         self._error: EdgetrainError | None = None
-        self._thread = threading.Thread(target=self._run, name="edgetrain reducer", daemon=True)
-        self._thread.start()
+        self._join = beside.start(self._run)
 
     def serve(self, hub: Hub | None, observe: Observer) -> None:
         """See Peering.host."""
@@ -199,7 +202,7 @@ class _Hosting:
     def stop(self) -> None:
         """End the thread. Works twice."""
         self._stopped.set()
-        self._thread.join()
+        self._join()
 
 
 class MappedEnd(WrappedEnd):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from edgetrain.exchange.hub.records import Seat
 from edgetrain.exchange.member.link import Link
-from edgetrain.exchange.messages import Reply
+from edgetrain.exchange.messages import Beat, Message, Reply
 from edgetrain.exchange.seam import CatchUp, Entry, RoundReply
 from edgetrain.vectors.vector import Vector
 
@@ -52,6 +53,10 @@ class ReducerLink(Link):
             self.outbox.drop_answered(head)
         self._heads = {number: head for number, head in self._heads.items() if number > round}
         return reply
+
+    def _act(self, message: Message) -> None:
+        # A beat says what is merged: that may be in a reply which is lost with the reducer.
+        super()._act(replace(message, merged=0) if isinstance(message, Beat) else message)
 
     def _add_reply(self, reply: Reply) -> None:
         if self._silence.can_reconnect and self.inbox.is_gap(reply, self._session.applied):

@@ -112,7 +112,7 @@ def train(
         link, flat, optimizer, request, keeping=keeping, release=release, stop=stop
     ) as member:
         if isinstance(link, DirectExchange):
-            link.base_of = functools.partial(_base_of, member, found.strategy.hub_keeps_base)
+            link.base_of = functools.partial(base_of, member, found.strategy.hub_keeps_base)
         _tell_training(service, stop, member, job.train.steps)
         begin_at(optimizer, member.begins_at)
         member.telemeter.read = readings_of(place.device, energy)
@@ -162,7 +162,7 @@ def _exchange(
     return SharedExchange(links, dial, found.job.hub.hubs[1:]), request
 
 
-def _base_of(member: Member, has_base: bool) -> tuple[int, Vector | None]:
+def base_of(member: Member, has_base: bool) -> tuple[int, Vector | None]:
     """How many replies a member's base has, and the base, where the strategy has one."""
     return member.half.applied, member.half.base if has_base else None
 

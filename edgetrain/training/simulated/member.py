@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from edgetrain.errors import Refused
 from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.member.ranges import RangedExchange
-from edgetrain.exchange.seam import Request
+from edgetrain.exchange.peers.direct import DirectExchange
+from edgetrain.exchange.seam import Exchange, Request
 from edgetrain.fleet import devices
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.metrics.log import MetricsLog
@@ -25,9 +27,10 @@ from edgetrain.tasks import Task
 from edgetrain.training.member.loop import Loop, Steps
 from edgetrain.training.member.member import Member, release_of
 from edgetrain.training.member.pacing import Pace
-from edgetrain.training.member.train import Place, request_of
+from edgetrain.training.member.train import Place, base_of, request_of
 from edgetrain.training.simulated.hub import ComputedUsage
 from edgetrain.training.simulated.local import Gradients, noise_of
+from edgetrain.training.simulated.peers import SimulatedHost, SimulatedPeers
 from edgetrain.training.simulated.virtual import Process, World
 from edgetrain.training.simulated.wires import HubWire, MemberWire, SimulatedNetwork
 
@@ -53,6 +56,8 @@ class Surroundings:
     """Called with the name of a member whose training begins."""
     hubs_of: Callable[[int], Sequence[HubWire]]
     """Where a member connects, the lead first."""
+    peers: SimulatedPeers | None = None
+    """Where members listen; None: they do not reduce."""
 
     @functools.cached_property
     def digest(self) -> str:
@@ -77,6 +82,7 @@ class SimulatedMember:
         self._index, self._around = index, around
         self._job_is_over = job_is_over
         self.wires: tuple[MemberWire, ...] = ()
+        self._host: SimulatedHost | None = None
         self.process = self._boot()
 
     def cut_power(self, until: int) -> None:
@@ -84,12 +90,16 @@ class SimulatedMember:
         if not self.process.over:
             for wire in self.wires:
                 wire.power_off()
+            if self._host is not None:
+                self._host.end(power=True)
             self.end_process(until)
 
     def end_process(self, until: int) -> None:
         """End the process, and start it again then."""
         self.was_off = True
         self.process.kill()
+        if self._host is not None:
+            self._host.end(power=False)
         self._around.world.at(until, self._power_on)
 
     def _power_on(self) -> None:
@@ -131,15 +141,28 @@ class SimulatedMember:
                 self.wires += (self._around.network.connect(self._index, hub),)
             try:
                 release = release_of(job.privacy, noise_of(job, self._index))
-                links = [Link(wire, self.clock) for wire in self.wires]
-                exchange = RangedExchange(links) if len(links) > 1 else links[0]
-                return Member.join(
+                exchange, request = self._exchange(request)
+                member = Member.join(
                     exchange, flat, optimizer, request, clock=self.clock, release=release
                 )
             except Refused as refused:
                 if refused.code != "name":
                     raise
+            else:
+                if isinstance(exchange, DirectExchange):
+                    strategy = self._around.planned.strategy
+                    exchange.base_of = partial(base_of, member, strategy.hub_keeps_base)
+                return member
             for wire in self.wires:  # as the end of a process does: a hub may have let it in
                 wire.up.cut = wire.down.cut = True
                 self._around.network.remove_connection(wire)
             self._around.world.sleep(RETRY_S)
+
+    def _exchange(self, request: Request) -> tuple[Exchange, Request]:
+        """Over the connections that stand, and what to join with."""
+        if self._around.peers is not None:
+            found = self._around.peers.exchange(self._index, self.wires[0])
+            exchange, address, self._host = found
+            return exchange, replace(request, address=address)
+        links = [Link(wire, self.clock) for wire in self.wires]
+        return (RangedExchange(links) if len(links) > 1 else links[0]), request

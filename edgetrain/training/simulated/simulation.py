@@ -39,6 +39,7 @@ from edgetrain.training.simulated import local
 from edgetrain.training.simulated.gateway import SimulatedGateway
 from edgetrain.training.simulated.hub import ComputedUsage, SimulatedHub
 from edgetrain.training.simulated.member import SimulatedMember, Surroundings
+from edgetrain.training.simulated.peers import SimulatedPeers
 from edgetrain.training.simulated.virtual import SECOND, Process, World
 from edgetrain.training.simulated.wires import HubWire, SimulatedNetwork
 
@@ -72,11 +73,10 @@ def run(
     `poll_s` real seconds. Another `luck` draws other losses and jitter on the links, and changes
     nothing else. Raises the error of the hub or, if all members failed, of one; ConfigError.
     """
-    if (topology := planned.job.fleet.topology) in (DIRECT, *COLLECTIVES):
-        near = "is within rounding of it" if topology in COLLECTIVES else "has the same bits"
+    if (topology := planned.job.fleet.topology) in COLLECTIVES:
         raise ConfigError(
             f"fleet.topology = '{topology}' is not simulated yet",
-            f"topology = star {near}; or emulate it: edgetrain run",
+            "topology = star is within rounding of it; or emulate it: edgetrain run",
         )
     with recorded(planned, folder) as outcome, _python_for_many():
         simulation = Simulation(planned, folder, batched, luck=luck)
@@ -143,6 +143,7 @@ class Simulation:
             SimulatedGateway(number, planned, self.world, self.network)
             for number in range(planned.gateways)
         ]
+        is_direct = planned.job.fleet.topology == DIRECT
         around = Surroundings(
             planned,
             self.world,
@@ -152,6 +153,7 @@ class Simulation:
             step_seconds,
             self._open_log,
             self._hubs_of,
+            SimulatedPeers(planned, self.world, self.network) if is_direct else None,
         )
         self.members = [
             SimulatedMember(index, around, lambda: self.hub.job_is_over)

@@ -79,7 +79,7 @@ class MemberWire:
         self._break()
         self._network.remove_connection(self)
         self._open(self._network.new_name(self.node))
-        self._greet()
+        self.greet()
 
     def cut(self) -> None:
         """Break the connection, so that both ends notice; ZeroMQ reconnects under the same name.
@@ -92,7 +92,7 @@ class MemberWire:
         self.hub.remove_connection(self.name)
         self._open(self.name, at_once=False)
         self.connections = before
-        delay = self._greet()
+        delay = self.greet()
         for frames in waiting:
             self.up.send(frames, wire_bytes(frames))
         up, world = self.up, self._network.world
@@ -107,7 +107,7 @@ class MemberWire:
         self.up.cut = self.down.cut = True
         self._before = self.traffic()
 
-    def _greet(self) -> int:
+    def greet(self) -> int:
         """Hold both directions until TCP's and ZMTP's handshakes are done; their nanoseconds."""
         window = self.up.window
         delay = sum(self._network.greetings(self, window.rtt, window.timeout))
@@ -335,6 +335,12 @@ class SimulatedNetwork:
                     window.sent(HANDSHAKE_BYTES, self.world.now)
                     window.acked(HANDSHAKE_BYTES, self.world.now + rtt, rtt)
             self.world.sleep(trip / SECOND)
+        return wire
+
+    def dial(self, node: int, hub: HubWire) -> MemberWire:
+        """As `connect`, but messages wait for the handshakes in place of the caller."""
+        wire = MemberWire(self, node, hub)
+        wire.greet()
         return wire
 
     def greetings(self, wire: MemberWire, rtt: int, patience: int) -> list[int]:

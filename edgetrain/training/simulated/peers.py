@@ -1,0 +1,192 @@
+"""Members of a simulation that reduce: listeners, connections and reducers in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.messages import CLIENT, Peer
+from edgetrain.exchange.peers.beside import Flag
+from edgetrain.exchange.peers.dialled import Dialled
+from edgetrain.exchange.peers.direct import DirectExchange
+from edgetrain.exchange.peers.listener import Listener
+from edgetrain.exchange.peers.neighbours import Neighbours
+from edgetrain.exchange.peers.peering import MappedEnd, Peering
+from edgetrain.exchange.peers.reducer_link import ReducerLink
+from edgetrain.exchange.transport import MemberTransport, Traffic
+from edgetrain.jobs.building import reducer_of
+from edgetrain.jobs.resolved import Resolved
+from edgetrain.training.simulated.virtual import Process, World
+from edgetrain.training.simulated.wires import HubWire, MemberWire, SimulatedNetwork
+from edgetrain.vectors.vector import Buffer
+
+PAUSE_S = 0.01
+"""Virtual seconds between two looks at a flag that is waited for."""
+
+
+@dataclass
+class VirtualFlag:
+    """A Flag of a world."""
+
+    world: World
+    _is_set: bool = False
+
+    def set(self) -> None:
+        """See Flag."""
+        self._is_set = True
+
+    def clear(self) -> None:
+        """See Flag."""
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """See Flag."""
+        return self._is_set
+
+    def wait(self, timeout: float) -> bool:
+        """See Flag."""
+        until = self.world.clock() + timeout
+        while not self._is_set and self.world.clock() < until:
+            self.world.sleep(PAUSE_S)
+        return self._is_set
+
+
+class WireDoor:
+    """A HubWire with ends on its own machine: see Listener."""
+
+    def __init__(self, wire: HubWire, network: SimulatedNetwork) -> None:
+        self._wire, self._network = wire, network
+
+    def connect(self) -> MemberTransport:
+        """See Doorway."""
+        return self._network.dial(self._wire.node, self._wire)
+
+    def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
+        """See HubTransport."""
+        return self._wire.poll(timeout_s)
+
+    def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
+        """See HubTransport."""
+        return self._wire.send(to, frames)
+
+    def traffic(self) -> Traffic:
+        """See HubTransport."""
+        return self._wire.traffic()
+
+    def close(self) -> None:
+        """See HubTransport."""
+        self._wire.crash()
+
+
+class Nowhere:
+    """A member's end of a connection that never stands."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """See MemberTransport."""
+
+    def receive(self, timeout_s: float) -> list[Buffer] | None:
+        """See MemberTransport."""
+        self._world.sleep(max(timeout_s, 1e-3))
+        return None
+
+    def received_bytes(self) -> int:
+        """See MemberTransport."""
+        return 0
+
+    def traffic(self) -> Traffic:
+        """See MemberTransport."""
+        return Traffic(0, 0, 0, 0.0)
+
+    def close(self) -> None:
+        """See MemberTransport."""
+
+
+@dataclass
+class SimulatedPeers:
+    """Where the members of a simulation listen."""
+
+    planned: Resolved
+    world: World
+    network: SimulatedNetwork
+    listening: dict[str, HubWire] = field(default_factory=dict)
+    """The wire at each address."""
+
+    def exchange(self, index: int, wire: MemberWire) -> tuple[DirectExchange, str, SimulatedHost]:
+        """The exchange of a member over its connection to the hub that all join, the address to
+        join with, and what it hosts."""
+        host = SimulatedHost(self, index)
+        is_client = index in self.planned.nat
+        listener, address = (None, CLIENT) if is_client else host.listen()
+        clock = self.world.clock
+        peering = Peering(listener, None, host.dial, clock, host)
+        reducer = partial(reducer_of, self.planned)
+        lead = Link(MappedEnd(wire, peering), clock)
+        way = DirectExchange(
+            lead, peering, lambda end: ReducerLink(end, clock), reducer, host.listen, clock
+        )
+        return way, address, host
+
+
+class SimulatedHost:
+    """What one member's machine hosts: Beside, in virtual time."""
+
+    def __init__(self, peers: SimulatedPeers, index: int) -> None:
+        self._peers, self._index = peers, index
+        self._processes: list[Process] = []
+        self._wires: list[HubWire] = []
+        self._dialled: list[MemberWire] = []
+
+    def listen(self) -> tuple[Listener, str]:
+        """A listener on this machine, and its address."""
+        peers = self._peers
+        wire = peers.network.listen(self._index)
+        address = f"tcp://10.0.0.1:{1024 + len(peers.listening)}"
+        peers.listening[address] = wire
+        self._wires.append(wire)
+        return Listener(WireDoor(wire, peers.network)), address
+
+    def dial(self, peer: Peer, neighbours: Neighbours) -> Dialled:
+        """See peers.dialled.Dial."""
+        peers, there = self._peers, self._peers.listening[peer.address]
+        end: MemberTransport = Nowhere(peers.world)
+        if peers.network.reaches(self._index, there.node):
+            end = peers.network.dial(self._index, there)
+        if isinstance(end, MemberWire):
+            self._dialled.append(end)
+        return Dialled(end, neighbours.hello_to(peer.name), peers.world.clock, sleep=self.sleep)
+
+    def start(self, code: Callable[[], None]) -> Callable[[], None]:
+        """See Beside."""
+        world = self._peers.world
+        process = world.start(f"reducer of m{self._index}", code, world.now)
+        self._processes.append(process)
+
+        def join() -> None:
+            for wire in self._wires:
+                wire.wake()
+            while not process.over:
+                world.sleep(PAUSE_S)
+
+        return join
+
+    def flag(self) -> Flag:
+        """See Beside."""
+        return VirtualFlag(self._peers.world)
+
+    def sleep(self, seconds: float) -> None:
+        """See Beside."""
+        self._peers.world.sleep(seconds)
+
+    def end(self, *, power: bool) -> None:
+        """The machine's processes end, without a word. `power`: it is off, too."""
+        for connection in self._dialled if power else ():
+            connection.power_off()
+        for wire in self._wires:
+            wire.crash()
+        for process in self._processes:
+            process.kill()
