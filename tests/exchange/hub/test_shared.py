@@ -19,7 +19,7 @@ from edgetrain.exchange.hub.orders import Order
 from edgetrain.exchange.hub.records import Seat, Sharing, State
 from edgetrain.exchange.hub.shared import SharedHub
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.messages import PROTOCOL, Handover, Join, Refuse
+from edgetrain.exchange.messages import PROTOCOL, Beat, Handover, Join, Refuse
 from edgetrain.vectors.ranges import Ranges, Stretch
 
 RANGES, ELEMENTS = 4, 4 * 256 + 30
@@ -161,3 +161,32 @@ def test_a_follower_is_not_resumed_as_a_lead():
     state = replace(state_of(Stretch(RANGES, 2, 4)), partitions=(known,))
     with pytest.raises(ConfigError, match="not the lead"):
         lead().restore(state, [], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("add", "tcp://b:1"), "tcp://b:1 is a hub of this job already"),
+        (("add", "tcp://a:1"), "tcp://a:1 is a hub of this job already"),
+        (("add", "tcp://e:1"), "4 hubs share 4 ranges: each has one"),
+        (("remove", "tcp://a:1"), "the lead cannot be removed"),
+        (("remove", "tcp://x:1"), "tcp://x:1 is no hub of this job"),
+    ],
+)
+def test_an_order_that_cannot_be_is_refused_in_one_line(words, said, monkeypatch):
+    monkeypatch.setattr(LeadHub, "finished", False)
+    rows = [(f"tcp://{at}:1", "", number, number + 1) for number, at in enumerate("bcd", 1)]
+    first = hub(Stretch(RANGES, 0, 1), LeadHub, connect=None, address="tcp://a:1", rows=rows)
+    first.rounds.start(0)
+    answers = []
+    first.obey(Order(("hubs", *words), answers.append), 0.0)
+    assert [answer["error"] for answer in answers] == [said]
+    assert first.pending is None
+
+
+def test_a_follower_lets_in_no_member_of_another_job_and_no_stranger():
+    follower = hub(Stretch(RANGES, 2, 4))
+    join = Join(PROTOCOL, "ff", "model", ELEMENTS, "m0", 1.0, 0, session=1 << 63)
+    assert told(follower.handle(b"m0", join, 0.0)).code == "job"
+    assert told(follower.handle(b"?", Beat(), 0.0)).code == "unknown"
+    assert follower.present == []
