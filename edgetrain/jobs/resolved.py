@@ -21,7 +21,7 @@ from edgetrain.exchange.hub.delay import (
     Delay,
 )  # fmt: skip
 from edgetrain.exchange.hub.journal import Fsync, JournalSettings
-from edgetrain.exchange.hub.landing import CHOSEN
+from edgetrain.exchange.hub.landing import CHOSEN, CHOSEN_ALIKE
 from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 from edgetrain.fleet.assignment import devices_of
 from edgetrain.fleet.devices import Device
@@ -42,6 +42,9 @@ So one round, and a delay of one, fit into the share of a run that `exchange.hub
 _BY_GRADIENT = ("sgd",)
 """Optimizers with which rounds as long as the delay were measured to be better than short ones:
 their steps are as long as gradients are. With AdamW they are worse (docs/decisions/023)."""
+
+_WITHOUT_VELOCITY = ("sgd", "adagrad", "adadelta", "rmsprop", "rprop", "asgd", "lbfgs")
+"""Optimizers that carry nothing of a step on into the next ones, unless `momentum` says so."""
 
 _SAMPLES = 8
 """In a step. With fewer, members with equal data ended up to 12 points below FedAvg where a round
@@ -224,12 +227,22 @@ def _delay_of(job: Job, strategy: Strategy) -> Delay:
 
 
 def _landing_of(job: Job, strategy: Strategy) -> float:
-    """The share of its steps in which the job lands. Chosen: only where data may be unequal."""
+    """The share of its steps in which the job lands. Chosen: only where data may be unequal, or a
+    delay meets an optimizer with a velocity, which carries members past their mean."""
     share = job.strategy.landing
     if isinstance(share, float):
         return share
     lands = strategy.has_local_steps and strategy.in_step and strategy.ranges == 1
-    return CHOSEN if lands and not _has_equal_data(job) else 0.0
+    if lands and not _has_equal_data(job):
+        return CHOSEN
+    return CHOSEN_ALIKE if lands and strategy.delays and _has_velocity(job) else 0.0
+
+
+def _has_velocity(job: Job) -> bool:
+    """Whether the optimizer carries something of a step on into the next ones."""
+    optimizer = job.train.optimizer
+    has_own = str(optimizer.get("name", "")).lower() not in _WITHOUT_VELOCITY
+    return has_own or bool(optimizer.get("momentum", 0))
 
 
 def _stay_together(job: Job) -> bool:

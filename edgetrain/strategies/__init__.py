@@ -248,8 +248,9 @@ def _displacement(setting: Setting) -> MemberHalf:
 
     drift = None
     if setting.correction in ("auto", "drift"):
-        choice = FirstRounds(setting.params.size) if setting.correction == "auto" else None
-        drift = Drift(setting.params.size, setting.momentum, choice)
+        size, momentum = setting.params.size, setting.momentum
+        choice = FirstRounds(size, momentum > 0) if setting.correction == "auto" else None
+        drift = Drift(size, momentum, choice, Leaving)
     elif setting.correction == "leave":
         drift = Leaving(setting.params.size)
     elif setting.correction == "eager":

@@ -1,4 +1,4 @@
-"""Whether own progress or a learned drift stands for a round in flight, chosen from first rounds.
+"""Which correction stands for a round in flight, chosen from a member's first rounds.
 
 Pure: float32 vectors in and out. docs/decisions/027 has the figures behind the two constants.
 """
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edgetrain.errors import BadMessage
 from edgetrain.strategies.unsent import sampled, stride_of
+from edgetrain.vectors.blocks import FEW, block_count, touched_blocks
 from edgetrain.vectors.vector import Vector
 
 ROUNDS = 3
@@ -39,14 +40,20 @@ class FirstRounds:
     batches. Noise points elsewhere in each round and adds up slowly; drift adds up as fast as the
     way of all does. So `apart` says both how much of a contribution is not the fleet's, and whether
     that repeats. It is measured on at most 16,384 elements. The default of DGA takes `drift` from
-    APART on, and else the paper's `own`, which costs nothing.
+    APART on. Below it takes `leave` if the optimizer has momentum, since members swing then, and
+    else the paper's `own`, which costs nothing. `own` also where a round touched few blocks of the
+    vector: with it alone a reply costs only these.
 
     Each member chooses for itself, since a stand-in is its own affair: the base never sees it. So
     nothing is sent or agreed on, and a member whose data are like all data keeps its own progress
     among others that do not.
     """
 
-    def __init__(self, elements: int) -> None:
+    def __init__(self, elements: int, swings: bool = False) -> None:
+        """`swings`: whether the member's optimizer has momentum."""
+        self._elements, self._swings = elements, swings
+        self._touched = 0
+        """Blocks that the round in progress touches."""
         self._stride = stride_of(elements)
         self._ways = np.zeros((2, len(range(0, elements, self._stride))))
         """Sums of own contributions and of their replies, float64 [2, sampled elements]."""
@@ -57,10 +64,13 @@ class FirstRounds:
         for way, piece in zip(self._ways, (own[here], reply), strict=True):
             place, elements = sampled(piece, here.start, self._stride)
             way[place] += elements
+        self._touched += int(np.count_nonzero(touched_blocks(own[here])))
 
     def end_round(self) -> None:
         """All tiles of a round were added."""
         self.rounds += 1
+        self._swings = self._swings and FEW * self._touched > block_count(self._elements)
+        self._touched = 0
 
     @property
     def is_made(self) -> bool:
@@ -80,12 +90,17 @@ class FirstRounds:
         return self.apart >= APART
 
     @property
+    def chosen(self) -> str:
+        """The correction: "drift", "leave" or "own"."""
+        return "drift" if self.is_apart else "leave" if self._swings else "own"
+
+    @property
     def reason(self) -> str:
-        """What was chosen, and why."""
-        chosen = "drift" if self.is_apart else "own"
+        """What was chosen, why, and what it costs."""
+        memory = "no memory" if self.chosen == "own" else f"{4 * self._elements / 1e6:.3g} MB"
         return (
-            f"{chosen}: its first {self.rounds} rounds led {math.sqrt(self.apart):.2g} times as "
-            "far from the fleet as the fleet went"
+            f"{self.chosen}: its first {self.rounds} rounds led {math.sqrt(self.apart):.2g} times "
+            f"as far from the fleet as the fleet went; it takes {memory}"
         )
 
     def state(self) -> dict[str, NDArray[Any]]:

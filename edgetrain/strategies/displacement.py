@@ -88,9 +88,9 @@ class Displacement:
     docs/decisions/012 says why). It is given up after the last round, when the parameters become
     the base; where it is little, as of dense codecs, there is no round for it alone.
 
-    With a `drift`, the predicted reply stands for a round in flight, not own_r (`Drift`), until it
-    proves not to be needed. Contributions, replies and base do not change: whatever stands for a
-    round is taken out again when its reply comes.
+    With a `drift`, the predicted reply stands for a round in flight, not own_r (`Drift`), until
+    another correction is chosen. Contributions, replies and base do not change: whatever stands for
+    a round is taken out again when its reply comes.
 
     `params` is shared with the caller's model and mutated in place, by `after_step` by at most one
     rounding (so that `expected` needs no vector of its own) and by `apply`. `base` is owned here.
@@ -295,8 +295,8 @@ class Displacement:
     def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:
         """See MemberHalf."""
         self.unsent.restore(state)
-        if self.drift is not None and not self.drift.restore(state):
-            self.drift = self.expected.drift = None
+        if self.drift is not None:
+            self.drift = self.expected.drift = self.drift.restore(state)
 
     def take_note(self) -> str:
         """See MemberHalf."""
@@ -363,9 +363,8 @@ class Displacement:
                     self.expected.settle(here)
             start += piece.size
         if drift is not None:
-            self._note = drift.end_reply() or self._note
-            if not drift.is_needed:
-                self.drift = self.expected.drift = None
+            self.drift, note = drift.end_reply()
+            self.expected.drift, self._note = self.drift, note or self._note
         return sums
 
     def rebase(self, base: Vector, applied: int) -> None:

@@ -7,7 +7,7 @@ tried.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,12 +54,17 @@ class Drift:
     """
 
     def __init__(
-        self, elements: int, momentum: float = 0.0, choice: FirstRounds | None = None
+        self,
+        elements: int,
+        momentum: float = 0.0,
+        choice: FirstRounds | None = None,
+        leaving: Callable[[int], Drift] | None = None,
     ) -> None:
-        """`momentum` is that of the member's optimizer, from 0 (none) to 1."""
+        """`momentum` is that of the member's optimizer, from 0 (none) to 1. `leaving` makes the
+        stand-in for "leave", of the number of elements, if the choice may be that."""
         self.choice = choice
         """What says whether it is needed, while that is open; None: it is not, or no longer."""
-        self.is_needed = True
+        self._leaving = leaving
         self._momentum = min(max(momentum, 0.0), 1.0)
         self.gap: Vector = zeros(elements)
         self.theta = 0.0
@@ -157,9 +162,10 @@ class Drift:
         if self.choice is not None and self._is_evidence:
             self.choice.add_tile(here, own, reply)
 
-    def end_reply(self) -> str:
+    def end_reply(self) -> tuple[Drift | None, str]:
         """Put the shares of the reply just learned from in force, and update theta. Returns what
-        was chosen from it, and why; "": nothing."""
+        stands for rounds in flight from now on (None: own progress), and why that was chosen; "":
+        nothing was."""
         self.shares = self._coming
         if self._measured[1] > 0:
             self._products = FORGET * self._products + self._measured
@@ -167,12 +173,16 @@ class Drift:
             self.theta = float(min(max(theta, 0.0), 1.0)) if math.isfinite(theta) else 0.0
         choice = self.choice
         if choice is None or not self._is_evidence:
-            return ""
+            return self, ""
         choice.end_round()
         if not choice.is_made:
-            return ""
-        self.choice, self.is_needed = None, choice.is_apart
-        return choice.reason
+            return self, ""
+        self.choice = None
+        return self if choice.chosen == "drift" else self._instead(choice.chosen), choice.reason
+
+    def _instead(self, chosen: str) -> Drift | None:
+        """What stands for rounds in flight with this correction, another than this."""
+        return self._leaving(self.gap.size) if self._leaving and chosen == "leave" else None
 
     # -- checkpoints ---------------------------------------------------------------------------
 
@@ -182,11 +192,12 @@ class Drift:
         learned = {"gap": self.gap, "figures": np.array(figures)}
         return learned if self.choice is None else learned | self.choice.state()
 
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> bool:
-        """Continue from `state`, before any round is in flight. Returns False if own progress had
-        been chosen instead. BadMessage if it is impossible."""
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> Drift | None:
+        """Continue from `state`, before any round is in flight. Returns what had been chosen in
+        place of this, or itself; None: own progress. BadMessage if it is impossible."""
         if self.choice is not None and "gap" not in state:
-            return False
+            other = self._instead("leave" if "stayed" in state else "own")
+            return other and other.restore(state)
         gap, figures = state.get("gap"), state.get("figures")
         if gap is None or figures is None or gap.shape != self.gap.shape or figures.shape != (4,):
             raise BadMessage(f"the checkpoint's drift is not one of {self.gap.size} elements")
@@ -201,4 +212,4 @@ class Drift:
             self.choice = None
         else:
             self.choice.restore(state)
-        return True
+        return self

@@ -73,18 +73,18 @@ class Leaving(Drift):
         stayed -= reply
         stayed *= SHARE
 
-    def end_reply(self) -> str:
+    def end_reply(self) -> tuple[Drift, str]:
         """See Drift: it chooses nothing."""
-        return ""
+        return self, ""
 
     def state(self) -> dict[str, NDArray[Any]]:
         """See Drift."""
         return {"stayed": self.gap}
 
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> bool:
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> Drift:
         """See Drift."""
         stayed = state.get("stayed")
         if stayed is None or stayed.shape != self.gap.shape or not np.isfinite(stayed).all():
             raise BadMessage(f"the checkpoint has not what stayed of {self.gap.size} elements")
         self.gap[:] = stayed
-        return True
+        return self

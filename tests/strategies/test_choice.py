@@ -141,9 +141,10 @@ def live(half, rounds, reply, share=None):
 
 def test_it_says_once_what_it_chose_and_why():
     (said,) = live(half_of(), 12, reply=0.25)
-    assert said == "drift: its first 3 rounds led 3 times as far from the fleet as the fleet went"
+    led = "times as far from the fleet as the fleet went; it takes"
+    assert said == f"drift: its first 3 rounds led 3 {led} 2.4e-05 MB"
     (said,) = live(half_of(), 12, reply=0.8)
-    assert said == "own: its first 3 rounds led 0.25 times as far from the fleet as the fleet went"
+    assert said == f"own: its first 3 rounds led 0.25 {led} no memory"
 
 
 def test_contributions_that_a_codec_sends_in_part_are_no_evidence():

@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_strategy_laws import SHAPES
 
+from edgetrain import strategies
 from edgetrain.errors import BadMessage
+from edgetrain.strategies.choice import ROUNDS
 from edgetrain.strategies.displacement import Displacement
 from edgetrain.strategies.leaving import SHARE, Leaving
+from edgetrain.vectors.blocks import BLOCK
 
 
 def naive(initial, members, every, delay, steps):
@@ -96,3 +99,43 @@ def test_a_checkpoint_has_what_stayed():
     assert again.rest() is None
     with pytest.raises(BadMessage, match="what stayed"):
         half_of(5).restore_learned(half.learned())
+
+
+def chooser(elements, momentum=0.9):
+    vectors = np.zeros((2, elements), np.float32)
+    return strategies.find("dga").member_half(*vectors, 1, 2, momentum=momentum)
+
+
+@pytest.mark.parametrize(
+    ("reply", "momentum", "word"), [(0.25, 0.9, "drift"), (0.8, 0.9, "leave"), (0.8, 0, "own")]
+)
+def test_auto_takes_it_with_momentum_on_equal_data(reply, momentum, word):
+    half = live(chooser(6, momentum), 12, reply)
+    assert half.take_note().startswith(f"{word}: its first {ROUNDS} rounds")
+    assert isinstance(half.drift, Leaving) == (word == "leave")
+    again = chooser(6, momentum)
+    again.restore_learned({name: value.copy() for name, value in half.learned().items()})
+    assert type(again.drift) is type(half.drift)
+    assert {n: v.tobytes() for n, v in again.learned().items()} == {
+        n: v.tobytes() for n, v in half.learned().items()
+    }
+
+
+def test_what_auto_chose_goes_on_as_if_it_had_begun_with_nothing_left():
+    """The first rounds, before the choice, are those of `own`; nothing has stayed of them."""
+    auto, said = live(chooser(6), ROUNDS + 1, 0.8), live(chooser(6), ROUNDS + 2, 0.8)
+    assert isinstance(said.drift, Leaving)
+    assert not said.drift.gap.any()
+    assert auto.drift.choice is not None
+
+
+def test_rounds_that_touch_few_blocks_keep_own_progress():
+    """Which costs the blocks that they touch, not the whole vector."""
+    half = chooser(400 * BLOCK)
+    for _ in range(ROUNDS + 2):
+        half.params[:3] += 1
+        own = half.after_step()
+        if half.due() is not None:
+            half.apply([own.copy()])
+    assert half.take_note().startswith("own: ")
+    assert half.drift is None

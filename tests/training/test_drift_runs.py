@@ -58,9 +58,9 @@ def test_simulated_members_batched_learn_what_they_learn_one_by_one(tmp_path):
 def test_members_say_what_they_chose_and_train_as_if_the_job_had_said_it(
     tmp_path, partition, chosen
 ):
-    data = f"data={{ partition = '{partition}' }}"
-    auto = simulated(tmp_path, "auto", "strategy=dga", data, batched=True)
-    said = simulated(tmp_path, "said", f"strategy=dga({chosen})", data, batched=True)
+    words = (f"data={{ partition = '{partition}' }}", "optimizer={ name = 'sgd', lr = 0.2 }")
+    auto = simulated(tmp_path, "auto", "strategy=dga", *words, batched=True)
+    said = simulated(tmp_path, "said", f"strategy=dga({chosen})", *words, batched=True)
     assert auto["corrections"] == {chosen: 4}
     assert said["corrections"] == {}
     assert auto["final"] == said["final"]
@@ -68,6 +68,20 @@ def test_members_say_what_they_chose_and_train_as_if_the_job_had_said_it(
     events = [e for e in read_metrics(folder, "event") if e["event"] == "correction"]
     assert len({event["member"] for event in events}) == len(events) == 4
     assert all(e["reason"].startswith(f"{chosen}: its first 3 rounds") for e in events)
+
+
+def test_with_momentum_and_equal_data_members_leave_a_part_and_land(tmp_path):
+    auto = simulated(tmp_path, "auto", "strategy=dga", batched=True)
+    own = simulated(tmp_path, "own", "strategy=dga(own)", "landing=0", batched=True)
+    assert auto["corrections"] == {"leave": 4}
+    assert auto["seconds"] > own["seconds"], "each round of a landing waits for its reply"
+    plain = ("strategy=dga", "optimizer={ name = 'sgd', lr = 0.2 }")
+    free, paper = (
+        simulated(tmp_path, name, *plain, *more, batched=True)
+        for name, more in (("free", ()), ("paper", ("landing=0", "correction=own")))
+    )
+    assert free["final"] == paper["final"], "without momentum it is the paper's"
+    assert free["seconds"] == paper["seconds"]
 
 
 def test_masked_contributions_are_foretold_as_well(tmp_path):

@@ -31,7 +31,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgetrain.exchange.hub.landing import CHOSEN, EVERY, Landing, share_for
+from edgetrain.exchange.hub.landing import EVERY, Landing, share_for
 from edgetrain.exchange.messages import MAX_COUNT
 
 MARGIN = 1.1
@@ -77,7 +77,7 @@ class Delay:
     """Whether rounds get as long as the delay, where the run can bear two of these."""
     landing: float = 0.0
     """The share of the run's steps, at its end, that are taken in short rounds without a delay
-    (`landing.Landing`); 0: none are; CHOSEN: as K and D ask for it."""
+    (`landing.Landing`); 0: none are; negative: as K and D ask for it (`share_for`)."""
     overlaps: bool = False
     """Whether trips longer than a sixteenth of the run are hidden in part, by long rounds."""
     keeps_windows: bool = False
@@ -192,10 +192,10 @@ class AgreedDelay:
     def landing(self) -> Landing | None:
         """The run's end, as K and D are now; None: it does not land, or its length is not known."""
         share = self._begun_with.landing if self.steps else 0.0
-        if share == CHOSEN:
+        if share < 0:
             # A measured delay is at least a step, until the landing.
             is_near = self._fixed is None and not self.delay
-            share = share_for(MAX_COUNT if is_near else sum(self._fixed or self._now))
+            share = share_for(share, MAX_COUNT if is_near else sum(self._fixed or self._now))
         every, delay = self._fixed or (self.every, 1)
         is_short = every <= EVERY and not delay
         return Landing.of(share, self.steps) if share and not is_short else None

@@ -25,19 +25,23 @@ from typing import Final
 EVERY = 7
 """Steps in a round of a landing. Without a delay rounds of as many or fewer need none."""
 
-CHOSEN: Final = -1.0
-"""A share that is chosen by `share_for`."""
 
-
-def share_for(apart: int) -> float:
+def share_for(chosen: float, apart: int) -> float:
     """The share of a run's steps to land in, where members may be `apart` (K + D) steps from each
-    other before; 0: they are never far apart, and would only wait more."""
-    return SHARE if apart > CLOSE else 0.0
+    other before; `chosen` is CHOSEN or CHOSEN_ALIKE. 0: they are never far apart, and would only
+    wait more."""
+    return -chosen if apart > CLOSE else 0.0
 
 
 SHARE = 1 / 8
 """Of a run's steps, see `share_for`: of a tenth, a seventh and a fifth it had the least to wait for
 where it gave back most (docs/decisions/032)."""
+
+CHOSEN: Final = -SHARE
+"""A negative share is one to land in only if K and D ask for it: see `share_for`."""
+
+CHOSEN_ALIKE: Final = -1 / 10
+"""That of members whose data are alike: there is less to give back (docs/decisions/032)."""
 
 CLOSE = EVERY
 """Steps that members may be apart (K + D) and lose nothing that a landing would give back."""

@@ -22,8 +22,9 @@ def simulated(folder, *words):
 def test_a_fleet_that_is_too_large_for_its_hub_trains(tmp_path):
     """A thousand members, smaller: a reply takes six times as long as the whole run."""
     summary, folder = simulated(
-        tmp_path, "members=40", "batch=8", "steps=100", "network=4g-good", "message_s=0.05"
-    )
+        tmp_path, "members=40", "batch=8", "steps=100", "network=4g-good", "message_s=0.05",
+        "landing=0",
+    )  # fmt: skip
     assert summary["final"]["accuracy"] > 0.75
     assert summary["final"]["loss"] < 1.5
     rounds = list(read_metrics(folder, "round"))
@@ -40,8 +41,9 @@ def test_a_fleet_that_is_too_large_for_its_hub_trains(tmp_path):
 @pytest.mark.parametrize("words", [(), ("correction=drift",)])
 def test_nobody_waits_longer_than_the_first_round_trips(tmp_path, words):
     _, folder = simulated(
-        tmp_path, "members=4", "batch=8", "steps=200", "network=wan-200ms", "pace_s=0.05", *words
-    )
+        tmp_path, "members=4", "batch=8", "steps=200", "network=wan-200ms", "pace_s=0.05",
+        "landing=0", *words,
+    )  # fmt: skip
     first = next(iter(read_metrics(folder, "round")))
     assert first["delay"] == 5, "the round trip is known from joining: 200 ms are four steps"
     last = list(read_metrics(folder, "round"))[-1]
@@ -63,7 +65,7 @@ def test_rounds_get_as_long_as_the_delay_with_sgd_only(tmp_path, optimizer, grow
     """With AdamW and a delay of 12 steps, rounds as long ended 9 to 16 points lower than of 5."""
     _, folder = simulated(
         tmp_path, "members=2", "batch=8", "steps=240", "network=rtt-500ms", "pace_s=0.05",
-        "correction=drift", f"optimizer={optimizer}", "codec=topk(0.01) | q2",
+        "correction=drift", f"optimizer={optimizer}", "codec=topk(0.01) | q2", "landing=0",
     )  # fmt: skip
     last = list(read_metrics(folder, "round"))[-1]
     assert last["delay"] >= 10
