@@ -78,7 +78,7 @@ def test_batched_and_single_members_end_alike(tmp_path):
         # A round trip and a step; a fifth of one; the step alone; and the hub's own time.
         (("strategy=sync-sgd",), 0.110),
         (("strategy=fedavg", "every=5"), 0.010 + 0.100 / 5),
-        (("strategy=dga", "every=5", "delay=15"), 0.010),
+        (("strategy=dga", "every=5", "delay=15", "landing=0"), 0.010),
         (("strategy=sync-sgd", "message_s=0.005"), 0.110 + 4 * 0.005),
     ],
 )
