@@ -23,13 +23,17 @@ JOBS = {
 }
 
 
+KINDS = ("map", "reducers")
+
+
 def job(*words):
     return plan(load(None, ["ranges=16", "pace_s=0.02", *words]))
 
 
 def maps(folder):
     """What the hub said of who reduces."""
-    return [e["reason"] for e in read_metrics(folder, "event") if e.get("event") == "map"]
+    found = [e["reason"] for e in read_metrics(folder, "event") if e["event"] in KINDS]
+    return [line for line in found if line.startswith(("direct: ", "star: "))]
 
 
 @functools.cache
