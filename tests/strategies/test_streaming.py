@@ -251,10 +251,10 @@ def test_a_member_that_waits_for_the_others_weighs_nothing_once_all_fragments_ar
 ):
     drain = Driver.drain
 
-    def wait_and_drain(self):
+    def wait_and_drain(self, **more):
         if not self.is_drained:
             self.wait_for_fleet(lambda: None)
-        drain(self)
+        drain(self, **more)
 
     monkeypatch.setattr(Driver, "drain", wait_and_drain)
     fleet = fleet_of(3, 0, 2, 1, 0, 16)

@@ -278,6 +278,10 @@ class MemberRecord:
         self.next_round = self.merged
         self._skip_merged()
 
+    def settle(self, address: str) -> None:
+        """A journal has this address of it."""
+        self.address = address
+
     def resume(self, oldest: int, address: str) -> None:
         """It has come back, and has no contributions to rounds before `oldest` left to send. Others
         can connect to it at this address."""

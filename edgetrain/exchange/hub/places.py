@@ -187,7 +187,7 @@ class Places:
         self._map = Map(number, False, ticket, "", *span, tuple(tuple(row) for row in rows))
         addresses = {row[0]: row[1] for row in reversed(rows)}
         for member in (*members, *members.away):
-            member.address = addresses.get(member.name, "") or CLIENT
+            member.settle(addresses.get(member.name, "") or CLIENT)
         return list(done)
 
     def _row(self, member: MemberRecord, *, is_in: bool) -> Peer:

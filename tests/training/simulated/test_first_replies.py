@@ -10,7 +10,8 @@ from edgetrain.jobs.plan import plan
 from edgetrain.runs.folder import create, read_metrics
 from edgetrain.training.simulated import simulation
 
-FLEET = ["members=2", "batch=8", "pace_s=0.05", "device=raspberry-pi-4b", "delay=auto"]
+FLEET = ["members=2", "batch=8", "pace_s=0.05", "device=raspberry-pi-4b", "delay=auto",
+         "landing=0"]  # fmt: skip
 
 
 @pytest.mark.parametrize("codec", ["topk(0.01) | q2", "auto"])
