@@ -683,6 +683,8 @@ class Ran:
     """Of the mean."""
     lost: str = _text(64)
     """The member from which nothing came; empty: the mean is here."""
+    silent: int = _integer(0, 1 << 32, default=0)
+    """It was only silent, once this many segments, less one, had come; 0: its connection broke."""
 
 
 @dataclass(frozen=True)

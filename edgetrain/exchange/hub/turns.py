@@ -9,9 +9,11 @@ state    what happens                                  next     what the hub say
 =======  ============================================  =======  ===================================
 idle     a round is due                                running  Run, to all that train
 running  somebody has gone, or has come back           running  Run with a higher number, to all
-running  a member says that it lost another one        running  the same, around the two if that can
-                                                                be; the second time in a round the
+running  a member says that its connection to another  running  the same, around the two if that can
+         one broke                                              be; the second time in a round the
                                                                 lost one is expelled
+running  all have answered, some that another one was  running  the same, around those that came
+         silent                                                 least far and whom they waited for
 running  all have the mean, checksums are equal        agreed   the round's replies
 running  all have the mean, checksums differ           running  Run; the third time the job ends
 agreed   another round is due                          running  Run
@@ -67,6 +69,10 @@ class Turns:
         self._is_over = True
         """Whether the turn came to nothing, or there was none."""
         self._ran: dict[str, int] = {}
+        """Checksums of the means that members have."""
+        self._silent: dict[str, tuple[int, str]] = {}
+        """How far members came that wait in vain, and for whom. One silence makes all wait: only
+        who came least far has lost somebody."""
         self._different = 0
         self._lost: Counter[str] = Counter()
         """Turns of this round in which others have lost each member."""
@@ -103,12 +109,17 @@ class Turns:
         wanted = self._wanted
         if wanted is None or message.attempt != self._number or self._is_over:
             return ""
+        if message.lost and not message.silent:
+            return self._part({member.name: message.lost})
         if message.lost:
-            self._is_over = True
-            self._lost[message.lost] += 1
-            self._cut.add(frozenset({member.name, message.lost}))
-            return message.lost if self._lost[message.lost] >= MOST_LOST else ""
-        self._ran[member.name] = message.checksum
+            self._silent[member.name] = (message.silent, message.lost)
+        else:
+            self._ran[member.name] = message.checksum
+        if self._silent:
+            if len(self._silent) + len(self._ran) < len(wanted.weights):
+                return ""
+            least = min(self._silent.values())[0]
+            return self._part({n: lost for n, (at, lost) in self._silent.items() if at == least})
         if len(self._ran) == len(wanted.weights) and len({*self._ran.values()}) > 1:
             self._is_over = True
             self._different += 1
@@ -118,6 +129,14 @@ class Turns:
                     + ", ".join(f"{name} {sum_:016x}" for name, sum_ in sorted(self._ran.items()))
                 )
         return ""
+
+    def _part(self, lost: Mapping[str, str]) -> str:
+        """The turn is over, because members have lost these. Returns whom others have lost too
+        often, or ""."""
+        self._is_over = True
+        self._lost.update({*lost.values()})
+        self._cut |= {frozenset(pair) for pair in lost.items()}
+        return next((name for name in lost.values() if self._lost[name] >= MOST_LOST), "")
 
     def renew(self) -> None:
         """A member came back over another connection: what was said over the old one is lost."""
@@ -141,7 +160,7 @@ class Turns:
             return [Note("map", "hub", self.why_not)]
         self._number += 1
         self.count += 1
-        self._is_over, self._ran = False, {}
+        self._is_over, self._ran, self._silent = False, {}, {}
         pairs = tuple((name, wanted.weights[name]) for name in places)
         run = Run(wanted.round, self._number, self.topology, wanted.is_base, pairs)
         return [Send(member.sender, run) for member in here]

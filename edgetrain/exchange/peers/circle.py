@@ -52,10 +52,14 @@ class Turn:
 
 
 class PeerLost(NetworkError):
-    """Nothing came from the members at `names`, and an attempt cannot go on."""
+    """Nothing came from the members at `names`, and an attempt cannot go on.
 
-    def __init__(self, names: Iterable[str], reason: str) -> None:
-        self.names = tuple(names)
+    `silent`: they were only silent, once this many segments, less one, had come: so are all that
+    wait for who waits for them. 0: a connection to them is lost.
+    """
+
+    def __init__(self, names: Iterable[str], reason: str, silent: int = 0) -> None:
+        self.names, self.silent = tuple(names), silent
         super().__init__(f"{', '.join(self.names)}: {reason}")
 
 
@@ -75,6 +79,8 @@ class Circle:
         self._ends: dict[str, Dialled] = {}
         self._waiting: defaultdict[str, deque[Segment]] = defaultdict(deque)
         self._most_bytes = 0
+        self._received = 0
+        """Segments of this attempt that have come."""
         self.carried = Traffic.of_all([])
         """Bytes to and from other members, as of the last attempt's end."""
         self._earlier = Traffic.of_all([])
@@ -112,6 +118,7 @@ class Circle:
     ) -> list[Vector]:
         order = SumOrder(turn.topology, len(turn.places), own.size)
         summing = Summing(order, place, own, Portions(turn.weights))
+        self._received = 0
         self._greet({turn.places[a.place] for a in order.actions(place) if a.sends}, interrupt)
         heard = looked = self._clock()
         self._advance(turn, summing)
@@ -125,8 +132,8 @@ class Circle:
             interrupt()
             self._look_at_ends()
             if now - heard > self._patience_s:
-                name = turn.places[wanted.place]
-                raise PeerLost([name], f"silent for {self._patience_s:g} s in a {turn.topology}")
+                name, why = turn.places[wanted.place], f"silent for {self._patience_s:g} s"
+                raise PeerLost([name], f"{why} in a {turn.topology}", self._received + 1)
         return summing.pieces()
 
     def close(self) -> None:
@@ -154,7 +161,7 @@ class Circle:
             self._receive(0.001, lambda: None)
             interrupt()
             if self._clock() > until:
-                raise PeerLost(missing, f"no answer for {self._patience_s:g} s")
+                raise PeerLost(missing, f"no answer for {self._patience_s:g} s", 1)
 
     def _look_at_ends(self) -> None:
         """Let connections to others handle what has come over them: answers, and refusals."""
@@ -201,6 +208,7 @@ class Circle:
                 why = f"segment {found.number} came where {wanted.segment} comes next"
                 raise PeerLost([turn.places[wanted.place]], why)
             summing.accept(found.payload)
+            self._received += 1
 
     def _next(self, turn: Turn, name: str) -> Segment | None:
         """What a member sent next in this attempt; what it sent in earlier ones is dropped."""

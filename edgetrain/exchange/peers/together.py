@@ -110,7 +110,8 @@ class RunningEnd(WrappedEnd):
         """Keep the mean, and say so to the hub; or whom this member has lost."""
         run, self._attempt = attempt.asked, None
         if isinstance(attempt.error, PeerLost):
-            self.send(pack(Ran(run.round, run.attempt, 0, attempt.error.names[0])))
+            lost = attempt.error
+            self.send(pack(Ran(run.round, run.attempt, 0, lost.names[0], lost.silent)))
         elif attempt.error is not None:
             raise attempt.error
         elif attempt.pieces is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.places import Reach
@@ -32,8 +34,8 @@ class Room:
         assert len(found) in (0, len(weights))
         return found[0] if found else None
 
-    def say(self, name, run, checksum=7, lost=""):
-        ran = Ran(run.round, run.attempt, checksum, lost)
+    def say(self, name, run, checksum=7, lost="", silent=0):
+        ran = Ran(run.round, run.attempt, checksum, lost, silent)
         return self.turns.accept(self.members.named(name), ran)
 
     def is_agreed(self, round=0, weights=ALL):
@@ -49,6 +51,18 @@ def test_a_round_counts_once_all_have_the_same_mean():
         assert room.say(name, run) == ""
     assert room.is_agreed()
     assert room.runs(1).attempt > run.attempt
+
+
+@given(st.permutations([("b", 2, "a"), ("c", 3, "b"), ("d", 4, "c"), ("a", 5, "d")]))
+def test_of_all_that_wait_only_who_came_least_far_has_lost_somebody(said):
+    """Of a ring in which nothing comes from a to b: c waits for b then, and so on around."""
+    room, weights = Room(names=tuple("abcd")), dict.fromkeys("abcd", 1.0)
+    run = room.runs(weights=weights)
+    for name, came, lost in said:
+        assert room.runs(weights=weights) is None
+        assert room.say(name, run, 0, lost, came) == ""
+    around = [name for name, _ in room.runs(weights=weights).places]
+    assert around in (["a", "c", "b", "d"], ["a", "d", "b", "c"])
 
 
 def test_without_a_member_that_has_gone_the_others_run_again():
