@@ -340,7 +340,7 @@ def test_a_hub_and_members_of_their_own_train_together(tmp_path):
     alone = {"cwd": tmp_path, "program": EDGETRAIN}
     with hub(job, **alone) as (serving, address):
         member = ("member", job, "--hub", address, "--index")
-        with running(*member, "0", **alone) as a, running(*member, "1", **alone) as b:
+        with running(*member, "0", **alone) as a, running(*member, "1", cwd=tmp_path) as b:
             assert (a.finish(), b.finish()) == (0, 0), a.said + b.said
         assert serving.finish() == 0
     found = {run.name.split("-", 2)[2]: read_summary(run) for run in (tmp_path / "runs").iterdir()}
@@ -359,8 +359,7 @@ def run_of(folder: Path) -> Path:
 
 def test_run_answers_in_json(tmp_path):
     job = write_tiny(tmp_path)
-    words = "run", job, "steps=12", "members=2", "--json"
-    done = edgetrain(*words, cwd=tmp_path, program=EDGETRAIN)
+    done = edgetrain("run", job, "steps=12", "members=2", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["status"] == "finished"
