@@ -12,6 +12,7 @@ Thin: what a job means, how it runs and what is written of it is elsewhere.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgetrain.jobs import choosing
 from edgetrain.jobs.grid import Sweep, axis, text_of, variants
 from edgetrain.jobs.grid import load as load_sweep
 from edgetrain.jobs.grid import write as write_sweep
@@ -35,6 +37,8 @@ from edgetrain.training.simulated import require_simulator
 
 if TYPE_CHECKING:
     from edgetrain.jobs.resolved import Resolved
+
+log = logging.getLogger("edgetrain")
 
 JobLike = str | Path | Mapping[str, Any] | None
 """A job file, a job as a dictionary of its tables, or None: the built-in digits job."""
@@ -177,12 +181,17 @@ def _job(
     job: JobLike, task: object, defaults: Mapping[str, Any], keys: Mapping[str, Any]
 ) -> tuple[Job, Path]:
     """The job, and the folder where the modules of its task may be."""
-    words = _words(keys, task)
+    words, beside = _words(keys, task), Path.cwd()
     if isinstance(job, str | Path):
-        return load(job, words), Path(job).resolve().parent
-    if job is None:
-        return load(None, [*_words(defaults, None), *words]), Path.cwd()
-    return parse(job, words), Path.cwd()
+        found, beside = load(job, words), Path(job).resolve().parent
+    elif job is None:
+        found = load(None, [*_words(defaults, None), *words])
+    else:
+        found = parse(job, words)
+    found, why = choosing.named(found)
+    if why:
+        log.info("%s", why)
+    return found, beside
 
 
 def _words(keys: Mapping[str, Any], task: object) -> list[str]:

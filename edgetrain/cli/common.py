@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.jobs import choosing
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
 from edgetrain.runs.reports import units
@@ -65,7 +66,10 @@ def job_of(arguments: argparse.Namespace, defaults: tuple[str, ...] = ()) -> tup
     words: list[str] = list(arguments.job)
     path = words.pop(0) if words and "=" not in words[0] else None
     overrides = words if path else [*defaults, *words]
-    return load(path, overrides), Path(path).resolve().parent if path else Path.cwd()
+    job, why = choosing.named(load(path, overrides))
+    if why:
+        warn(why)
+    return job, Path(path).resolve().parent if path else Path.cwd()
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from edgetrain.cli import common
+from edgetrain.jobs import choosing
 from edgetrain.strategies import TABLE, merging
 
 
@@ -48,6 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
             f"{row.spelling:10} {row.summary}\n"
             f"{'':10} exchanges {row.contributes}s; {more}{row.source}"
         )
+    common.say(
+        "\nstrategy=auto takes, by the round trip, the data and the optimizer (docs/choosing.md):"
+    )
+    for advice in choosing.TABLE:
+        common.say(f"{advice.strategy:10} {advice.when}: {advice.because}")
     common.say("\nhow the hub makes one contribution of many: strategy.merge =")
     for rule in merging.TABLE.values():
         common.say(f"{rule.spelling}\n{'':10} {rule.summary}; {rule.source}")

@@ -96,6 +96,7 @@ NIGHTLY = {
     "edgetrain compare members=8 steps=30 every=5 pace_s=0.05 strategy=fedavg network=ethernet"
     ' "sites=home-fixed: 0-3, home-fixed: 4-7" --topologies star,gateways': "gateways ",
     "edgetrain compare task=edgetrain.tasks:char_lm steps=300": "dga ",
+    "edgetrain run --simulate strategy=auto network=wan-200ms pace_s=0.05": "run folder:",
     "edgetrain run --simulate members=1000 batch=2 steps=100 device=raspberry-pi-4b"
     " network=4g-good": "run folder",
     'edgetrain run --simulate members=1000 "data.partition=shared(64)" network=4g-good': (

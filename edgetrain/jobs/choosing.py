@@ -1,0 +1,96 @@
+"""`strategy = "auto"`: the row of docs/choosing.md for a job's network, data and optimizer.
+
+Pure. The table is what `benchmarks/frontier.py` measured; a job that it has no row for is refused.
+Only a job file may say "auto": what runs, and what a run folder keeps, has the name that was taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgetrain.errors import ConfigError
+from edgetrain.fleet.assignment import devices_of, networks_of
+from edgetrain.fleet.networks.profile import load
+from edgetrain.jobs.job import AUTO, Job
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A row: where it holds, what to take there, and what that was measured to be worth."""
+
+    when: str
+    strategy: str
+    because: str
+
+
+NO_TRIP = Advice(
+    "a round trip of less than a step",
+    "fedavg",
+    "there is nothing to hide, and nothing ends higher",
+)
+TEXT = Advice(
+    "text, with momentum or AdamW",
+    "dga",
+    "it ends 0.07 (momentum) and 0.12 (AdamW) above the loss of sync-sgd in 0.23 of its time",
+)
+EQUAL = Advice(
+    "equal data",
+    "dga",
+    "it ends within the seeds' range of fedavg in 0.42 of its time at 200 ms, 0.32 at 500",
+)
+UNEQUAL = Advice(
+    "unequal data", "dga", "it ends 0.5 to 1.9 points below fedavg in 0.42 to 0.32 of its time"
+)
+DOUBT = Advice(
+    "data of which the job says nothing", "dga", "its members find out whether they differ"
+)
+TABLE = (NO_TRIP, TEXT, EQUAL, UNEQUAL, DOUBT)
+
+_TEXT, _PICTURES = "edgetrain.tasks:char_lm", "edgetrain.tasks:digits"
+
+
+def advise(job: Job) -> Advice:
+    """The row for a job. ConfigError where the job does not say what it depends on, or nothing was
+    measured."""
+    fleet = job.fleet
+    if len(set(devices_of(fleet.device))) > 1:
+        raise _unknown(
+            f"fleet.device = {fleet.device!r}", "devices differ in speed, and it does not know how "
+            "much", "choose fedbuff(M, 0.5) for equal data, dga for unequal data",
+        )  # fmt: skip
+    networks = set(networks_of(fleet.network))
+    if networks == {"none"} or not fleet.pace_s:
+        raise _unknown(
+            f"fleet.network = {fleet.network!r} and fleet.pace_s = {fleet.pace_s:g}",
+            "it needs the round trip, and the seconds of a step",
+            "say both, or choose dga, which measures them",
+        )
+    trip_s = max(sum(way.delay_ms for way in (p.up, p.down)) for p in map(load, networks)) / 1000
+    if trip_s < fleet.pace_s:
+        return NO_TRIP
+    partition = str(job.data.get("partition", ""))
+    if job.task == _TEXT:
+        name, momentum = job.train.optimizer.get("name", "sgd"), job.train.optimizer.get("momentum")
+        if str(name).lower() == "sgd" and not momentum:
+            raise _unknown(
+                f"task = {job.task!r}", "text was not measured with plain SGD",
+                "choose a momentum, AdamW, or a strategy",
+            )  # fmt: skip
+        return TEXT
+    if partition.startswith(("iid", "shared")) or (not partition and job.task == _PICTURES):
+        return EQUAL
+    return UNEQUAL if partition else DOUBT
+
+
+def _unknown(what: str, why: str, instead: str) -> ConfigError:
+    return ConfigError(f"strategy.name = 'auto' with {what}: {why}", instead)
+
+
+def named(job: Job) -> tuple[Job, str]:
+    """The job with the strategy that its "auto" takes, and a line that says which and why; "" where
+    it names one. ConfigError as `advise`."""
+    if job.strategy.name.strip() != AUTO:
+        return job, ""
+    row = advise(job)
+    why = f"strategy auto: {row.strategy}, for {row.when}: {row.because} (docs/choosing.md)"
+    return replace(job, strategy=replace(job.strategy, name=row.strategy)), why
