@@ -104,9 +104,8 @@ def test_the_root_holds_the_rooms_and_nothing_else():
     assert there | loose == ROOT
 
 
-STARTER = {"Task", "Run"}
-"""What `edgetrain init --task` writes for a user to change has the names that the docs use.
-A run is a run folder in a notebook, and a message of rings."""
+STARTER = {"Task"}
+"""What `edgetrain init --task` writes for a user to change has the names that the docs use."""
 
 
 def test_a_public_class_has_a_name_of_its_own():

@@ -658,7 +658,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRound:
     """hub -> member: average a round among yourselves, in a ring, butterfly or tree."""
 
     kind: ClassVar[bytes] = b"q"
@@ -674,7 +674,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Ran:
-    """member -> hub: what came of a `Run`."""
+    """member -> hub: what came of a `RunRound`."""
 
     kind: ClassVar[bytes] = b"z"
     round: int = _integer(0, MAX_COUNT)
@@ -803,7 +803,7 @@ Masking = Rekey | Advertise | KeyList | Shares | Unmask | Reveal
 Message = (
     Join | Welcome | Refuse | Base | Fixed | Start | Resume | Contribute | Reply | Beat | Leave
     | Telemetry | Figure | Evaluate | Masking | Map | Reached | Takeover | Hello | Segment
-    | Run | Ran | Replicating | Handover
+    | RunRound | Ran | Replicating | Handover
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Message]] = {
@@ -811,7 +811,7 @@ KINDS: dict[bytes, type[Message]] = {
     for cls in (
         Join, Welcome, Refuse, Base, Fixed, Start, Resume, Contribute, Reply, Beat, Leave,
         Telemetry, Figure, Evaluate, Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
-        Map, Reached, Takeover, Hello, Segment, Run, Ran,
+        Map, Reached, Takeover, Hello, Segment, RunRound, Ran,
         Follow, Copy, Stored, Standby, Offer, Agree, Handover,
     )
 }  # fmt: skip
@@ -836,7 +836,7 @@ _DEFAULTS = {
 }
 """Of the fields at the end that may be left out."""
 _MOST_HEADER: dict[type[Message], int] = dict.fromkeys(
-    (Reply, Map, Reached, Run), MAX_LONG_HEADER_BYTES
+    (Reply, Map, Reached, RunRound), MAX_LONG_HEADER_BYTES
 )
 
 

@@ -32,7 +32,7 @@ from edgetrain.exchange.messages import (
     Ran,
     Reached,
     Reply,
-    Run,
+    RunRound,
     Segment,
     Standby,
     Stored,
@@ -50,8 +50,8 @@ FRESH = 500
 """Frames until those who read them are made anew: some of what is read ends them."""
 
 KINDS = [
-    Map, Reached, Takeover, Hello, Segment, Run, Ran, Follow, Copy, Stored, Standby, Offer, Agree,
-    Reply, Contribute,
+    Map, Reached, Takeover, Hello, Segment, RunRound, Ran, Follow, Copy, Stored, Standby, Offer,
+    Agree, Reply, Contribute,
 ]  # fmt: skip
 VALUES = [
           0, 1, 2, 3, 7, 16, 1 << 32, (1 << 32) + 2, (1 << 63) - 1, -1, True, False, 0.5, "",

@@ -7,16 +7,16 @@ counts, and is closed like any other. A turn is one attempt:
 =======  ============================================  =======  ===================================
 state    what happens                                  next     what the hub says
 =======  ============================================  =======  ===================================
-idle     a round is due                                running  Run, to all that train
-running  somebody has gone, or has come back           running  Run with a higher number, to all
+idle     a round is due                                running  RunRound, to all that train
+running  somebody has gone, or has come back           running  one with a higher number, to all
 running  a member says that its connection to another  running  the same, around the two if that can
          one broke                                              be; the second time in a round the
                                                                 lost one is expelled
 running  all have answered, some that another one was  running  the same, around those that came
          silent                                                 least far and whom they waited for
 running  all have the mean, checksums are equal        agreed   the round's replies
-running  all have the mean, checksums differ           running  Run; the third time the job ends
-agreed   another round is due                          running  Run
+running  all have the mean, checksums differ           running  the same; the third time the job ends
+agreed   another round is due                          running  RunRound
 =======  ============================================  =======  ===================================
 
 A member keeps its contribution until the round's reply is there, and runs again from it; what a
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from edgetrain.exchange.hub.effects import Effect, Note, Send
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.places import Reach
-from edgetrain.exchange.messages import Ran, Run
+from edgetrain.exchange.messages import Ran, RunRound
 from edgetrain.exchange.peers.schedules import places_of
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Turns:
         self.count += 1
         self._is_over, self._ran, self._silent = False, {}, {}
         pairs = tuple((name, wanted.weights[name]) for name in places)
-        run = Run(wanted.round, self._number, self.topology, wanted.is_base, pairs)
+        run = RunRound(wanted.round, self._number, self.topology, wanted.is_base, pairs)
         return [Send(member.sender, run) for member in here]
 
     def _can(self, one: str, other: str) -> bool:

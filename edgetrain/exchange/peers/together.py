@@ -1,8 +1,8 @@
 """A member's exchange where members average among themselves: its link to the hub that counts
 rounds, and a `Circle`.
 
-The hub gets votes: contributions without a vector. Once it says `Run` all members average what they
-kept, and say that they have; its reply then says that the round counts. A run has a thread of its
+The hub gets votes: contributions without a vector. Once it says `RunRound` all members average what
+they kept, and say that they have; its reply then says that the round counts. A run has a thread of its
 own, so that it goes on while the member makes steps: it begins, and is answered, when the member
 looks for replies, at the end of a step at the latest.
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 from edgetrain.errors import BadMessage, Refused
 from edgetrain.exchange.member.link import OUTAGE_S, PATIENCE_S, Link
-from edgetrain.exchange.messages import Ran, Run, pack, unpack
+from edgetrain.exchange.messages import Ran, RunRound, pack, unpack
 from edgetrain.exchange.peers.circle import Circle, PeerLost, Turn
 from edgetrain.exchange.peers.dialled import Clock
 from edgetrain.exchange.peers.peering import MappedEnd, Peering
@@ -46,7 +46,7 @@ class _Stopped(Exception):
 class _Attempt(threading.Thread):
     """One turn, beside the member's steps. Only it uses the circle while it runs."""
 
-    def __init__(self, run: Run, circle: Circle, own: Vector) -> None:
+    def __init__(self, run: RunRound, circle: Circle, own: Vector) -> None:
         super().__init__(name="edgetrain averaging", daemon=True)
         self.asked, self._circle, self._own = run, circle, own
         self.pieces: list[Vector] | None = None
@@ -78,7 +78,7 @@ class _Attempt(threading.Thread):
 
 
 class RunningEnd(WrappedEnd):
-    """A member's end of its connection to the hub: takes `Run` out, runs in a thread, and answers.
+    """A member's end of its connection to the hub: takes `RunRound`s out, runs, and answers.
 
     `own` gives what this member contributes to a run; `keep` takes the pieces of the mean.
     """
@@ -88,8 +88,8 @@ class RunningEnd(WrappedEnd):
         super().__init__(end)
         self._circle = circle
         self._attempt: _Attempt | None = None
-        self.own: Callable[[Run], Vector] = lambda run: NOTHING
-        self.keep: Callable[[Run, list[Vector]], None] = lambda run, pieces: None
+        self.own: Callable[[RunRound], Vector] = lambda run: NOTHING
+        self.keep: Callable[[RunRound, list[Vector]], None] = lambda run, pieces: None
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
         """See MemberTransport. Raises what ended a run, unless another member is the reason."""
@@ -99,7 +99,7 @@ class RunningEnd(WrappedEnd):
                 self._finish(attempt)
             timeout_s = 0.0
         frames = self._end.receive(timeout_s)
-        if frames is None or frames[0] != Run.kind:
+        if frames is None or frames[0] != RunRound.kind:
             return frames
         run = _run_of(frames)
         self.stop()
@@ -125,9 +125,9 @@ class RunningEnd(WrappedEnd):
             self._attempt = None
 
 
-def _run_of(frames: Sequence[Buffer]) -> Run:
+def _run_of(frames: Sequence[Buffer]) -> RunRound:
     run = unpack(frames)
-    if not isinstance(run, Run) or not run.places:
+    if not isinstance(run, RunRound) or not run.places:
         raise BadMessage("a run without a member")
     return run
 
@@ -178,13 +178,13 @@ class CollectiveExchange(Link):
         self._circle.accept(neighbours)
         return self._circle
 
-    def _own(self, run: Run) -> Vector:
+    def _own(self, run: RunRound) -> Vector:
         if run.is_base:
             return self._params
         found = self._kept.get(run.round)
         return np.zeros_like(self._params) if found is None else found
 
-    def _keep(self, run: Run, pieces: list[Vector]) -> None:
+    def _keep(self, run: RunRound, pieces: list[Vector]) -> None:
         if run.is_base:
             self._params[:] = np.concatenate(pieces)
         else:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.places import Reach
 from edgetrain.exchange.hub.turns import MOST_DIFFERENT, Turns
-from edgetrain.exchange.messages import Ran, Run
+from edgetrain.exchange.messages import Ran, RunRound
 
 NAMES = ("a", "b", "c")
 ALL = dict.fromkeys(NAMES, 1.0)
@@ -29,7 +29,7 @@ class Room:
     def runs(self, round=0, weights=ALL):
         """What members are told now: the run, or None."""
         effects, _ = self.turns.advance(round, weights)
-        found = [effect.message for effect in effects if isinstance(effect.message, Run)]
+        found = [effect.message for effect in effects if isinstance(effect.message, RunRound)]
         assert len(set(found)) <= 1
         assert len(found) in (0, len(weights))
         return found[0] if found else None
