@@ -15,7 +15,7 @@ running  a member says that its connection to another  running  the same, around
 running  all have answered, some that another one was  running  the same, around those that came
          silent                                                 least far and whom they waited for
 running  all have the mean, checksums are equal        agreed   the round's replies
-running  all have the mean, checksums differ           running  the same; the third time the job ends
+running  all have the mean, checksums differ           running  the same; at the third the job ends
 agreed   another round is due                          running  RunRound
 =======  ============================================  =======  ===================================
 

@@ -2,9 +2,9 @@
 rounds, and a `Circle`.
 
 The hub gets votes: contributions without a vector. Once it says `RunRound` all members average what
-they kept, and say that they have; its reply then says that the round counts. A run has a thread of its
-own, so that it goes on while the member makes steps: it begins, and is answered, when the member
-looks for replies, at the end of a step at the latest.
+they kept, and say that they have; its reply then says that the round counts. A run has a thread of
+its own, so that it goes on while the member makes steps: it begins, and is answered, when the
+member looks for replies, at the end of a step at the latest.
 """
 
 from __future__ import annotations
