@@ -43,7 +43,7 @@ def test_the_verbs_are_these():
     top = {path[0] for path in VERBS if len(path) == 1}
     assert top == {
         "bundle", "calibrate", "capacity", "codecs", "compare", "completion",
-        "devices", "doctor", "gateway", "hub", "init", "keys", "member", "networks", "plan",
+        "devices", "doctor", "gateway", "hub", "hubs", "init", "keys", "member", "networks", "plan",
         "privacy", "rank", "report", "run", "runs", "strategies", "sweep", "topology", "watch",
     }  # fmt: skip
 
