@@ -82,7 +82,7 @@ def test_dga_trains_what_fedavg_trains_within_its_share_of_the_steps(
     fedavg, _, fedavg_s, _ = simulate(create(tmp_path, "a"), [*words, "strategy=fedavg"])
     dga, loss, dga_s, most = simulate(create(tmp_path, "b"), [*words, "strategy=dga"])
     planned = look_up(load(None, [*words, "strategy=dga"]))
-    bound = max(2 * planned.every, planned.job.train.steps // planned.share)
+    bound = planned.delay.together(planned.every, planned.job.train.steps)
     printed(
         print,
         f"{number}: {' '.join(words[:5])}: fedavg {fedavg:.1f} % in {fedavg_s:.0f} s, dga "
