@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgetrain.errors import ConfigError
 from edgetrain.jobs import choosing
 from edgetrain.jobs.grid import Sweep, axis, text_of, variants
 from edgetrain.jobs.grid import load as load_sweep
@@ -121,7 +122,7 @@ def sweep(
     axes: Mapping[str, Sequence[Any]] | None = None,
     *,
     task: object = None,
-    seeds: int = 1,
+    seeds: int | None = None,
     executor: Executor | None = None,
     runs: str | Path = "runs",
     progress: bool = True,
@@ -129,17 +130,20 @@ def sweep(
 ) -> Runs:
     """A job, simulated for every combination of values, as `edgetrain sweep`.
 
-    `axes` are keys of the job, and "rtt", with their values; `seeds` runs of each cell. `job` may
-    be a sweep's file, whose axes these join. An `executor` (a ProcessPoolExecutor, Dask's
-    `client.get_executor()`) runs cells at once where its workers are, which need `runs` at the same
-    path, and a task that can be imported there; None: one after the other, here. The bits are the
-    same. The rest as in `simulate`.
+    `axes` are keys of the job, and "rtt", with their values; `seeds` runs of each cell (None: 1).
+    `job` may be the file of a simulated sweep, whose axes and seeds these join.
+
+    An `executor` (a ProcessPoolExecutor, Dask's `client.get_executor()`) runs cells at once where
+    its workers are, which need `runs` at the same path, and a task that can be imported there;
+    None: one after the other, here. The bits are the same. The rest as in `simulate`.
     """
     from edgetrain.jobs.grid import is_sweep
 
     file = job if isinstance(job, str | Path) else None
     if file is not None and is_sweep(Path(file)):
         chosen = load_sweep(Path(file))
+        if chosen.how != "simulated":
+            raise ConfigError(f"{file}: how = '{chosen.how}'", f"edgetrain sweep {file}")
         table, beside = parse(chosen.job, _words(keys, task)), chosen.beside
     else:
         chosen = Sweep({}, ())
@@ -147,7 +151,11 @@ def sweep(
     more = [axis(name, list(values)) for name, values in (axes or {}).items()]
     merged = {each.name: each for each in (*chosen.axes, *more)}
     chosen = replace(
-        chosen, job=table.to_dict(), axes=tuple(merged.values()), seeds=seeds, beside=beside
+        chosen,
+        job=table.to_dict(),
+        axes=tuple(merged.values()),
+        seeds=chosen.seeds if seeds is None else seeds,
+        beside=beside,
     )
     chosen.cells()  # ConfigError before there is a folder
     for each in chosen.samples():

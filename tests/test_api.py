@@ -104,6 +104,17 @@ def test_an_executor_runs_the_cells(quiet):
     assert [row["status"] for row in runs.rows] == ["finished"] * 2
 
 
+def test_a_sweeps_file_says_its_axes_and_seeds(tmp_path, quiet, own_imports):
+    file = tmp_path / "sweep.toml"
+    file.write_text("job = { train = { steps = 3 } }\nseeds = 2\n[axes]\nmembers = [1]\n")
+    runs = edgetrain.sweep(file, {"batch": [4, 8]}, task=Line, **quiet)
+    assert [(row["batch"], row["seed"]) for row in runs.rows] == [(4, 0), (4, 1), (8, 0), (8, 1)]
+    assert len(edgetrain.sweep(file, task=Line, seeds=1, **quiet).rows) == 1
+    file.write_text(f"how = 'emulated'\n{file.read_text()}")
+    with pytest.raises(ConfigError, match="how = 'emulated'"):
+        edgetrain.sweep(file, task=Line, **quiet)
+
+
 @pytest.mark.parametrize(
     "words", [["--emulate", "--at-once", "2"], ["--at-once", "0"], ["--dask", "tcp://127.0.0.1:1"]]
 )

@@ -8,19 +8,10 @@ from pathlib import Path
 
 import pytest
 from command_line import edgetrain, running, write_tiny
-from hub_runs import free_port, journal_of, wait_for_rounds
+from hub_runs import free_port, journal_of, keys, wait_for_rounds
 
 from edgetrain.__main__ import main
 from edgetrain.runs.folder import read_metrics
-
-
-def keys(cwd: Path, name: str, *friends: str) -> tuple[str, ...]:
-    """The words with which a machine with keys of its own is started; it lets `friends` in."""
-    folder = str(cwd / name)
-    assert main(["keys", "init", "--keys", folder]) == 0
-    for friend in friends:
-        main(["keys", "enroll", friend, "--key", f"{cwd / friend}/key", "--keys", folder])
-    return ("--keys", folder)
 
 
 def run_folder(cwd: Path, name: str) -> Path:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 from command_line import edgetrain, running, write_tiny
-from hub_runs import free_port, hub_folder, journal_of, wait_for_rounds
+from hub_runs import free_port, hub_folder, journal_of, keys, wait_for_rounds
 
-from edgetrain.__main__ import main
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import public_key
 
@@ -29,15 +28,6 @@ def write_job(cwd, **hub) -> tuple[str, str, str]:
         hub={"beat_s": 0.2, "fsync": "never", "quorum": 2, "replica": replica_at, **hub},
     )
     return job, hub_at, replica_at
-
-
-def keys(cwd: Path, name: str, *friends: str) -> tuple[str, ...]:
-    """The words of a machine with keys of its own, which lets `friends` in."""
-    folder = str(cwd / name)
-    assert main(["keys", "init", "--keys", folder]) == 0
-    for friend in friends:
-        main(["keys", "enroll", friend, "--key", f"{cwd / friend}/key", "--keys", folder])
-    return ("--keys", folder)
 
 
 def trained(cwd, *, killed: bool):

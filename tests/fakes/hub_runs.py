@@ -6,6 +6,7 @@ import socket
 import time
 from pathlib import Path
 
+from edgetrain.__main__ import main
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.records import Round
 from edgetrain.runs.folder import read_metrics
@@ -40,3 +41,12 @@ def wait_for_rounds(folder: Path, rounds: int) -> None:
             return
         time.sleep(0.01)
     raise AssertionError(f"not {rounds} rounds within a minute")
+
+
+def keys(cwd: Path, name: str, *friends: str) -> tuple[str, ...]:
+    """The words with which a machine with keys of its own is started; it lets `friends` in."""
+    folder = str(cwd / name)
+    assert main(["keys", "init", "--keys", folder]) == 0
+    for friend in friends:
+        main(["keys", "enroll", friend, "--key", f"{cwd / friend}/key", "--keys", folder])
+    return ("--keys", folder)
