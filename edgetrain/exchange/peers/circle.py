@@ -110,8 +110,13 @@ class Circle:
         try:
             return self._average(turn, place, own, interrupt)
         finally:
-            ends = [end.traffic() for end in self._ends.values()]
-            self.carried = Traffic.of_all([self._earlier, self._listener.traffic(), *ends])
+            self.carried = self.traffic()
+
+    def traffic(self) -> Traffic:
+        """Bytes to and from other members so far. Not while an attempt is going on in another
+        thread: then `carried`."""
+        ends = [end.traffic() for end in self._ends.values()]
+        return Traffic.of_all([self._earlier, self._listener.traffic(), *ends])
 
     def _average(
         self, turn: Turn, place: int, own: Vector, interrupt: Callable[[], None]

@@ -118,6 +118,11 @@ class RunningEnd(WrappedEnd):
             self.keep(run, attempt.pieces)
             self.send(pack(Ran(run.round, run.attempt, sum_of(attempt.pieces), "")))
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a run is going on."""
+        return self._attempt is not None and not self._attempt.done.is_set()
+
     def stop(self) -> None:
         """End a run that is going on. Works twice."""
         if self._attempt is not None:
@@ -232,8 +237,12 @@ class CollectiveExchange(Link):
 
     def traffic(self) -> Traffic:
         """See Exchange: with the hub, and with other members."""
-        among = [] if self._circle is None else [self._circle.carried]
-        return Traffic.of_all([super().traffic(), *among])
+        circle = self._circle
+        if circle is None:
+            return super().traffic()
+        # What an attempt sent last leaves the socket after its end.
+        among = circle.carried if self._running.is_running else circle.traffic()
+        return Traffic.of_all([super().traffic(), among])
 
     def vanish(self) -> None:
         """See Exchange."""
