@@ -41,6 +41,11 @@ class Presence:
         """Whether no member is ever away."""
         return not self.absences and not self.stays_s
 
+    def is_off_at_first(self, member: int) -> bool:
+        """Whether an absence of this member begins with the training."""
+        mine = (each for each in self.absences if not each.members or member in each.members)
+        return any(absence.at_s == 0 for absence in mine)
+
     def of(self, member: int) -> Iterator[tuple[float, float]]:
         """Yield (leaves, returns) of a member in time order; endless if `stays_s` is not 0."""
         planned = sorted(

@@ -99,6 +99,8 @@ def _policy(job: Job, most_elements: int, site: int = 0) -> Policy:
         job.hub.status_s,
         job.hub.deadline_s == AUTO,
         job.fleet.members,
+        job.hub.start_with,
+        job.hub.start_after_s,
     )
 
 

@@ -155,6 +155,8 @@ class HubTable:
     """How patient the hub is."""
 
     quorum: int = _ranged(1, 1, 100_000, "contributions a round needs to close at its deadline")
+    start_with: int = _ranged(0, 0, 100_000, "members that are enough to begin; 0: all")
+    start_after_s: float = _ranged(60.0, 0.0, 10**7, "once they are here, wait so for the others")
     deadline_s: float | Literal["auto"] = _ranged(
         60.0, 0.01, 86_400.0, "then a round closes without the late ones; 'auto': from arrivals"
     )
@@ -254,6 +256,11 @@ class Job:
     absences: list[dict[str, Any]] = field(
         default_factory=list, metadata={"doc": "simulated: devices that are off, and when; a list"}
     )
+
+    @property
+    def first_members(self) -> int:
+        """Members with which training may begin."""
+        return self.hub.start_with or self.fleet.members
 
     def digest(self) -> str:
         """Of everything that members of one job must agree on; where they run is not part of it.

@@ -45,7 +45,7 @@ def check(job: Job) -> Resolved:
     networks.refuse_idle(faults, by_node([profiles[name] for name in links], hub_links))
     absences = parse_absences(job.absences, count)
     presence = Presence(absences, job.fleet.stays_s, job.fleet.away_s, job.seed)
-    refuse_absences(found.strategy, presence)
+    refuse_absences(job, found.strategy, presence)
     return replace(
         found,
         devices=boards,

@@ -141,6 +141,10 @@ class Resolved:
         sites = [i for i, site in enumerate(self.sites) if member in site.members]
         return len(self.hub_links) + sites[0] if self.gateways and sites else None
 
+    def is_off_at_first(self, member: int) -> bool:
+        """Whether a simulation, whose training begins without some, begins without this member."""
+        return self.job.hub.start_with > 0 and self.presence.is_off_at_first(member)
+
     def reducers_in_words(self, site: int = 0) -> str:
         """Who adds up what, for people; "": one hub adds up everything. `site`: the members of the
         gateway that says so."""

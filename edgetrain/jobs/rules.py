@@ -112,8 +112,16 @@ def _check_on_member(found: Resolved) -> None:
         raise ConfigError(*refused)
 
 
-def refuse_absences(strategy: Strategy, presence: Presence) -> None:
-    """ConfigError for devices that come and go where no member can come back."""
+def refuse_absences(job: Job, strategy: Strategy, presence: Presence) -> None:
+    """ConfigError for devices that come and go where no member can come back, or training could
+    never begin without them."""
+    here = sum(not presence.is_off_at_first(index) for index in range(job.fleet.members))
+    if job.hub.start_with and here < job.first_members:
+        raise ConfigError(
+            f"absences: {here} devices are there at first, and hub.start_with is "
+            f"{job.hub.start_with}: training would never begin",
+            f"say hub.start_with={here}, or let absences begin later",
+        )
     if not presence.is_steady and not strategy.allows_late_join:
         raise ConfigError(
             f"{strategy.name}: a device that comes back cannot join, the optimizer's state is "
@@ -194,6 +202,7 @@ def _check_pace(found: Resolved) -> None:
         raise ConfigError(
             f"hub.quorum = {job.hub.quorum}: the job has only {job.fleet.members} members"
         )
+    _check_start(found)
     _check_replica(found)
     if not strategy.delays and job.strategy.delay not in (0, AUTO):
         raise ConfigError(
@@ -212,6 +221,32 @@ def _check_pace(found: Resolved) -> None:
             "at a time, and rounds of all at the end are not built",
             "leave it out, or choose dga or fedavg",
         )
+
+
+def _check_start(found: Resolved) -> None:
+    """What a job that begins with fewer members needs."""
+    job, few = found.job, found.job.hub.start_with
+    if few > job.fleet.members:
+        raise ConfigError(
+            f"hub.start_with = {few}: the job has only {job.fleet.members} members",
+            "leave it out: 0 begins with all of them",
+        )
+    if not 0 < few < job.fleet.members:
+        return
+    if not found.strategy.allows_late_join:
+        raise ConfigError(
+            f"hub.start_with = {few}: {found.strategy.name} lets no member join after the start, "
+            "the optimizer's state is only in the members",
+            "leave it out, or choose dga or fedavg",
+        )
+    least = found.mask_terms.threshold if found.mask_terms else 0
+    for key, fewest in (("hub.quorum", job.hub.quorum), ("strategy.threshold", least)):
+        if few < fewest:
+            raise ConfigError(
+                f"hub.start_with = {few} and {key} = {fewest}: rounds could not close until more "
+                "have come",
+                f"say hub.start_with={fewest} or more",
+            )
 
 
 def _check_ranges(found: Resolved) -> None:
@@ -266,6 +301,11 @@ def _why_not_several(found: Resolved) -> Refusal | None:
         return (
             "with privacy.where = 'hub' each would cut a contribution by itself",
             "take one hub, or privacy.where = 'member'",
+        )
+    if job.first_members < job.fleet.members:
+        return (
+            f"hub.start_with = {job.hub.start_with}, and several hubs begin with all members",
+            "leave it out, or take one hub",
         )
     if job.fleet.gateways and found.hubs > 1:
         return "a gateway is a member of one hub", "take one hub, or gateways = false"
@@ -396,7 +436,7 @@ def _check_masked(found: Resolved) -> None:
 
 def _check_merged(found: Resolved) -> None:
     text = found.job.strategy.merge
-    refused = why_not_merged(text, found.strategy, found.job.fleet.members, found.codec)
+    refused = why_not_merged(text, found.strategy, found.job.first_members, found.codec)
     if refused:
         raise ConfigError(f"strategy.merge = '{text}': {refused}")
 
@@ -451,11 +491,11 @@ def _check_out_of_step(found: Resolved) -> None:
     members = job.fleet.members
     rule = strategy.closing_rule(ArrivalTerms(members, found.every, job.hub.deadline_s))
     for parameter, value in zip(strategy.parameters, strategy.arguments, strict=True):
-        if parameter.most_members and value > members:
+        if parameter.most_members and value > job.first_members:
             raise ConfigError(
-                f"{strategy.spelled} with {members} members: a round would wait for more than "
-                "there are",
-                f"{parameter.name} = {members}, or less",
+                f"{strategy.spelled} with {job.first_members} members: a round would wait for more "
+                "than there are",
+                f"{parameter.name} = {job.first_members}, or less",
             )
     if found.mask_terms is not None:
         raise ConfigError(
@@ -558,6 +598,8 @@ def refuse_gateways(job: Job) -> None:
 def _why_no_gateways(found: Resolved) -> Refusal | None:
     """Why a site's contributions cannot be merged before they reach the hub."""
     table, strategy = found.job.strategy, found.strategy
+    if found.job.first_members < found.job.fleet.members:
+        return f"hub.start_with = {found.job.hub.start_with}, and sites begin whole", "leave it out"
     if table.secure:
         return "masks are removed from the sum of all members at one hub", "leave out secure"
     if table.merge != "mean":
@@ -588,6 +630,9 @@ def _why_not_among_members(found: Resolved) -> Refusal | None:
     """What speaks against members that add up, whatever way they do it."""
     if len(found.job.hub.hubs) > 1:
         return "hub.hubs names several hubs, and the members add up", "name one hub"
+    if found.job.first_members < found.job.fleet.members:
+        few = found.job.hub.start_with
+        return f"hub.start_with = {few}, and members begin together", "leave it out"
     if found.job.fleet.gateways:
         return "fleet.gateways = true, and a gateway adds up for its site", "say gateways = false"
     return None

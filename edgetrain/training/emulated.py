@@ -160,8 +160,9 @@ class _Emulated:
             self._watch()
             if any(not hub.running and hub.exit_code != 0 for hub in hubs):
                 return
-            if not self._began.value and any(member.exit_code for member in members):
-                return  # training cannot begin without it: the others would wait for ever
+            failed = sum(bool(member.exit_code) for member in members)
+            if not self._began.value and len(members) - failed < self._planned.job.first_members:
+                return  # training cannot begin without them: the others would wait for ever
             running[0].process.join(self._poll_s)
         patience = time.monotonic() + _HUB_ENDS_S
         while (running := [hub for hub in hubs if hub.running]) and time.monotonic() < patience:

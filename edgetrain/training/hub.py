@@ -119,7 +119,9 @@ class HubRequest:
         if self.spare:
             return "ranges: edgetrain hubs add RUN ADDRESS, at the lead"
         at = self.job.hub.replica
-        return f"{self.members} members{f', and the replica at {at}' if at else ''}"
+        few, after_s = self.job.hub.start_with, self.job.hub.start_after_s
+        enough = f" (or {few}, {after_s:g} s after they are here)" if few else ""
+        return f"{self.members} members{enough}{f', and the replica at {at}' if at else ''}"
 
     @property
     def traffic_above(self) -> Callable[[], Traffic] | None:

@@ -187,7 +187,7 @@ class SiteHub(Hub):
 
     def _join(self, now: float) -> list[Effect]:
         if self.link is None:
-            if not (self.started or self.membership.may_start):
+            if not (self.started or self.membership.may_start(now)):
                 return []
             self._ask_above()
         link = self._require_link()

@@ -24,6 +24,7 @@ from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.records import Departed, Entered, Record, State
 from edgetrain.exchange.hub.replay import replay
 from edgetrain.exchange.hub.rounds import Rounds
+from edgetrain.exchange.hub.starting import Starting, begun
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.limits import Unrequited
 from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Fixed, Join, Resume, Start, Welcome
@@ -83,6 +84,7 @@ class Membership:
         self._terms = terms
         self._members = members
         self._rounds = rounds
+        self._starting = Starting()
         self._deserted = False
         """The last member was lost, and may come back."""
         self._deserted_since: float | None = None
@@ -101,11 +103,11 @@ class Membership:
         masks = self._rounds.masks
         return over or (masks is not None and masks.is_over)
 
-    @property
-    def may_start(self) -> bool:
-        """Whether all members and the whole base are here, and training has not begun."""
+    def may_start(self, now: float) -> bool:
+        """Whether to begin now: enough members (see Starting) and the whole base are here."""
+        is_due = self._starting.is_due(self.policy, self._members.places, now)
         ready = self.first_base.is_whole(self.model) and self.is_ready()
-        return ready and not self._rounds.started and self._members.places >= self.policy.members
+        return is_due and ready and not self._rounds.started
 
     def find_returning(
         self, sender: bytes, message: Resume, tail: int | None
@@ -126,15 +128,11 @@ class Membership:
             if since is None:
                 continue
             if member.returning:
-                patience_s = self._deserted_s if alone else self.policy.return_s
+                patience_s = self.policy.alone_s if alone else self.policy.return_s
                 since = since if alone else max(since, self._alone_until)
             if now - since >= patience_s:
                 found.append((member, patience_s))
         return found
-
-    @property
-    def _deserted_s(self) -> float:
-        return max(self.policy.deserted_s, self.policy.return_s)
 
     def _admission(self, tail: int | None = None) -> Admission:
         return Admission(
@@ -233,10 +231,12 @@ class Membership:
         return self.first_base.accept_from(member, message, self.model, self._rounds.started)
 
     def admit_all(self) -> list[Effect]:
-        """All members begin, with the base that was uploaded."""
+        """All members that are here begin, with the base that was uploaded."""
         self._rounds.set_base(self.first_base.vector(self.model.base_elements))
         self.fixed = self.first_base.fixed_values(self.model.base_elements)
-        effects: list[Effect] = [Note("started", "hub", f"{self.policy.members} members")]
+        if self._members.places < self.policy.members:  # the others may be who is to evaluate
+            self.evaluators.note_wanted()
+        effects: list[Effect] = [begun(self.policy, self._members.places)]
         for member in self._members:
             effects += self._admit(member)
         self.first_base.drop_parts()
@@ -391,7 +391,7 @@ class Membership:
             self._deserted, self._deserted_since = False, None
         elif self._deserted_since is None:
             self._deserted_since = now
-        elif now - self._deserted_since >= self._deserted_s:
+        elif now - self._deserted_since >= self.policy.alone_s:
             self._deserted = False
 
     # -- what survives a restart --------------------------------------------------------------

@@ -270,7 +270,7 @@ class Hub:
         for member, patience_s in self.membership.find_given_up(now):
             if member.is_in:  # one before it may have taken it along
                 effects += self._remove(member, "gone", f"unreachable for {patience_s:g} s", now)
-        effects += self._close_rounds(now)
+        effects += self._start_if_ready(now) + self._close_rounds(now)
         effects += self.rounds.end_if_short(now, self.policy.return_s, self.policy.deserted_s)
         self.membership.check_desertion(now)
         return effects + self.membership.beats(now)
@@ -278,8 +278,8 @@ class Hub:
     # -- contributions and rounds -------------------------------------------------------------
 
     def _start_if_ready(self, now: float) -> list[Effect]:
-        """Begin to train, once all members and the base are here."""
-        if not self.membership.may_start:
+        """Begin to train, once the base and all members, or enough of them, are here."""
+        if self.started or not self.membership.may_start(now):
             return []
         effects = self.membership.admit_all()
         effects.insert(0, Save(self.state()))

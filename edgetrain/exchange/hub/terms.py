@@ -105,7 +105,7 @@ class Policy:
     """How patient the hub is."""
 
     members: int
-    """Members with which the job starts, and the most that it has at a time."""
+    """Members that the job waits for at its start, and the most that it has at a time."""
     quorum: int = 1
     """Fewest contributions with which a round closes at its deadline."""
     deadline_s: float = 60.0
@@ -128,6 +128,14 @@ class Policy:
     """Whether a round closes before `deadline_s`, where contributions usually come sooner."""
     fleet: int = 0
     """Members of the whole job, where this hub is the gateway of a site; 0: `members`."""
+    start_with: int = 0
+    """Members that are enough to begin with, `start_after_s` after they are here; 0: `members`."""
+    start_after_s: float = 0.0
+
+    @property
+    def alone_s(self) -> float:
+        """Seconds that the hub waits while no member is left, or back."""
+        return max(self.deserted_s, self.return_s)
 
     def closing_rule(self) -> ClosingRule:
         """A fresh rule of when a round closes, of members that are in step."""

@@ -68,26 +68,30 @@ class Surroundings:
 class SimulatedMember:
     """The device of member `index`. `process` is the one that runs, or ran last, by `clock`.
 
+    `never_on`: it has not had any power yet.
+
     `training` is its member, and `wires` its connections, the lead's first, as they are or were
     last (None, and (): it never joined). `was_off`: it has been without power, or its process was
     killed. Times are virtual nanoseconds, as `World.at` has them.
     """
 
     def __init__(self, index: int, around: Surroundings, job_is_over: Callable[[], bool]) -> None:
-        """It starts at once. After `job_is_over` it is not started again."""
+        """It starts at once, or is off at first. After `job_is_over` it is not started again."""
         self.clock: Callable[[], float] = around.world.clock
         self.name = f"m{index}"
         self.training: Member | None = None
-        self.was_off = False
+        self.was_off = self.never_on = around.planned.is_off_at_first(index)
         self._index, self._around = index, around
         self._job_is_over = job_is_over
         self.wires: tuple[MemberWire, ...] = ()
         self._host: SimulatedHost | None = None
         self.process = self._boot()
+        if self.never_on:
+            self.process.kill()
 
     def cut_power(self, until: int) -> None:
         """Take its power away until then; nobody is told. Does nothing once the member is over."""
-        if not self.process.over:
+        if not self.process.over or self.never_on:
             for wire in self.wires:
                 wire.power_off()
             if self._host is not None:
@@ -96,7 +100,7 @@ class SimulatedMember:
 
     def end_process(self, until: int) -> None:
         """End the process, and start it again then."""
-        self.was_off = True
+        self.was_off, self.never_on = True, False
         self.process.kill()
         if self._host is not None:
             self._host.end(power=False)

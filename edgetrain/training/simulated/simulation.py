@@ -217,7 +217,7 @@ class Simulation:
         goes, comes = map(self._time, times)
 
         def go() -> None:
-            if not member.process.over:
+            if not member.process.over or member.never_on:
                 member.cut_power(comes)
                 off_s = (comes - goes) / SECOND
                 self._recorder.strike("absence", f"off for {off_s:.4g} s", member.name)
@@ -261,8 +261,9 @@ class Simulation:
         watch()
 
     def _never_starts(self) -> bool:
-        """Whether a member failed before training began: the others wait for it for ever."""
-        return self.began is None and any(member.process.error for member in self.members)
+        """Whether members failed before training began that the others wait for, for ever."""
+        left = sum(not member.process.error for member in self.members)
+        return self.began is None and left < self._planned.job.first_members
 
     def _others(self) -> list[Process]:
         """Of hubs that do not lead, and of gateways."""
@@ -309,7 +310,7 @@ class Simulation:
     def write_model(self, path: Path) -> None:
         """Write the fleet's parameters and the evaluating member's buffers, if it has trained.
         ConfigError."""
-        training = self.members[0].training
+        training = next((each.training for each in self.members if each.training), None)
         if training is not None:
             weights.save(self._gradients.model_at(training.half.base), path)
 

@@ -121,6 +121,42 @@ def test_a_device_that_comes_back_takes_what_steps_are_left(tmp_path):
     assert len(steps) < 600
 
 
+def test_a_device_that_is_off_at_first_joins_those_that_began_without_it(tmp_path):
+    tables = {
+        "fleet": {"members": 4, "pace_s": 0.1, "network": "wan-50ms"},
+        "train": {"steps": 400},
+        "strategy": {"name": "dga", "every": 5, "delay": 5},
+        "hub": {"start_with": 2, "start_after_s": 7.0},
+        "absences": [{"at_s": 0.0, "for_s": 20.0, "members": [0, 3]}],
+    }
+    job = write_tiny(tmp_path, **tables)
+    summary, folder = simulated(tmp_path, path=tmp_path / job, beside=tmp_path)
+    assert summary["status"] == "finished"
+    joined = {r["about"]: r["t"] for r in read_metrics(folder, "event") if r["event"] == "joined"}
+    assert joined["m1"] <= 0 < 20 < joined["m0"] < 25
+    (started,) = [r for r in read_metrics(folder, "event") if r["event"] == "started"]
+    assert started["reason"] == "2 of 4 members"
+    assert len(bases(folder)) == 1
+    for name in ("m0", "m3"):
+        steps = [r["step"] for r in read_metrics(folder, "step") if r["member"] == name]
+        assert 0 < len(steps) < 400
+        assert max(steps) == 400
+
+
+def test_members_that_are_all_here_begin_with_the_same_bits_whatever_start_with_says(tmp_path):
+    words = [*DIGITS, "strategy=dga", "delay=7", "network=wan-200ms"]
+    plain, first = simulated(tmp_path, *words)
+    few, second = simulated(tmp_path, *words, "start_with=3", "start_after_s=1000")
+    assert lines(first) == lines(second)
+    assert plain["sent_bytes"] == few["sent_bytes"]
+
+
+def test_a_simulation_that_could_never_begin_is_refused():
+    words = ("members=4", "start_with=3", "absences=[{at_s = 0, for_s = 9, members = [0, 1]}]")
+    with pytest.raises(ConfigError, match="2 devices are there at first, and"):
+        plan(reading.load(None, words))
+
+
 def test_faults_are_in_the_run_folder_as_they_strike(tmp_path):
     job = write_tiny(
         tmp_path,

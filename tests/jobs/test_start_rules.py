@@ -1,0 +1,48 @@
+"""`hub.start_with`: what it does not go together with."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgetrain.errors import ConfigError
+from edgetrain.jobs.job import COLLECTIVES
+from edgetrain.jobs.reading import load
+from edgetrain.jobs.rules import resolve
+
+HUBS = "hub.hubs=['tcp://a:1', 'tcp://b:1']"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["start_with=5"], "hub.start_with = 5: the job has only 4 members"),
+        (["start_with=3", "strategy=sync-sgd"], "sync-sgd lets no member join after the start"),
+        (["start_with=2", "quorum=3"], "hub.start_with = 2 and hub.quorum = 3"),
+        (["start_with=2", "secure=true"], "hub.start_with = 2 and strategy.threshold = 3"),
+        (["start_with=3", "ranges=4", HUBS], "hub.hubs has 2 hubs: hub.start_with = 3"),
+        (["start_with=3", "fleet.gateways=true"], "hub.start_with = 3, and sites begin whole"),
+        (["start_with=2", "strategy=fedbuff(3, 0.5)"], "with 2 members"),
+        (["start_with=2", "merge=multi-krum(1)"], "the job has 2"),
+        *(
+            (["start_with=3", f"topology={name}", "strategy=fedavg"], "members begin together")
+            for name in COLLECTIVES
+        ),
+        (["start_with=3", "topology=direct", "ranges=4"], "members begin together"),
+    ],
+)
+def test_what_it_does_not_go_with_is_one_line(words, said):
+    with pytest.raises(ConfigError) as refused:
+        resolve(load(None, ["members=4", *words]))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "words", [["sync-sgd"], ["fedavg", "topology=ring"], ["dga", "ranges=4", "topology=direct"]]
+)
+def test_all_of_them_is_no_restriction(words):
+    resolve(load(None, ["members=4", "start_with=4", f"strategy={words[0]}", *words[1:]]))
+
+
+def test_it_is_not_in_the_digest():
+    assert load(None, ["start_with=2", "start_after_s=1"]).digest() == load(None, []).digest()
