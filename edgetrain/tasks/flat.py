@@ -86,11 +86,13 @@ class FlatModel:
         self._variances = [tensor for name, tensor in measured if name.endswith("running_var")]
         runs = _runs_of(named, measured)
         self._groups: list[_Group] = []
+        self._memory: list[Vector] = []  # stays where it is when `share_memory` moves the tensors
         layout: list[tuple[str, int, tuple[int, ...]]] = []
         start = 0
         for _, members in runs:
-            group = _bind([tensor for _, tensor in members], start)
+            group, *memory = _bind([tensor for _, tensor in members], start)
             self._groups.append(group)
+            self._memory += memory
             for name, tensor in members:
                 layout.append((name, start, tuple(tensor.shape)))
                 start += tensor.numel()
@@ -161,6 +163,11 @@ class FlatModel:
                         "a parameter left the flat vector",
                         "call model.to(...) before joining, and load weights in place",
                     )
+            if self.is_storage and group.params.data_ptr() != self.params.ctypes.data:
+                raise ConfigError(
+                    "the model was moved into memory that processes share",
+                    "give others copy.deepcopy(model), or the member's state_dict()",
+                )
             if not self.is_storage:
                 mirror = self.params[group.where]
                 if group.params.dtype is torch.float32:
@@ -309,6 +316,12 @@ def _check_tensors(named: Sequence[tuple[str, torch.Tensor]]) -> None:
                 f"parameter '{name}' is {tensor.dtype}",
                 "trained parameters are float32, float16, bfloat16 or float64",
             )
+        if tensor.device.type == "cpu" and tensor.is_shared():
+            raise ConfigError(
+                f"parameter '{name}' is in memory that processes share: the others would not see "
+                "what is trained here",
+                "join with copy.deepcopy(model)",
+            )
         if any(n > 1 and not s for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
             _refuse_shared(name, name)
     there = [(str(t.device), t.data_ptr(), name, t) for name, t in named if t.numel()]
@@ -369,12 +382,12 @@ def statistics_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [(n, b) for n, b in model.named_buffers() if n.endswith(ends) and b.is_floating_point()]
 
 
-def _bind(tensors: list[torch.Tensor], start: int) -> _Group:
-    """Move tensors of one dtype and device into one flat tensor and make them views of it."""
+def _bind(tensors: list[torch.Tensor], start: int) -> tuple[_Group, Vector, Vector]:
+    """Move tensors of one dtype and device into one flat tensor and make them views of it. The
+    group, and the main memory of parameters and gradients."""
     total = sum(tensor.numel() for tensor in tensors)
     like = tensors[0]
-    flat = torch.empty(total, dtype=like.dtype, device=like.device)
-    gradient = _zeros(total, like)
+    (flat, memory), (gradient, gradient_memory) = _zeros(total, like), _zeros(total, like)
     members = []
     at = 0
     for tensor in tensors:
@@ -390,7 +403,8 @@ def _bind(tensors: list[torch.Tensor], start: int) -> _Group:
             gradient_view.copy_(tensor.grad)
             tensor.grad = gradient_view
         members.append((tensor, view, gradient_view))
-    return _Group(flat, gradient, slice(start, start + total), tensors, members)
+    where = slice(start, start + total)
+    return _Group(flat, gradient, where, tensors, members), memory, gradient_memory
 
 
 def _any(values: Vector) -> bool:
@@ -398,15 +412,16 @@ def _any(values: Vector) -> bool:
     return bool(values[0]) or bool(values.any())
 
 
-def _zeros(total: int, like: torch.Tensor) -> torch.Tensor:
-    """Zeros that cost no memory until they are written: not every strategy needs the gradient.
+def _zeros(total: int, like: torch.Tensor) -> tuple[torch.Tensor, Vector]:
+    """Zeros, and the main memory that they stand in. They cost none until they are written: not
+    every strategy needs the gradient.
 
     torch.zeros writes them at once; NumPy takes fresh pages from the system, which are zero.
     """
     if like.device.type != "cpu":
-        return torch.zeros(total, dtype=like.dtype, device=like.device)
+        return torch.zeros(total, dtype=like.dtype, device=like.device), zeros(0)
     words = zeros(2 * (total * like.element_size() // 8 + 1))
-    return torch.from_numpy(words).view(like.dtype)[:total]
+    return torch.from_numpy(words).view(like.dtype)[:total], words
 
 
 def _host(tensor: torch.Tensor) -> Vector:

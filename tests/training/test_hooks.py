@@ -402,6 +402,7 @@ def test_lazy_meta_and_shared_tensors_are_refused_before_anything_moves():
         "on the meta device": nn.Linear(3, 2, device="meta"),
         "elements of 'a' and 'a' share": nn.ParameterDict({"a": torch.zeros(1, 3).expand(4, 3)}),
         "elements of 'a' and 'b' share": nn.ParameterDict({"a": shared, "b": shared[1:]}),
+        "memory that processes share": nn.Linear(3, 2).share_memory(),
     }
     for words, model in cases.items():
         with pytest.raises(ConfigError, match=words):

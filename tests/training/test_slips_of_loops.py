@@ -229,6 +229,29 @@ def test_an_optimizer_made_anew_in_the_middle_raises(strategy):
     assert steps == [4]
 
 
+def share(model, optimizer):
+    model.share_memory()
+
+
+def add_a_loss(model, optimizer):
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+
+
+@pytest.mark.parametrize(("act", "said"), [
+    (share, "memory that processes share"),
+    (add_a_loss, "the optimizer has 5 parameters, and had 4 when it joined"),
+])  # fmt: skip
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_takes_a_model_apart_in_the_middle_raises(strategy, act, said):
+    def loop(model, optimizer, index, join):
+        with pytest.raises(EdgetrainError, match=said), join(model, optimizer):
+            take(4, model, optimizer, index)
+            act(model, optimizer)
+            take(8, model, optimizer, index)
+
+    fleet_of(strategy, loop)
+
+
 class Around(torch.optim.Optimizer):
     """An optimizer that steps another one, on the same parameters."""
 

@@ -62,6 +62,7 @@ class StepHooks:
         self, optimizers: Sequence[Optimizer], begin: Begin, end: Callable[[], None]
     ) -> None:
         self.optimizers = tuple(optimizers)
+        self._joined = [len(parameters_of(each)) for each in self.optimizers]
         self._begin, self._end = begin, end
         self._outer: FrameType | None = None
         """The step under way. One within it is part of it."""
@@ -110,6 +111,7 @@ class StepHooks:
         if self._is_paused or self._is_within():
             return None
         self._check("member.step()" if self._is_calling else "optimizer.step()")
+        self._check_groups()
         self._outer = sys._getframe(1)
         self._begun += 1
         adds = not _skips(optimizer)
@@ -168,6 +170,15 @@ class StepHooks:
                 f"leave out one of them; {self._call} alone exchanges, too",
             )
         self._call = call
+
+    def _check_groups(self) -> None:
+        for optimizer, joined in zip(self.optimizers, self._joined, strict=True):
+            if (now := len(parameters_of(optimizer))) > joined:
+                raise EdgetrainError(
+                    f"the optimizer has {now} parameters, and had {joined} when it joined: the "
+                    "others would be trained on this member alone",
+                    "close the member, and join again with the model as it is now",
+                )
 
     def _is_within(self) -> bool:
         """Whether another step is under way. One that raised is over, and no hook was called."""
