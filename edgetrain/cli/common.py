@@ -155,13 +155,13 @@ def check_before_torch(arguments: argparse.Namespace, jobs: Iterable[Job]) -> li
     Raises ConfigError and NetworkError before torch is imported.
     """
     from edgetrain.jobs.plan import check
-    from edgetrain.jobs.rules import doubts, refuse_gateways
+    from edgetrain.jobs.rules import doubts_of, refuse_gateways
 
     found = [check(job) for job in jobs]
     for each in found:
         refuse_gateways(each.job)
     for each in found:
-        for doubt in doubts(each.strategy, [str(each.job.train.optimizer["name"])]):
+        for doubt in doubts_of(each):
             warn(f"warning: {doubt}")
     if getattr(arguments, "simulate", False):
         require_simulator()

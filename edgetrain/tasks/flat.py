@@ -316,7 +316,7 @@ def _check_tensors(named: Sequence[tuple[str, torch.Tensor]]) -> None:
                 f"parameter '{name}' is {tensor.dtype}",
                 "trained parameters are float32, float16, bfloat16 or float64",
             )
-        if tensor.device.type == "cpu" and tensor.is_shared():
+        if tensor.device.type == "cpu" and tensor.is_shared():  # type: ignore[no-untyped-call]
             raise ConfigError(
                 f"parameter '{name}' is in memory that processes share: the others would not see "
                 "what is trained here",

@@ -37,7 +37,7 @@ from edgetrain.jobs.building import hub_of, message_limit
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved, journal_settings
-from edgetrain.jobs.rules import doubts, resolve
+from edgetrain.jobs.rules import doubts_of, resolve
 from edgetrain.jobs.topology import take_star
 from edgetrain.runs import folder as run_folders
 from edgetrain.runs.environment import free_memory, utc
@@ -223,7 +223,7 @@ def _looked_up(request: HubRequest, say: Say, warn: Say) -> Resolved:
     found = take_star(resolve(request.job), _LINKS_UNKNOWN)
     if found.topology_choice:
         say(found.topology_choice)
-    for doubt in doubts(found.strategy, [str(found.job.train.optimizer.get("name", "sgd"))]):
+    for doubt in doubts_of(found):
         warn(f"warning: {doubt}")
     return found
 

@@ -15,6 +15,9 @@ from edgetrain.jobs.rules import resolve
 
 FAR = ("network=wan-200ms", "pace_s=0.05", "strategy=auto")
 TEXT = "task=edgetrain.tasks:char_lm"
+UNEQUAL = "data.partition=dirichlet(0.3)"
+PLAIN = "optimizer={ name = 'sgd', lr = 0.1 }"
+MOMENTUM = "optimizer={ name = 'sgd', lr = 0.1, momentum = 0.9 }"
 ADAMW = "optimizer={ name = 'AdamW', lr = 0.01 }"
 
 
@@ -25,10 +28,13 @@ ADAMW = "optimizer={ name = 'AdamW', lr = 0.01 }"
         (["data.partition=iid"], choosing.EQUAL),
         (["network=rtt-40ms"], choosing.NO_TRIP),
         (["network=rtt-40ms, rtt-500ms", "members=2"], choosing.EQUAL),
-        (["data.partition=dirichlet(0.3)"], choosing.UNEQUAL),
+        ([UNEQUAL], choosing.UNEQUAL),
+        ([UNEQUAL, PLAIN], choosing.PLAIN),
+        ([UNEQUAL, PLAIN, "network=rtt-500ms", "pace_s=0.02"], choosing.PLAIN_FAR),
+        ([UNEQUAL, ADAMW], choosing.ADAPTIVE),
         (["task=mine:task"], choosing.DOUBT),
         ([TEXT, ADAMW], choosing.TEXT),
-        ([TEXT, "optimizer={ name = 'sgd', lr = 0.1, momentum = 0.9 }"], choosing.TEXT),
+        ([TEXT, MOMENTUM], choosing.TEXT),
     ],
 )
 def test_a_job_gets_the_row_that_was_measured_for_it(words, row):
@@ -53,7 +59,7 @@ def test_what_a_job_says_stays():
         (["network=none"], "it needs the round trip, and the seconds of a step"),
         (["pace_s=0"], "it needs the round trip, and the seconds of a step"),
         (["device=raspberry-pi-4b:2, laptop:2", "members=4"], "it does not know how much"),
-        ([TEXT, "optimizer={ name = 'sgd', lr = 0.1 }"], "text was not measured with plain SGD"),
+        ([TEXT, PLAIN], "text was not measured with plain SGD"),
         (["network=rtt-x"], "network 'rtt-x'"),
     ],
 )

@@ -316,6 +316,17 @@ def test_adamw_is_a_warning_with_the_figure(capsys):
         assert warned.count("warning: scaffold is made for SGD, and the optimizer is adamw") == said
 
 
+@pytest.mark.parametrize(("words", "said"), [
+    (["strategy=dga", "data.partition=dirichlet(0.3)", "optimizer={ name = 'AdamW' }"], 1),
+    (["strategy=sync-sgd", "data.partition=dirichlet(0.3)", "optimizer={ name = 'AdamW' }"], 0),
+    (["strategy=dga", "data.partition=iid", "optimizer={ name = 'AdamW' }"], 0),
+    (["strategy=dga", "data.partition=dirichlet(0.3)", "optimizer={ name = 'sgd', lr = 0.1 }"], 0),
+])  # fmt: skip
+def test_adamw_on_unequal_data_is_a_warning_with_the_figure(capsys, words, said):
+    check_before_torch(Namespace(json=True), [reading.load(None, words)])
+    assert capsys.readouterr().err.count("no strategy with local steps ended above 83 %") == said
+
+
 def simulated(folder, name, *words, batched):
     inside = create(folder, name)
     summary = simulation.run(plan(reading.load(None, [*JOB, *words])), inside, batched=batched)

@@ -244,12 +244,13 @@ def add_a_loss(model, optimizer):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_takes_a_model_apart_in_the_middle_raises(strategy, act, said):
     def loop(model, optimizer, index, join):
-        with pytest.raises(EdgetrainError, match=said), join(model, optimizer):
+        with join(model, optimizer):
             take(4, model, optimizer, index)
             act(model, optimizer)
             take(8, model, optimizer, index)
 
-    fleet_of(strategy, loop)
+    with pytest.raises(EdgetrainError, match=said):
+        fleet_of(strategy, loop)
 
 
 class Around(torch.optim.Optimizer):
