@@ -590,8 +590,6 @@ def _why_not_collective(found: Resolved) -> Refusal | None:
         return f"{strategy.spelled} is out of step: its members have no rounds together", star
     if strategy.ranges > 1:
         return f"{strategy.spelled} exchanges a fragment a round", f"take fedavg, or {star}"
-    if strategy.outer:
-        return f"{strategy.spelled} has an optimizer at the hub, which gets no vector", star
     if job.privacy.unit == "member" and job.privacy.where == "hub":
         return "with privacy.where = 'hub' the hub has to see contributions", star
     return None

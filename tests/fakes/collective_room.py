@@ -96,7 +96,11 @@ class CollectiveMember(RoomMember):
         self.sent = 0
         self.exchange.vanish()
         self.exchange = CollectiveExchange(
-            room.loopback.connect(), peering, time.monotonic, lost_s=LOST_S
+            room.loopback.connect(),
+            peering,
+            time.monotonic,
+            lost_s=LOST_S,
+            outer=room.row.outer_rule(),
         )
 
     def _dial(self, peer, neighbours):

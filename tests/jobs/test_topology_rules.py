@@ -49,7 +49,6 @@ def test_only_a_topology_that_changes_bits_is_in_the_digest(name):
         (["merge=median"], "strategy.merge = 'median' compares members"),
         (["strategy=fedbuff(2, 0.5)"], "is out of step"),
         (["strategy=streaming-diloco(2, 0.5)"], "a fragment a round"),
-        (["strategy=diloco"], "an optimizer at the hub"),
         (["secure=true"], "masks are removed from one sum"),
         (["unit=member", "where=hub", "noise=1", "clip=1"], "the hub has to see contributions"),
         (["fleet.gateways=true"], "a gateway adds up for its site"),

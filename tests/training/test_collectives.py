@@ -39,17 +39,13 @@ def ends(folder):
     return {who: end.split("base ")[1][:16] for who, end in reasons.items() if "base " in end}
 
 
-@pytest.fixture(scope="module")
-def star(tmp_path_factory):
-    folder = create(tmp_path_factory.mktemp("star"), "star")
-    simulation.run(job("star"), folder)
-    return model(folder)
-
-
-@pytest.mark.parametrize("topology", ["ring", "butterfly"])
-def test_processes_end_with_the_same_bits_close_to_those_of_a_star(topology, star, tmp_path):
+@pytest.mark.parametrize(("topology", "strategy"), [("ring", "fedavg"), ("butterfly", "diloco")])
+def test_processes_end_with_the_same_bits_close_to_those_of_a_star(topology, strategy, tmp_path):
+    folder = create(tmp_path, "star")
+    simulation.run(job("star", f"strategy={strategy}"), folder)
+    star = model(folder)
     folder = create(tmp_path, topology)
-    summary = emulated.run(job(topology), folder)
+    summary = emulated.run(job(topology, f"strategy={strategy}"), folder)
     assert summary["status"] == "finished"
     found = ends(folder)
     assert len(found) == 3

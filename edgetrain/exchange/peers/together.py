@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgetrain.errors import BadMessage, Refused
+from edgetrain.errors import BadMessage, Diverged, Refused
 from edgetrain.exchange.member.link import OUTAGE_S, PATIENCE_S, Link
 from edgetrain.exchange.messages import Ran, RunRound, pack, unpack
 from edgetrain.exchange.peers.circle import Circle, PeerLost, Turn
@@ -24,6 +24,8 @@ from edgetrain.exchange.peers.peering import MappedEnd, Peering
 from edgetrain.exchange.peers.wrapped import WrappedEnd
 from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply, Submission
 from edgetrain.exchange.transport import MemberTransport, Traffic
+from edgetrain.strategies.outer import OuterRule
+from edgetrain.strategies.outer_rules import MOST_MAGNITUDE
 from edgetrain.vectors import vector as vectors
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import Buffer, Vector, combine, tile_sum
@@ -142,6 +144,16 @@ def sum_of(pieces: Sequence[Vector]) -> int:
     return combine(map(tile_sum, pieces))
 
 
+def _stepped(outer: OuterRule, pieces: Sequence[Vector]) -> Vector:
+    """What an outer rule makes of a mean. Diverged for one that it cannot take."""
+    step = np.concatenate(pieces)
+    largest = float(np.abs(step).max(initial=0.0))
+    if not largest <= MOST_MAGNITUDE:
+        raise Diverged(f"an element of {largest:g} in the mean is more than outer rules can take")
+    outer.step(step, 0)
+    return step
+
+
 class CollectiveExchange(Link):
     """The `Exchange` of a member whose fleet averages among itself; a Link to the hub if that adds
     up, because members cannot connect to each other as they would have to."""
@@ -154,13 +166,15 @@ class CollectiveExchange(Link):
         patience_s: float = PATIENCE_S,
         outage_s: float = OUTAGE_S,
         lost_s: float = LOST_S,
+        outer: OuterRule | None = None,
     ) -> None:
         """Owns `end`, the connection to the hub, and `peering`, which has not begun. `lost_s`:
-        seconds of silence after which another member is lost."""
+        seconds of silence after which another member is lost. `outer`: fresh; all members make the
+        same step with it, of the same mean."""
         self._running = RunningEnd(MappedEnd(end, peering), self._ready_circle)
         super().__init__(self._running, clock, patience_s, outage_s)
         self._running.own, self._running.keep = self._own, self._keep
-        self._peering, self._lost_s = peering, lost_s
+        self._peering, self._lost_s, self._outer = peering, lost_s, outer
         self._circle: Circle | None = None
         self._kept: dict[int, Vector] = {}
         """Contributions to rounds that do not count yet."""
@@ -209,6 +223,8 @@ class CollectiveExchange(Link):
             self._peering.close()
             return entry
         self.memory = VectorPool(params.size)
+        if self._outer is not None:
+            self._outer.start(params.size)
         return replace(entry, checksum=vectors.checksum(params))
 
     def submit(self, submission: Submission) -> Vector | None:
@@ -233,6 +249,8 @@ class CollectiveExchange(Link):
         self._kept.pop(round, None)
         if isinstance(reply, CatchUp) or pieces is None:
             raise Refused("started", "rounds went on without this member, whose mean it lacks", "")
+        if reply.members and self._outer is not None:
+            pieces = [_stepped(self._outer, pieces)]
         return replace(reply, pieces=pieces, checksum=0)
 
     def traffic(self) -> Traffic:

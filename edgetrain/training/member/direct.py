@@ -59,7 +59,8 @@ def collective_exchange(
     # The hub notices first that a member has died: then nobody has to be blamed for its silence.
     lost_s = max(LOST_S, 2 * found.job.hub.gone_s)
     waits = time.monotonic, patience_s, found.job.hub.outage_s
-    return CollectiveExchange(hub, Peering(listener, pair), *waits, lost_s), address
+    outer = found.strategy.outer_rule()
+    return CollectiveExchange(hub, Peering(listener, pair), *waits, lost_s, outer), address
 
 
 def _listen(found: Resolved, pair: Pair | None, at: str) -> tuple[Listener, str]:

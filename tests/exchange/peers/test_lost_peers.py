@@ -72,3 +72,12 @@ def test_with_a_delay_members_average_beside_their_steps(topology):
     assert np.allclose(room.run(), star, rtol=0, atol=1e-5)
     assert len({member.params.tobytes() for member in room.members}) == 1
     assert room.lead.turns.count == 1 + 12 // 2
+
+
+@pytest.mark.parametrize("strategy", ["diloco", "fedadam", "fedavgm", "eager"])
+def test_an_outer_rule_makes_the_same_step_on_every_member(strategy):
+    words = {"every": 2, "delay": 2, "policy": policy(3)}
+    star = DirectRoom(strategy, 3, 12, star=True, ranges=1, **words).run()
+    room = CollectiveRoom("ring", strategy, 3, 12, **words)
+    assert np.linalg.norm(room.run() - star) <= 1e-6 * np.linalg.norm(star)
+    assert len({member.params.tobytes() for member in room.members}) == 1
