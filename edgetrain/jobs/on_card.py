@@ -76,7 +76,7 @@ def check(card: Card, owner: tuple[int, int] | None = None) -> str:
         found = _answer(done.stdout, done.stderr)
         if found.get("ok"):
             return ""
-        message = str(found["error"]).replace(str(scratch / "etc"), "/etc/edgetrain")
+        message = str(found["error"]).replace(str(scratch / "etc"), "/etc/edgetrain/current")
         if found.get("module") in lacking:
             return f"the worker has {found['module']}, and this machine has not"
         raise ConfigError(f"no card has what the job's task needs: {message}", _way_out(found))

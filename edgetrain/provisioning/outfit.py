@@ -21,9 +21,11 @@ from edgetrain.jobs import on_card
 from edgetrain.jobs.bundles import digest_of
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
+from edgetrain.provisioning import sets
 from edgetrain.provisioning.cards import flashing
 from edgetrain.provisioning.cards.archive import Workers, read_manifest
 from edgetrain.provisioning.cards.flashing import Settings
+from edgetrain.provisioning.sets import JobSet
 
 AsOwner = Callable[[Path], AbstractContextManager[None]]
 """A block in which files beside this one get its owner."""
@@ -67,16 +69,16 @@ def settings_of(found: Cluster, job: Job, token_s: float, ask: Callable[[str], s
         passphrase = cluster.secret(
             found.wifi, found.path.parent, os.environ, lambda: ask(question)
         )
-    data = flashing.pack_data(found.job.data) if found.job.data else None
     return flashing.Settings(
-        tuple(cluster.ssh_keys(found.ssh)),
-        found.job.file.read_bytes(),
-        {},
-        token_s,
-        passphrase,
-        data,
-        _bundle(found, job),
+        tuple(cluster.ssh_keys(found.ssh)), set_of(found, job), {}, token_s, passphrase
     )
+
+
+def set_of(found: Cluster, job: Job) -> JobSet:
+    """What the devices of a cluster get of its job. Raises ConfigError."""
+    assert found.job
+    data = sets.pack_data(found.job.data) if found.job.data else None
+    return sets.make(job, found.job.file.read_bytes(), data, _bundle(found, job))
 
 
 def check_task(
@@ -98,7 +100,7 @@ def check_task(
     refused: list[ConfigError] = []
     for path in candidates:
         card = on_card.Card(
-            settings.job, read_manifest(path).modules, found.job.data, settings.bundle
+            settings.job.job, read_manifest(path).modules, found.job.data, settings.job.bundle
         )
         try:
             return on_card.check(card, owner)

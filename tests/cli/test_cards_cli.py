@@ -13,6 +13,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import tomllib
 from pathlib import Path
 
 import pi_images
@@ -24,6 +25,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.keyring import Keyring, read_token
 from edgetrain.exchange.zeromq.curve import pair_of
 from edgetrain.jobs import on_card
+from edgetrain.jobs.reading import parse
 from edgetrain.provisioning.cards import archive, bootfiles, disks, looking, making
 
 WHY_NOT = pi_images.missing() or ", ".join(looking.missing_tools())
@@ -163,13 +165,15 @@ def test_a_card_for_each_device(folder, capsys):
         assert config["hubs"] == ["tcp://192.168.1.5:5555", "tcp://hub.local:5555"]
         token = boot.read("edgetrain/token").decode()
         tokens.append(pair_of(read_token(token)[1]).public)
-        assert boot.read("edgetrain/job.toml").decode() == JOB
+        there = tomllib.loads(boot.read("edgetrain/job.toml").decode())
+        assert parse(there).digest() == parse(tomllib.loads(JOB)).digest() == config["set"]["job"]
+        assert there["data"]["folder"] == "/etc/edgetrain/current/data"
         assert b"digits.csv" in boot.read("edgetrain/data.tar")
         user_data = json.loads(boot.read("user-data").removeprefix(b"#cloud-config\n"))
         assert user_data["hostname"] == name
         unit = boot.read("edgetrain/edgetrain-member.service").decode()
         assert f"--hub tcp://192.168.1.5:5555 --hub tcp://hub.local:5555 --index {index}" in unit
-        assert "data.folder=/etc/edgetrain/data" in unit
+        assert "member /etc/edgetrain/current/job.toml --hub" in unit
         assert "@" not in unit.replace("@THREADS@", "").replace("@system-service", "")
     ring = Keyring(folder / "hub")
     assert [name for name, _ in ring.open_tokens(0)] == ["pi-0", "pi-1"]

@@ -56,13 +56,15 @@ def test_what_a_card_has_is_enough(tmp_path):
 
 LACKING = {
     "scikit-learn": (job(), False, "digits lie in scikit-learn's wheel", 'job.data = "FOLDER"'),
-    "the file of a data set": (job(), True, "/etc/edgetrain/data/digits.csv.gz", "job.data"),
+    "the file of a data set": (
+        job(), True, "/etc/edgetrain/current/data/digits.csv.gz", "job.data",
+    ),
     "code of one's own": (
         job("mine:Task"), False, "no module 'mine'", "edgetrain bundle make mine.py"
     ),
     "a model to start from": (
         job("edgetrain.tasks:sized", 'start = "m.safetensors"'), False,
-        "start = '/etc/edgetrain/m.safetensors': there is no such file", "job.data",
+        "start = '/etc/edgetrain/current/m.safetensors': there is no such file", "job.data",
     ),
     "what masks need": (
         job("edgetrain.tasks:sized", "strategy.secure = true").replace(b"= 2", b"= 4"), False,

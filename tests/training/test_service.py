@@ -243,7 +243,7 @@ def test_a_field_is_one_line(manager):
 
 def filled(tmp_path: Path) -> Path:
     """The unit as it is on a device, with a program that is there."""
-    text = flashing.unit(["tcp://192.168.1.5:5555"], 3, data=True).replace("@THREADS@", "4")
+    text = flashing.unit(["tcp://192.168.1.5:5555"], 3).replace("@THREADS@", "4")
     path = tmp_path / flashing.UNIT
     path.write_text(text)
     return path
@@ -253,7 +253,7 @@ def test_the_unit_has_every_word_filled_in(tmp_path):
     text = filled(tmp_path).read_text()
     assert "@" not in text.replace("@system-service", "")
     assert "--hub tcp://192.168.1.5:5555 --index 3" in text
-    assert "train.threads=4 data.folder=/etc/edgetrain/data" in text
+    assert "train.threads=4\n" in text
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="package systemd is missing")

@@ -9,7 +9,7 @@ Each step may be cut off at any moment by a loss of power and is repeated then; 
     step      what is there when it is done
     survives  nothing; the folder of stamps is on a disk that lasts
     unpack    the worker in /opt/edgetrain/a, /opt/edgetrain/current leads there
-    settings  job, data, bundle in /etc/edgetrain
+    settings  job, data, bundle in /etc/edgetrain/jobs/1, /etc/edgetrain/current leads there
     keys      the device's own key pair, and its SSH host key
     enrol     the hub's key is pinned; the hub has this device's key, and its SSH host key
     blank     token and passphrases on the boot partition are overwritten with zeros, then cut
@@ -22,7 +22,6 @@ Exit status: 0 done, 2 will not get better by itself, 75 try again.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
@@ -127,27 +126,26 @@ class FirstBoot:
             sync_tree(part)
             part.rename(slot)
             sync_folder(self.slots)
-        link, draft = self.slots / "current", self.slots / "current.part"
-        with contextlib.suppress(FileNotFoundError):
-            draft.unlink()
-        draft.symlink_to("a")
-        draft.replace(link)
-        sync_folder(self.slots)
+        relink(self.slots / "current", "a")
 
     def copy_settings(self) -> None:
         """Copy the job and what it needs from the boot partition; write the worker's unit."""
-        self.settings.mkdir(parents=True, exist_ok=True)
+        folder = self.settings / "jobs/1"
+        part = folder.with_name("1.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
         for name in self.config.get("settings", []):
-            write(self.settings / name, (self.ours / name).read_bytes(), 0o644)
+            write(part / name, (self.ours / name).read_bytes(), 0o644)
         data = self.ours / "data.tar"
         if data.exists():
-            folder, part = self.settings / "data", self.settings / "data.part"
-            shutil.rmtree(part, ignore_errors=True)
             with tarfile.open(data) as tar:
-                extract(tar, part)
-            sync_tree(part)
-            shutil.rmtree(folder, ignore_errors=True)
-            part.rename(folder)
+                extract(tar, part / "data")
+        facts = {**self.config.get("set", {}), "number": 1}
+        write(part / "set.json", json.dumps(facts, sort_keys=True).encode() + b"\n", 0o644)
+        sync_tree(part)
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
+        relink(self.settings / "current", "jobs/1")
         unit = (self.ours / UNIT).read_text("utf-8")
         unit = unit.replace("@THREADS@", str(os.cpu_count() or 1))
         place = self.root / "etc/systemd/system" / UNIT
@@ -160,6 +158,10 @@ class FirstBoot:
             self._edgetrain("keys", "init", "--keys", str(self.root / KEYS))
         if digest := self.config.get("bundle"):
             self._edgetrain("bundle", "allow", digest, "--keys", str(self.root / KEYS))
+        bundles = self.root / KEYS / "bundles"
+        if not bundles.exists():  # the unit hands it to the member
+            bundles.parent.mkdir(parents=True, exist_ok=True)
+            write(bundles, b"", 0o600)
         host_key = self.root / HOST_KEY
         public = host_key.with_name(f"{host_key.name}.pub")
         if not (is_there(host_key) and is_there(public)) and shutil.which("ssh-keygen"):
@@ -337,6 +339,15 @@ def write(path: Path, content: bytes, mode: int) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+    draft.replace(path)
+    sync_folder(path.parent)
+
+
+def relink(path: Path, target: str) -> None:
+    """Let a link lead there, in one rename."""
+    draft = path.with_name(f"{path.name}.part")
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(target)
     draft.replace(path)
     sync_folder(path.parent)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +17,7 @@ from edgetrain.provisioning.cards.medium import FileMedium
 from edgetrain.provisioning.cards.placing import Load
 from edgetrain.provisioning.cards.source import CHUNK, Source
 from edgetrain.provisioning.cards.writing import CardProgress, CardState, Written
+from edgetrain.provisioning.sets import JobSet
 
 UNIT = "edgetrain-member.service"
 
@@ -28,15 +27,11 @@ class Settings:
     """The settings that all cards share, and each device's token."""
 
     ssh_keys: tuple[str, ...]
-    job: bytes
+    job: JobSet
     tokens: Mapping[str, str] = field(repr=False)
     enrol_s: float
     """Seconds that a device tries to enrol for: the life of its token."""
     passphrase: str = field(default="", repr=False)
-    data: bytes | None = None
-    """A tar file of the job's data."""
-    bundle: tuple[str, bytes, str] | None = None
-    """The name, content and digest of the job's own code."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +143,9 @@ def load_for(
     hubs = cluster.hub.addresses if cluster.hub else ()
     names = ["job.toml"]
     files: dict[str, bytes | Path] = {
-        "job.toml": settings.job,
+        "job.toml": settings.job.job,
         "token": settings.tokens[device.name].encode(),
-        UNIT: unit(hubs, cluster.index(device), data=settings.data is not None).encode(),
+        UNIT: unit(hubs, cluster.index(device)).encode(),
     }
     config = {
         "name": device.name,
@@ -158,11 +153,12 @@ def load_for(
         "hubs": list(hubs),
         "enrol_s": settings.enrol_s,
         "settings": names,
+        "set": {**settings.job.facts, "digest": settings.job.digest},
     }
-    if settings.data is not None:
-        files["data.tar"] = settings.data
-    if settings.bundle:
-        name, content, digest = settings.bundle
+    if settings.job.data is not None:
+        files["data.tar"] = settings.job.data
+    if settings.job.bundle:
+        name, content, digest = settings.job.bundle
         files[name] = content
         names.append(name)
         config["bundle"] = digest
@@ -190,29 +186,12 @@ def person(
     return personal.Personal(device.name, cluster.ssh.user, settings.ssh_keys, network, instance)
 
 
-def unit(hubs: Sequence[str], index: int, *, data: bool) -> str:
+def unit(hubs: Sequence[str], index: int) -> str:
     """The unit of a member, with all but the number of threads filled in."""
     text = (catalog.folder("devices") / "systemd" / UNIT).read_text(encoding="utf-8")
     text = text[text.index("[Unit]") :]  # without what explains the template
     text = text.replace("@HUBS@", " ".join(f"--hub {hub}" for hub in hubs))
-    text = text.replace("@OPTIONS@", "data.folder=/etc/edgetrain/data" if data else "")
     return text.replace("@INDEX@", str(index))
-
-
-def pack_data(folder: Path) -> bytes:
-    """A tar file of a folder of data, the same bytes for the same files. Raises ConfigError."""
-    if not folder.is_dir():
-        raise ConfigError(f"no folder {folder}", "job.data names the folder that devices get")
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path in sorted(folder.rglob("*")):
-            if not path.is_file():
-                continue
-            entry = tarfile.TarInfo(path.relative_to(folder).as_posix())
-            entry.size, entry.mode, entry.mtime = path.stat().st_size, 0o644, 0
-            with path.open("rb") as file:
-                tar.addfile(entry, file)
-    return out.getvalue()
 
 
 def flash(

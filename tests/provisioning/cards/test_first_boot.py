@@ -68,8 +68,8 @@ def state(root: Path) -> dict[str, str]:
 def check_finished(root: Path) -> None:
     assert (root / "opt/edgetrain/current/edgetrain/__init__.py").read_text() == "x = 1\n"
     assert (root / "opt/edgetrain/a/tool").stat().st_mode & 0o111
-    assert (root / "etc/edgetrain/job.toml").read_text() == 'name = "x"\n'
-    assert (root / "etc/edgetrain/data/digits.csv").read_bytes() == b"data"
+    assert (root / "etc/edgetrain/current/job.toml").read_text() == 'name = "x"\n'
+    assert (root / "etc/edgetrain/jobs/1/data/digits.csv").read_bytes() == b"data"
     assert "@THREADS@" not in (root / "etc/systemd/system/edgetrain-member.service").read_text()
     keys = (root.parent / "hub-list").read_text().splitlines()
     assert keys == [(root / "var/lib/edgetrain-keys/key").read_text()]

@@ -1,0 +1,494 @@
+"""What a device does with its jobs and versions, as root: job sets, slots, and the way back.
+
+Runs on the device, from keeper.pyz, by the system's Python: only the standard library, and
+first_boot.py's functions. The desk (`provisioning.fleet`) copies files to `incoming` and calls a
+verb; each verb may be cut off at any moment by a loss of power, and calling it again ends in the
+same state. It needs no network, and nothing of the version that is on trial.
+
+Sets: /etc/edgetrain/jobs/N has one job, its data and its bundle; /etc/edgetrain/current leads to
+the one that is trained. A new set is unpacked beside the others, and taken by one rename.
+
+Slots: /opt/edgetrain/a and b, of which `current` is used. An update goes into the other one, and
+is on trial until the member in it is READY:
+
+=========  ==================================================  =========  ==========================
+phase      what happens                                        next       what is left
+=========  ==================================================  =========  ==========================
+(none)     `update`: unpacked, its modules can be imported     switching  trial.json
+switching  unit stopped, `current` switched, unit started      trying     trial.json
+trying     the unit is active, or has ended its job            (none)     the new slot is ready
+trying     the unit has failed (status 2: also a refusal over  returning  trial.json
+           versions), or is not READY for TRIAL_S
+returning  unit stopped, `current` back, unit started          (none)     the new slot is not ready
+=========  ==================================================  =========  ==========================
+
+A slot whose member was never READY is no way back: then the new one stays, and a person is needed.
+While no hub can be found nothing can be READY: that time counts only if the device was in a job
+when the update came.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from edgetrain.provisioning.cards import first_boot
+from edgetrain.provisioning.cards.first_boot import UNIT, Failed, Hashing
+
+TRIAL_S = 600.0
+"""Seconds in which the member of a new version has to be READY."""
+POLL_S = 5.0
+TRIAL_UNIT = "edgetrain-trial.service"
+PROGRAM = "opt/edgetrain/keeper.pyz"
+LOOKING = "looking for the hub"
+"""How the status of a member begins that has not found its hub: see training.member.service."""
+SPARE = 64 << 20
+"""Bytes of the disk that stay free."""
+_SHOWN = ("ActiveState", "SubState", "Result", "ExecMainStatus", "StatusText", "NRestarts")
+_TRIAL_TEXT = f"""\
+[Unit]
+Description=edgetrain: an update is on trial
+ConditionPathExists=/opt/edgetrain/trial.json
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+ExecStart=/usr/bin/python3 /{PROGRAM} watch
+Restart=on-failure
+RestartSec=5
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+class DeviceFiles:
+    """The device's files. Each method is one step that a loss of power may cut off."""
+
+    def write(self, path: Path, content: bytes, mode: int = 0o644) -> None:
+        """Put a file in place of `path`, whole."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        first_boot.write(path, content, mode)
+
+    def link(self, path: Path, target: str) -> None:
+        """Let a link lead there, in one rename."""
+        first_boot.relink(path, target)
+
+    def rename(self, path: Path, to: Path) -> None:
+        """What is in the folder `path` is on the disk, then has its name."""
+        first_boot.sync_tree(path)
+        path.rename(to)
+        first_boot.sync_folder(to.parent)
+
+    def remove(self, path: Path) -> None:
+        """A file, or a folder with all in it, if it is there."""
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    def unpack(self, file: BinaryIO, into: Path, mode: str = "r|") -> None:
+        """A tar file, into an empty folder."""
+        into.mkdir(parents=True)
+        with tarfile.open(fileobj=file, mode=mode) as tar:  # type: ignore[call-overload]
+            first_boot.extract(tar, into)
+
+
+@dataclass(frozen=True)
+class UnitState:
+    """A unit, as `systemctl show` has it."""
+
+    active: str = "inactive"
+    sub: str = "dead"
+    result: str = "success"
+    status: int = 0
+    text: str = ""
+    restarts: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its member was welcomed by a hub, and runs."""
+        return self.active in ("active", "reloading")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its job is over."""
+        return self.active == "inactive" and self.result == "success"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An update on trial: trial.json."""
+
+    old: str
+    new: str
+    phase: str = "switching"
+    left_s: float = TRIAL_S
+    strict: bool = False
+    """Whether time without a hub counts: the device was in a job when the update came."""
+    why: str = ""
+
+
+def judge(unit: UnitState, trial: Trial, passed_s: float) -> tuple[str, Trial]:
+    """What to do after `passed_s` more seconds of "trying": ("taken" or "back" or "", trial)."""
+    said = unit.text or f"{unit.active} ({unit.sub}), exit status {unit.status}"
+    if unit.is_ready or unit.is_done:
+        return "taken", trial
+    if unit.active == "failed":
+        return "back", dataclasses.replace(trial, why=said)
+    looks = unit.sub == "start" and unit.text.startswith(LOOKING)
+    waits = looks or (unit.sub == "auto-restart" and unit.status == first_boot.AGAIN)
+    left_s = trial.left_s - (0.0 if waits and not trial.strict else passed_s)
+    if left_s <= 0:
+        return "back", dataclasses.replace(trial, why=f"not READY within {TRIAL_S:g} s: {said}")
+    return "", dataclasses.replace(trial, left_s=left_s)
+
+
+Run = Callable[[Sequence[str], Mapping[str, str]], "tuple[int, str]"]
+"""Runs a command with more environment: its exit status and what it printed."""
+
+
+class DeviceKeeper:
+    """The sets and slots of one device. `root`: "/" on a device."""
+
+    def __init__(self, root: Path, run: Run, disk: DeviceFiles | None = None) -> None:
+        self.slots, self.settings = root / "opt/edgetrain", root / "etc/edgetrain"
+        self.incoming = self.slots / "incoming"
+        self._root, self._run, self._disk = root, run, disk or DeviceFiles()
+        self._keys = root / first_boot.KEYS
+        self._units = root / "etc/systemd/system"
+
+    # -- looking ------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """What the desk asks."""
+        trial, slot = self._trial(), self.slot
+        usage = shutil.disk_usage(self.slots if self.slots.exists() else self._root)
+        return {
+            "slot": slot,
+            "version": self._slot_facts(slot) if slot else {},
+            "protocol": self.protocol(slot),
+            "set": self._facts(self.settings / "current" / "set.json"),
+            "trial": dataclasses.asdict(trial) if trial else None,
+            "outcome": self._facts(self.slots / "outcome.json"),
+            "unit": dataclasses.asdict(self.unit()),
+            "enrolled": (self._keys / "hubs").exists(),
+            "disk_free_bytes": usage.free,
+            "clock": time.time(),
+        }
+
+    @property
+    def slot(self) -> str:
+        """The slot that is used; "": none is."""
+        link = self.slots / "current"
+        return str(link.readlink()) if link.is_symlink() else ""
+
+    def protocol(self, slot: str) -> int | None:
+        """The protocol that the version in a slot speaks; None: not known."""
+        try:
+            text = (self.slots / slot / "edgetrain/exchange/messages.py").read_text("utf-8")
+        except OSError:
+            return None
+        found = re.search(r"^PROTOCOL = (\d+)$", text, re.MULTILINE)
+        return int(found[1]) if found else None
+
+    def unit(self) -> UnitState:
+        """The member's unit."""
+        words = ["systemctl", "show", UNIT, *(f"--property={name}" for name in _SHOWN)]
+        _, said = self._run(words, {})
+        found = dict(line.partition("=")[::2] for line in said.splitlines() if "=" in line)
+        status, restarts = (int(found.get(n) or 0) for n in ("ExecMainStatus", "NRestarts"))
+        active, sub, result = (found.get(n, "") for n in ("ActiveState", "SubState", "Result"))
+        return UnitState(active, sub, result, status, found.get("StatusText", ""), restarts)
+
+    def _facts(self, path: Path) -> dict[str, Any]:
+        try:
+            found = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _slot_facts(self, slot: str) -> dict[str, Any]:
+        return self._facts(self.slots / f"{slot}.json")
+
+    def _trial(self) -> Trial | None:
+        found = self._facts(self.slots / "trial.json")
+        return Trial(**found) if found else None
+
+    def _put(self, path: Path, facts: Mapping[str, Any]) -> None:
+        text = json.dumps(facts, sort_keys=True)
+        self._disk.write(path, text.encode() + b"\n")
+
+    # -- job sets -----------------------------------------------------------------------------
+
+    def send(self, digest: str, unit: str = "") -> dict[str, Any]:
+        """Take the set that lies in `incoming` under this SHA-256, and the text of the member's
+        unit under that one, if one is sent; then restart the member. Raises Failed; then the
+        device trains what it trained."""
+        current = self.settings / "current"
+        due = self.settings / "restart.due"
+        changed = self._facts(current / "set.json").get("digest") != digest
+        if changed:
+            folder = self._unpacked_set(digest)
+            self._disk.write(due, b"")
+            self._disk.link(current, f"jobs/{folder.name}")
+        unit_changed = bool(unit) and self._write_unit(self._arrived(unit))
+        if changed or unit_changed or due.exists():
+            self._restart()
+            self._disk.remove(due)
+        self._drop_old_sets()
+        for name in {digest, unit} - {""}:
+            self._disk.remove(self.incoming / name)
+        return {"changed": changed or unit_changed, "set": self._facts(current / "set.json")}
+
+    def _unpacked_set(self, digest: str) -> Path:
+        """The set with this digest, in its place."""
+        sets = self.settings / "jobs"
+        sets.mkdir(parents=True, exist_ok=True)
+        for folder in self._sets():
+            if self._facts(folder / "set.json").get("digest") == digest:
+                return folder
+        source = self._arrived(digest)
+        for part in sets.glob("*.part"):
+            self._disk.remove(part)
+        number = max((int(folder.name) for folder in self._sets()), default=0) + 1
+        part = sets / f"{number}.part"
+        try:
+            with source.open("rb") as file:
+                self._disk.unpack(file, part)
+        except (tarfile.TarError, EOFError) as error:
+            raise Failed(f"the job's files cannot be unpacked: {error}") from None
+        facts = self._facts(part / "set.json")
+        if bundle := facts.get("bundle"):
+            self._allow(bundle, str(facts.get("bundle_name", "")))
+        self._put(part / "set.json", {**facts, "digest": digest, "number": number})
+        self._disk.rename(part, sets / str(number))
+        return sets / str(number)
+
+    def _sets(self) -> list[Path]:
+        folders = (self.settings / "jobs").glob("*")
+        return sorted((f for f in folders if f.name.isdecimal()), key=lambda f: int(f.name))
+
+    def _allow(self, digest: str, name: str) -> None:
+        """Let a bundle's code run here, unless the device's owner has revoked it."""
+        path = self._keys / "bundles"
+        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+        if any(line.split()[:1] == [digest] for line in lines):
+            return
+        if any(self._facts(f / "set.json").get("bundle") == digest for f in self._sets()):
+            raise Failed(
+                f"the bundle {digest[:12]} was revoked on this device; `edgetrain bundle allow` "
+                "there lets it run again"
+            )
+        text = "".join(f"{line}\n" for line in [*lines, f"{digest} {name}".rstrip()])
+        self._disk.write(path, text.encode(), 0o600)
+
+    def _write_unit(self, source: Path) -> bool:
+        """Put the member's unit in its place, as the set has it. Returns whether it differed."""
+        text = source.read_text("utf-8").replace("@THREADS@", str(os.cpu_count() or 1))
+        place = self._units / UNIT
+        if place.exists() and place.read_text("utf-8") == text:
+            return False
+        self._disk.write(self.settings / "restart.due", b"")
+        self._disk.write(place, text.encode())
+        return True
+
+    def _drop_old_sets(self) -> None:
+        """All but the newest two; the current one is never dropped."""
+        current = self._facts(self.settings / "current" / "set.json").get("number")
+        for folder in self._sets()[:-2]:
+            if folder.name != str(current):
+                self._disk.remove(folder)
+
+    def _restart(self) -> None:
+        for words in (["daemon-reload"], ["reset-failed", UNIT], ["restart", "--no-block", UNIT]):
+            self._systemctl(*words)
+
+    # -- slots --------------------------------------------------------------------------------
+
+    def update(self, digest: str) -> dict[str, Any]:
+        """Unpack the archive that lies in `incoming` under this SHA-256 into the other slot, and
+        put it on trial. Raises Failed; then nothing has changed."""
+        trial, slot = self._trial(), self.slot
+        if trial is not None:
+            if self._slot_facts(trial.new).get("digest") != digest:
+                raise Failed(f"slot {trial.new} is in use: another update is on trial")
+            self._systemctl("start", "--no-block", TRIAL_UNIT)
+            return {"trial": True}
+        if slot and self._slot_facts(slot).get("digest") == digest:
+            self._disk.remove(self.incoming / digest)
+            return {"trial": False}
+        new = "b" if slot == "a" else "a"
+        if self._slot_facts(new).get("digest") != digest:
+            self._fill(new, digest)
+        self._check_imports(new)
+        unit = self.unit()
+        if slot and (unit.is_ready or (unit.is_done and unit.status == 0 and unit.text)):
+            self._put(self.slots / f"{slot}.json", {**self._slot_facts(slot), "ready": True})
+        self._disk.remove(self.slots / "outcome.json")
+        self._install_watch()
+        self._put_trial(Trial(slot, new, strict=unit.is_ready))
+        self._systemctl("start", "--no-block", TRIAL_UNIT)
+        self._disk.remove(self.incoming / digest)
+        return {"trial": True}
+
+    def _fill(self, slot: str, digest: str) -> None:
+        """Put a worker archive into a slot that is not used."""
+        source, part = self._arrived(digest), self.slots / f"{slot}.part"
+        self._disk.remove(self.slots / f"{slot}.json")
+        for path in (part, self.slots / slot):
+            self._disk.remove(path)
+        try:
+            with tarfile.open(source) as outer:
+                read = first_boot.require(outer.extractfile("manifest.json")).read()
+                manifest: dict[str, Any] = json.loads(read)
+                self._check_room(int(manifest["unpacked"]))
+                payload = Hashing(first_boot.require(outer.extractfile("payload.tar.gz")))
+                self._disk.unpack(payload, part, "r|gz")  # type: ignore[arg-type]
+                payload.finish()
+        except (tarfile.TarError, zlib.error, EOFError, ValueError, KeyError) as error:
+            raise Failed(f"the worker archive cannot be unpacked: {error}") from None
+        if payload.digest() != manifest["sha256"]:
+            raise Failed("the worker archive is damaged: its payload has another SHA-256")
+        self._disk.rename(part, self.slots / slot)
+        packages = manifest.get("packages", {})
+        versions = {name: packages.get(name, "") for name in ("edgetrain", "torch")}
+        self._put(self.slots / f"{slot}.json", {"digest": digest, **versions, "ready": False})
+
+    def _check_room(self, unpacked: int) -> None:
+        free = shutil.disk_usage(self.slots).free
+        if free < unpacked + SPARE:
+            raise Failed(
+                f"the disk has {free / 1e6:.0f} MB free, and the update takes "
+                f"{(unpacked + SPARE) / 1e6:.0f} MB"
+            )
+
+    def _check_imports(self, slot: str) -> None:
+        """A version that cannot even be loaded is not tried."""
+        words = ["/usr/bin/python3", "-c", "import torch, edgetrain.training.member.train"]
+        status, said = self._run(words, {"PYTHONPATH": str(self.slots / slot)})
+        if status:
+            last = said.strip().splitlines()[-1:] or [f"exit status {status}"]
+            raise Failed(f"the update does not load on this device: {last[0]}")
+
+    def _install_watch(self) -> None:
+        """Whatever happens from now on, each boot goes on with what is on trial."""
+        self._disk.write(self._units / TRIAL_UNIT, _TRIAL_TEXT.encode())
+        for words in (["daemon-reload"], ["enable", TRIAL_UNIT]):
+            self._systemctl(*words)
+
+    def _put_trial(self, trial: Trial) -> Trial:
+        self._put(self.slots / "trial.json", dataclasses.asdict(trial))
+        return trial
+
+    # -- the way back -------------------------------------------------------------------------
+
+    def watch(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Bring the update that is on trial to its end."""
+        trial = self._trial()
+        while trial is not None:
+            if trial.phase == "switching":
+                self._switch(trial.new)
+                trial = self._put_trial(dataclasses.replace(trial, phase="trying"))
+            elif trial.phase == "returning":
+                self._switch(trial.old)
+                self._end(trial, "back")
+                trial = None
+            else:
+                sleep(POLL_S)
+                trial = self._look(trial)
+
+    def _look(self, trial: Trial) -> Trial | None:
+        """One look at the member of the new version."""
+        verdict, after = judge(self.unit(), trial, POLL_S)
+        if verdict == "taken":
+            facts = self._slot_facts(trial.new)
+            self._put(self.slots / f"{trial.new}.json", {**facts, "ready": True})
+            self._end(trial, "taken")
+            return None
+        if verdict == "back" and not self._slot_facts(trial.old).get("ready"):
+            self._end(after, "stuck")
+            return None
+        if verdict == "back":
+            return self._put_trial(dataclasses.replace(after, phase="returning"))
+        if int(after.left_s / 60) < int(trial.left_s / 60):  # a restart must not begin it anew
+            self._put_trial(after)
+        return after
+
+    def _switch(self, slot: str) -> None:
+        """Let the member run from this slot."""
+        self._systemctl("stop", UNIT)
+        self._disk.link(self.slots / "current", slot)
+        for words in (["reset-failed", UNIT], ["start", "--no-block", UNIT]):
+            self._systemctl(*words)
+
+    def _end(self, trial: Trial, ended: str) -> None:
+        digest = str(self._slot_facts(trial.new).get("digest", "?"))
+        self._put(self.slots / "outcome.json", {"digest": digest, "ended": ended, "why": trial.why})
+        self._disk.remove(self.incoming / digest)
+        self._disk.remove(self.slots / "trial.json")
+
+    # -- tools --------------------------------------------------------------------------------
+
+    def _arrived(self, digest: str) -> Path:
+        """A file in `incoming`, whole. Raises Failed."""
+        path = self.incoming / digest
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except FileNotFoundError:
+            raise Failed(f"{digest[:12]} has not been copied to this device") from None
+        if found != digest:
+            raise Failed(f"{digest[:12]} was not copied whole")
+        return path
+
+    def _systemctl(self, *words: str) -> None:
+        self._run(["systemctl", *words], {})
+
+
+def run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Run a command; see Run."""
+    try:
+        done = subprocess.run(
+            list(words), env={**os.environ, **environment}, check=False, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    except FileNotFoundError:
+        return 127, f"{words[0]} is not there"
+    return done.returncode, done.stdout
+
+
+def main(argv: Sequence[str]) -> int:
+    """`keeper.pyz [--root FOLDER] status | send DIGEST | update DIGEST | watch`. Prints one line of
+    JSON; exit status 2 with {"error": …} if the device refuses."""
+    words, root = list(argv), Path("/")
+    if words[:1] == ["--root"]:
+        root, words = Path(words[1]), words[2:]
+    keeper = DeviceKeeper(root, run)
+    try:
+        if words[0] == "watch":
+            keeper.watch()
+            return 0
+        verb: Callable[..., dict[str, Any]] = getattr(keeper, words[0])
+        print(json.dumps(verb(*words[1:])), flush=True)
+    except (Failed, OSError) as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return first_boot.BAD
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
