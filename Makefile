@@ -7,6 +7,7 @@
 #   make test-boot  flash a card, boot it under user-mode-linux, let it train (root, mmdebstrap)
 #   make test-boot-qemu  the same under QEMU, which emulates a whole machine (also -arm64, -raspi3b)
 #   make test-trainers  loops of Accelerate and Lightning, which are installed into .venv-trainers
+#   make test-trackers  TensorBoard, MLflow and W&B read back what they were given (.venv-trackers)
 #   make test-commands  run every long command of README, docs and --help, with its seconds (hours)
 #   make test-damages  1,000 drawn damages of run folders, journals and key folders (60 are in make test)
 #   make test-arm-doctor  what `doctor` says in a worker archive for a Raspberry Pi, emulated
@@ -21,8 +22,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 TRAINERS ?= .venv-trainers
+TRACKERS ?= .venv-trackers
 
-.PHONY: demo test test-examples test-costs chaos test-damages test-trainers test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations check drawn install-lab install-dev install-trainers
+.PHONY: demo test test-examples test-costs chaos test-damages test-trainers test-trackers test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations check drawn install-lab install-dev install-trainers install-trackers
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -44,6 +46,9 @@ test-costs: install-dev
 
 test-trainers: install-trainers
 	$(TRAINERS)/bin/python -m pytest -m trainers -p no:cacheprovider tests/trainers
+
+test-trackers: install-trackers
+	$(TRACKERS)/bin/python -m pytest -m trackers -p no:cacheprovider tests/trackers
 
 test-damages: install-dev
 	DAMAGES=1000 $(BIN)/pytest tests/cli/test_damages.py
@@ -98,11 +103,15 @@ install-dev: $(BIN)/python
 	$(BIN)/pip install --quiet --editable '.[dev]'
 
 # Sees what is in $(VENV), so that torch stays the one that is there.
-install-trainers: install-dev
-	@test -e $(TRAINERS)/bin/pip || $(BIN)/python -m venv $(TRAINERS)
+install-trainers install-trackers: install-dev
+	@test -e $(BESIDE)/bin/pip || $(BIN)/python -m venv $(BESIDE)
 	@$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
-	  > $$($(TRAINERS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/edgetrain.pth
-	@$(TRAINERS)/bin/pip install --quiet accelerate lightning 'torch<2.14'
+	  > $$($(BESIDE)/bin/python -c 'import site; print(site.getsitepackages()[0])')/edgetrain.pth
+	@$(BESIDE)/bin/pip install --quiet $(WANTS) 'torch<2.14'
+install-trainers: BESIDE = $(TRAINERS)
+install-trainers: WANTS = accelerate lightning
+install-trackers: BESIDE = $(TRACKERS)
+install-trackers: WANTS = tensorboard mlflow wandb
 
 drawn: install-dev
 	$(BIN)/pytest -m endurance -p no:cacheprovider tests/endurance/test_drawn_jobs.py

@@ -24,6 +24,7 @@ VERBS = (
         "watch",
         "runs",
         "report",
+        "track",
         "init",
         "hub",
         "hubs",

@@ -6,5 +6,5 @@ Doors: environment, folder, loaded, metrics.log, metrics.tally, reports.calibrat
 reports.capacity_table, reports.comparison, reports.comparison_table, reports.listing,
 reports.live.plain, reports.live.view, reports.live.watch, reports.page.document,
 reports.page.story, reports.placement_table, reports.plot, reports.sweep_rows, reports.sweep_table,
-reports.topology_table, reports.trace, reports.units, summary.
+reports.topology_table, reports.trace, reports.units, summary, tracking.handed.
 """

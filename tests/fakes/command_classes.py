@@ -199,6 +199,7 @@ BESIDE = {
 }
 """What is typed on other machines while a command runs."""
 
+_TRACKERS = "tests/trackers: those packages are not installed here"
 _MACHINES = "several machines: tests/cli/test_hub_screen.py runs a hub and members with keys"
 _INTERFACE = "an interface eth0, and members: tests/exchange/test_addresses.py"
 _SEVERAL_HUBS = "several machines: tests/cli/test_hubs_cli.py runs three hubs and members"
@@ -209,6 +210,12 @@ _RESUMED_HUB = "a hub of the reader's own that was killed: tests/cli/test_resume
 _BENCHMARK = "a benchmark of minutes to hours whose figures stand on the page"
 _HOURS = "hours; a smaller grid of the same verb is run nightly"
 ELSEWHERE = {
+    "edgetrain track --to tensorboard": _TRACKERS,
+    "edgetrain track runs/20260131-142501-digits --to tensorboard --follow": _TRACKERS,
+    "edgetrain track runs/sweep --to mlflow --into sqlite:///mlflow.db --project digits": _TRACKERS,
+    "edgetrain track --to wandb --offline": _TRACKERS,
+    "edgetrain track RUN --to mlflow --into sqlite:///mlflow.db --project digits": _TRACKERS,
+    "edgetrain track RUN --to wandb --offline": _TRACKERS,
     "edgetrain devices flash cluster.toml": "SD cards: tests/provisioning/cards",
     "edgetrain devices flash cluster.toml --dry-run": "an image that is fetched, and card readers",
     "edgetrain devices flash cluster.toml --image-out cards": "an image: tests/provisioning/cards",

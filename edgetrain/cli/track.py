@@ -1,0 +1,117 @@
+"""`edgetrain track`: hand a run to TensorBoard, MLflow or Weights & Biases, from its folder."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgetrain.cli import common
+from edgetrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edgetrain.runs.tracking.handed import HandedRun
+
+_EXAMPLES = """\
+examples:
+  edgetrain track --to tensorboard                        the newest run, into its own folder
+  edgetrain track runs/20260131-142501-digits --to tensorboard --follow
+  edgetrain track runs/sweep --to mlflow --into sqlite:///mlflow.db --project digits
+  edgetrain track --to wandb --offline                    `wandb sync` sends it later
+
+The run folder is read, and no process asked: whatever becomes of the tracker, a run goes on.
+docs/looking.md has the table of what goes where.
+"""
+
+_POLL_S = 1.0
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
+    parser = common.verb(
+        subparsers,
+        "track",
+        "hand a run to TensorBoard, MLflow or Weights & Biases",
+        "Hand the curves of a run to a tracker, from its folder.",
+        _EXAMPLES,
+    )
+    parser.add_argument(
+        "folder", nargs="?", type=Path, metavar="RUN", help="default: the newest run"
+    )
+    parser.add_argument(
+        "--to", required=True, metavar="TRACKER",
+        help="tensorboard, mlflow, wandb, or what an installed package adds",
+    )  # fmt: skip
+    parser.add_argument(
+        "--follow", action="store_true", help="go on until the run is over, or until Ctrl-C"
+    )
+    parser.add_argument(
+        "--into", default="", metavar="PLACE",
+        help="tensorboard: a folder (default: the run's own); mlflow: a tracking URI (default: "
+        "MLflow's); wandb: the folder for its files",
+    )  # fmt: skip
+    parser.add_argument(
+        "--project",
+        default="",
+        metavar="NAME",
+        help="experiment or project (default: the job's name)",
+    )
+    parser.add_argument("--offline", action="store_true", help="wandb: send nothing")
+    parser.add_argument(
+        "--members", type=int, default=32, metavar="N",
+        help="members that get curves of their own (default: %(default)s)",
+    )  # fmt: skip
+    common.add_output(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Hand over what is there, and what comes."""
+    from edgetrain.runs.folder import newest_whole, read_summary, runs_in
+    from edgetrain.runs.tracking.handed import HandedRun
+
+    if arguments.members < 0:
+        raise ConfigError(f"--members {arguments.members}", "0 or more")
+    folder = arguments.folder or newest_whole(arguments.runs)
+    tracked: dict[Path, HandedRun] = {}
+    with contextlib.ExitStack() as open_trackers, contextlib.suppress(KeyboardInterrupt):
+        while True:
+            is_over = read_summary(folder) is not None or not arguments.follow
+            for each in _begun(folder) if not is_over else runs_in(folder):
+                if each not in tracked:
+                    handed = HandedRun(
+                        each, arguments.to, into=arguments.into, project=arguments.project,
+                        offline=arguments.offline, members=arguments.members,
+                    )  # fmt: skip
+                    tracked[each] = open_trackers.enter_context(handed)
+                tracked[each].hand_over(is_over)
+            if is_over:
+                break
+            time.sleep(_POLL_S)
+    _tell(arguments, tracked)
+    return 0
+
+
+def _begun(folder: Path) -> list[Path]:
+    """The runs in a folder that have begun; none yet where nothing has."""
+    from edgetrain.runs.folder import runs_in
+
+    try:
+        return runs_in(folder)
+    except ConfigError:
+        return []
+
+
+def _tell(arguments: argparse.Namespace, tracked: dict[Path, HandedRun]) -> None:
+    left_out = max((len(each.curves.left_out) for each in tracked.values()), default=0)
+    if left_out:
+        common.warn(
+            f"{left_out} members beyond the first {arguments.members} have no curves of their own "
+            "(--members)"
+        )
+    lines = [f"{each}: {run.points:,} points to {arguments.to}" for each, run in tracked.items()]
+    common.answer(
+        arguments, {str(each): run.points for each, run in tracked.items()}, "\n".join(lines)
+    )

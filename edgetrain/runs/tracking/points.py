@@ -1,0 +1,125 @@
+"""Lines of metrics as points of curves: which key goes where. Pure; keys: docs/run-folder.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgetrain.runs.metrics.lines import HUB, Record, figures, told_evaluation
+
+
+@dataclass(frozen=True)
+class Point:
+    """A number of one curve."""
+
+    tag: str
+    """The curve's name: "eval/accuracy"."""
+    member: str
+    """Whose it is; "": the fleet's."""
+    axis: str
+    """What `at` counts: "step" or "round"."""
+    at: int
+    t: float
+    """Seconds since training began."""
+    value: float
+
+
+_STATUS = {
+    "pace_s": "time/pace_s",
+    "round_trip_s": "network/round_trip_s",
+    "celsius": "machine/celsius",
+}
+_MEMBER = {
+    "compute_s": "time/compute_s",
+    "wait_s": "time/wait_s",
+    "overhead_s": "time/overhead_s",
+    "sent_bytes": "network/sent_bytes",
+    "received_bytes": "network/received_bytes",
+    "peak_bytes": "machine/peak_bytes",
+    "joules": "machine/joules",
+}
+TABLE: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "step": ("step", {"loss": "train/loss", **_MEMBER, "cpu_s": "machine/cpu_s"}),
+    "status": ("step", {**_STATUS, **_MEMBER}),
+    "exchange": ("round", {
+        "sent_bytes": "exchange/sent_bytes", "received_bytes": "exchange/received_bytes",
+        "submit_s": "exchange/submit_s", "decode_s": "exchange/decode_s",
+        "apply_s": "exchange/apply_s",
+    }),
+    "round": ("round", {
+        "members": "round/members", "missing": "round/missing", "close_s": "round/close_s",
+        "delay": "round/delay", "every": "round/every", "sent_bytes": "hub/sent_bytes",
+        "received_bytes": "hub/received_bytes", "cpu_s": "hub/cpu_s",
+        "peak_bytes": "hub/peak_bytes",
+    }),
+}  # fmt: skip
+"""Of each kind of line: what its points stand at, and the curve of each key. Lists count their
+names. Figures of evaluations are "eval/" and their own name."""
+
+
+class Curves:
+    """The points in records of one run. Members beyond the first `most` that have lines are left
+    out, and counted."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken: set[str] = set()
+        self.left_out: set[str] = set()
+        """Members whose own curves are not drawn."""
+        self._evaluates = ""
+
+    def points(self, records: Iterable[Record]) -> Iterator[Point]:
+        """In the order of the records; what is not known (null) is no point."""
+        for record in records:
+            kind = record["kind"]
+            told = told_evaluation(record) if kind == "figure" else record
+            if told is not None and kind in ("eval", "figure"):
+                yield from self._figures(told)
+            elif kind in TABLE:
+                yield from self._numbers(record)
+
+    def _figures(self, record: Record) -> Iterator[Point]:
+        who, step = record["member"], record.get("step")
+        self._evaluates = self._evaluates or who
+        member = "" if who == self._evaluates else who
+        if isinstance(step, int) and self._takes(member):
+            for name, value in figures(record).items():
+                yield from _point(f"eval/{name}", member, "step", step, record["t"], value)
+
+    def _numbers(self, record: Record) -> Iterator[Point]:
+        axis, keys = TABLE[record["kind"]]
+        who = record["member"] if record["kind"] != "status" else record.get("about")
+        member = "" if who == HUB else who
+        at = record.get(axis)
+        if not isinstance(at, int) or not isinstance(member, str) or not self._takes(member):
+            return
+        for key, tag in keys.items():
+            value = record.get(key)
+            found = len(value) if isinstance(value, list) else value
+            yield from _point(tag, member, axis, at, record["t"], found)
+
+    def _takes(self, member: str) -> bool:
+        if not member or member in self._taken:
+            return True
+        if len(self._taken) < self._most:
+            self._taken.add(member)
+            return True
+        self.left_out.add(member)
+        return False
+
+
+def _point(tag: str, member: str, axis: str, at: int, t: float, value: Any) -> Iterator[Point]:
+    if isinstance(value, int | float):
+        yield Point(tag, member, axis, at, t, float(value))
+
+
+def parameters(job: Mapping[str, Any], under: str = "") -> dict[str, str]:
+    """A job as one table of texts: "train.steps" and so on."""
+    found: dict[str, str] = {}
+    for key, value in job.items():
+        if isinstance(value, Mapping):
+            found |= parameters(value, f"{under}{key}.")
+        else:
+            found[f"{under}{key}"] = str(value)
+    return found
