@@ -16,6 +16,7 @@
 #   make test-endurance  a day of a fleet, a million messages, attackers: hours; TESTS="…" for some
 #   make test-mutations  a million mutated payloads of codecs (2,000 are in make test): minutes
 #   make chaos   crash hubs, cut power: is anything lost? SCHEDULES=1000, WORDS="job.toml --processes"
+#   make test-dashboard  the dashboard in headless Chromium: how soon a message is painted, what it costs
 #   make check   linters, types and tests, as CI does; TESTS="tests/cli" for some of them
 #   make drawn   200 jobs with an automatic delay, drawn at random: does any diverge? (an hour)
 PYTHON ?= python3
@@ -24,7 +25,7 @@ BIN    := $(VENV)/bin
 TRAINERS ?= .venv-trainers
 TRACKERS ?= .venv-trackers
 
-.PHONY: demo test test-examples test-costs chaos test-damages test-trainers test-trackers test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations check drawn install-lab install-dev install-trainers install-trackers
+.PHONY: demo test test-examples test-costs chaos test-damages test-trainers test-trackers test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -83,6 +84,9 @@ test-endurance: install-dev
 test-mutations: export MUTATIONS ?= 30000
 test-mutations: install-dev
 	$(BIN)/pytest -n 2 --timeout 3600 tests/codecs/test_codec_payloads.py tests/exchange/test_fuzzed_frames.py -k mutated
+
+test-dashboard: install-dev
+	$(BIN)/python benchmarks/dashboard.py $(WORDS)
 
 check: install-dev
 	$(BIN)/ruff check .

@@ -15,14 +15,15 @@ import pytest
 import edgetrain
 
 PACKAGE = Path(edgetrain.__file__).parent
-HEAVY = ("torch", "zmq", "numpy", "matplotlib", "rich", "sklearn", "cryptography", "Crypto")
+HEAVY = ("torch", "zmq", "numpy", "matplotlib", "rich", "sklearn", "cryptography", "Crypto",
+         "starlette", "uvicorn")  # fmt: skip
 
 TORCH = ("tasks/", "training/")
 """Rooms that may import torch, at whatever place."""
 TORCH_INSIDE_FUNCTIONS = {"fleet/devices/cost.py"}
 DISTRIBUTED = re.compile(r"torch\.distributed|from torch import .*distributed")
 """One folder knows it."""
-LAZY_ONLY = ("matplotlib", "rich", "sklearn", "dp_accounting")
+LAZY_ONLY = ("matplotlib", "rich", "sklearn", "dp_accounting", "starlette", "uvicorn")
 CRYPTOGRAPHY = ("cryptography", "Crypto")
 PRIMITIVES = "exchange/masks/primitives.py"
 """The one module that imports them. Nothing loads it before a job is secure."""

@@ -120,6 +120,27 @@ def add_json(parser: argparse.ArgumentParser, help: str = "print JSON") -> None:
     parser.add_argument("--json", action="store_true", help=help)
 
 
+def add_dashboard(parser: argparse.ArgumentParser) -> None:
+    """Add --dashboard."""
+    parser.add_argument(
+        "--dashboard",
+        action="store_true",
+        help="show it in a browser, too: a process beside this one, at an address that it prints",
+    )
+
+
+def dashboard(
+    arguments: argparse.Namespace, folder: Path, say: Callable[[str], None]
+) -> contextlib.AbstractContextManager[None]:
+    """With --dashboard, a dashboard of this run until the block ends; `say` is given its address by
+    another thread."""
+    if not arguments.dashboard:
+        return contextlib.nullcontext()
+    from edgetrain.runs.dashboard.child import dashboard_beside
+
+    return dashboard_beside(folder, say)
+
+
 def add_keys(parser: argparse.ArgumentParser) -> None:
     """Add --keys."""
     parser.add_argument(

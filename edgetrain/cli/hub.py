@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def add_parser(subparsers: Any) -> None:
         "the job's hub.replica (docs/recovery.md)",
     )
     common.add_output(parser, json=False)
+    common.add_dashboard(parser)
     common.try_again(parser)
     parser.set_defaults(run=run)
 
@@ -133,9 +135,10 @@ def run(arguments: argparse.Namespace) -> int:
         def follow(folder: Path) -> None:
             folders.append(folder)
             screen.follow(folder)
+            beside.enter_context(common.dashboard(arguments, folder, screen.say))
 
         try:
-            with Screen(heading) as screen:
+            with Screen(heading) as screen, contextlib.ExitStack() as beside:
                 if arguments.replica_of is None:
                     rounds = serve_job(request, stop, screen.say, common.warn, follow=follow)
                 else:

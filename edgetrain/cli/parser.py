@@ -22,6 +22,7 @@ VERBS = (
         "compare",
         "run",
         "watch",
+        "dashboard",
         "runs",
         "report",
         "track",

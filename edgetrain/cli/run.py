@@ -51,6 +51,7 @@ def add_parser(subparsers: Any) -> None:
     common.add_job(parser)
     common.add_simulate(parser)
     common.add_output(parser)
+    common.add_dashboard(parser)
     parser.add_argument(
         "--print-commands",
         action="store_true",
@@ -106,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         simulated=arguments.simulate,
     )
     try:
-        with view:
+        with common.dashboard(arguments, folder, view.say_above), view:
             summary = run_planned(planned, folder, view.refresh)
     except KeyboardInterrupt:
         _report(arguments, common.interrupted(folder), folder)

@@ -44,8 +44,8 @@ def test_the_verbs_are_these():
     assert top == {
         "bundle", "calibrate", "capacity", "codecs", "compare", "completion",
         "devices", "doctor", "gateway", "hub", "hubs", "init", "keys", "member", "networks", "plan",
-        "privacy", "rank", "report", "run", "runs", "strategies", "sweep", "topology", "track",
-        "watch",
+        "dashboard", "privacy", "rank", "report", "run", "runs", "strategies", "sweep", "topology",
+        "track", "watch",
     }  # fmt: skip
 
 

@@ -209,6 +209,8 @@ _RESUMED = "a run of the reader's own: tests/training/test_sweep.py, tests/cli/t
 _RESUMED_HUB = "a hub of the reader's own that was killed: tests/cli/test_resume.py"
 _BENCHMARK = "a benchmark of minutes to hours whose figures stand on the page"
 _HOURS = "hours; a smaller grid of the same verb is run nightly"
+_DASHBOARD = "serves until Ctrl-C: tests/runs/test_dashboard.py"
+
 ELSEWHERE = {
     "edgetrain track --to tensorboard": _TRACKERS,
     "edgetrain track runs/20260131-142501-digits --to tensorboard --follow": _TRACKERS,
@@ -216,6 +218,13 @@ ELSEWHERE = {
     "edgetrain track --to wandb --offline": _TRACKERS,
     "edgetrain track RUN --to mlflow --into sqlite:///mlflow.db --project digits": _TRACKERS,
     "edgetrain track RUN --to wandb --offline": _TRACKERS,
+    "edgetrain dashboard": _DASHBOARD,
+    "edgetrain dashboard runs/20260131-142501-digits": _DASHBOARD,
+    "edgetrain dashboard --bind 127.0.0.1:0": _DASHBOARD,
+    "edgetrain dashboard --bind lab:8750 --tls cert.pem key.pem": _DASHBOARD,
+    "edgetrain dashboard --bind lab:8750 --insecure": _DASHBOARD,
+    "edgetrain run job.toml --dashboard": _DASHBOARD,
+    "edgetrain hub job.toml --dashboard": _DASHBOARD,
     "edgetrain devices flash cluster.toml": "SD cards: tests/provisioning/cards",
     "edgetrain devices flash cluster.toml --dry-run": "an image that is fetched, and card readers",
     "edgetrain devices flash cluster.toml --image-out cards": "an image: tests/provisioning/cards",

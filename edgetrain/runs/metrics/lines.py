@@ -123,9 +123,12 @@ class Follower:
     `damaged` counts lines that could not be read.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, chunk_bytes: int = _CHUNK_BYTES) -> None:
         self.path = Path(path)
         self.damaged = 0
+        self.is_behind = False
+        """Whether the last read ended before the file did."""
+        self._chunk_bytes = chunk_bytes
         self._offset = 0
         self._tail = b""
 
@@ -138,8 +141,9 @@ class Follower:
             return []
         with file:
             file.seek(self._offset)
-            new = file.read(_CHUNK_BYTES)
+            new = file.read(self._chunk_bytes)
         self._offset += len(new)
+        self.is_behind = len(new) == self._chunk_bytes
         *lines, tail = (self._tail + new).split(b"\n")
         # What is longer than a line has no end that is worth waiting for.
         self._tail = tail[-MOST_BYTES:]

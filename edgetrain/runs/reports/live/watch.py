@@ -113,14 +113,17 @@ class RunState:
 class FolderWatch:
     """Follows one run folder. The folder, its job and its metrics need not exist yet."""
 
-    def __init__(self, folder: Path, metric: str = "accuracy") -> None:
+    def __init__(
+        self, folder: Path, metric: str = "accuracy", follower: Follower | None = None
+    ) -> None:
         self.folder = folder
         # A folder is named for its time and name; the name is enough here.
         self.name = units.printable(re.sub(r"^\d{8}-\d{6}-(?=.)", "", folder.name))
         self._metric = metric
         self.tally = Tally()
-        self._follower = Follower(metrics_path(folder))
-        self._job: dict[str, Any] = {}
+        self._follower = follower or Follower(metrics_path(folder))
+        self.job: dict[str, Any] = {}
+        """Its job; {} as long as there is none, or it is damaged."""
         self._verdict: bool | None = None
         # (seconds since training began, mean step), for the pace of the last few seconds
         self._pace: list[tuple[float, float]] = []
@@ -131,8 +134,8 @@ class FolderWatch:
         if records:
             self.tally.add_all(records)
             self._keep_pace()
-        if not self._job:
-            self._job = self._read_job()
+        if not self.job:
+            self.job = self._read_job()
         return records
 
     def state(self) -> RunState:
@@ -183,7 +186,7 @@ class FolderWatch:
     def _untold(self) -> bool:
         """Whether this is a hub's folder to which members write no lines and send no reports."""
         own = any(member.lines for member in self.tally.members.values())
-        return not own and self._job.get("hub", {}).get("status_s") == 0
+        return not own and self.job.get("hub", {}).get("status_s") == 0
 
     def _trusted(self) -> bool | None:
         """The emulator's own verdict. It is in the summary, which is read when the run is over."""
@@ -211,7 +214,7 @@ class FolderWatch:
 
     def _steps(self) -> int | None:
         """The job's; None if its members may run any, or if their own loops go on behind them."""
-        steps = self._job.get("train", {}).get("steps") if "task" in self._job else None
+        steps = self.job.get("train", {}).get("steps") if "task" in self.job else None
         known = isinstance(steps, int) and steps > 0 and self._step() <= steps
         return steps if known else None
 

@@ -26,8 +26,8 @@ _MOST_TIMELINES = 6
 _LANES_OF_EACH = 3
 """Members in the timeline of each of several runs."""
 
-_PATTERNS = (
-    '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>'
+PATTERNS = (
+    '<svg width="0" height="0" class="defs" aria-hidden="true"><defs>'
     '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
     'patternTransform="rotate(45)"><rect width="6" height="6" class="back"/>'
     '<rect width="2" height="6" class="stroke"/></pattern>'
@@ -66,7 +66,7 @@ def document(stories: Sequence[Story]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_text(title)}</title><style>{style}</style></head>\n"
-        f"<body>{_PATTERNS}<main>{''.join(body)}</main></body></html>\n"
+        f"<body>{PATTERNS}<main>{''.join(body)}</main></body></html>\n"
     )
 
 
@@ -139,7 +139,8 @@ def _curves(stories: Sequence[Story]) -> str:
     )
 
 
-def _legend(kinds: Iterable[tuple[str, str]]) -> str:
+def legend(kinds: Iterable[tuple[str, str]]) -> str:
+    """Signs of the parts of a step, and their names."""
     shown = "".join(
         f'<span class="key"><svg viewBox="0 0 16 12" width="16" height="12" aria-hidden="true">'
         f'<rect x="0" y="1" width="16" height="10" class="{kind}"/></svg>{_text(said)}</span>'
@@ -155,7 +156,7 @@ def _seconds(stories: Sequence[Story]) -> str:
     whose = "run" if len(stories) > 1 else "member, the busiest first"
     return (
         f"<section><h2>Where the time of a step goes, by {whose}</h2>"
-        f"{_legend(charts.PARTS)}{drawn}</section>"
+        f"{legend(charts.PARTS)}{drawn}</section>"
     )
 
 
@@ -185,7 +186,7 @@ def _timelines(stories: Sequence[Story]) -> str:
     return (
         "<section><h2>Timeline of rounds</h2><p>Below: what each member does. Above it: its "
         "contributions, from handing over to the reply. A member that computes under its exchanges "
-        f"hides the network; one that waits under them does not.</p>{_legend(kinds)}"
+        f"hides the network; one that waits under them does not.</p>{legend(kinds)}"
         f"{''.join(parts)}</section>"
     )
 

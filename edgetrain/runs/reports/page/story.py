@@ -186,7 +186,7 @@ def _read(folder: Path) -> Story:
     for record in lines:
         tally.add(record)
         try:
-            _add(story, record)
+            add_record(story, record)
         except (KeyError, TypeError, ValueError):
             story.damaged += 1
     story.damaged += lines.damaged
@@ -211,7 +211,9 @@ def _read(folder: Path) -> Story:
     return story
 
 
-def _add(story: Story, record: Record) -> None:
+def add_record(story: Story, record: Record) -> None:
+    """Add a step, an exchange, a round or an event. KeyError, TypeError or ValueError for a line
+    that is not ours."""
     kind, name = record["kind"], record["member"]
     if kind == "step":
         member = story.members.setdefault(name, MemberStory(name))

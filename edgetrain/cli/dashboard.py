@@ -1,0 +1,73 @@
+"""`edgetrain dashboard`: runs in a browser, from their folders."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from edgetrain.cli import common
+
+_EXAMPLES = """\
+examples:
+  edgetrain dashboard                               the runs in runs/
+  edgetrain dashboard runs/20260131-142501-digits   one run
+  edgetrain dashboard --bind 127.0.0.1:0            any free port
+  edgetrain dashboard --bind lab:8750 --tls cert.pem key.pem
+
+Open the address that it prints: the part behind # lets you in. It reads run folders and asks no
+process. From another machine: ssh -L 8750:127.0.0.1:8750 lab. Ctrl-C ends it.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
+    parser = common.verb(
+        subparsers,
+        "dashboard",
+        "runs in a browser, live: the fleet, curves, the last rounds, news",
+        "Show runs in a browser, live. It reads run folders and asks no process.",
+        _EXAMPLES,
+    )
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path(common.RUNS),
+        metavar="RUNS",
+        help="folder of run folders, or one run folder (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--bind",
+        default="127.0.0.1:8750",
+        metavar="HOST:PORT",
+        help="where to listen; port 0: any free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tls",
+        nargs=2,
+        type=Path,
+        metavar=("CERT", "KEY"),
+        help="a certificate and its key, for a HOST that other machines reach",
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="let other machines come without --tls"
+    )
+    parser.add_argument("--until-stdin-ends", action="store_true", help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    from edgetrain.runs.dashboard.serve import ListensAt, serve
+
+    place = ListensAt(
+        arguments.bind, tuple(arguments.tls) if arguments.tls else None, arguments.insecure
+    )
+    serve(
+        arguments.folder,
+        place,
+        lambda address: common.say(f"dashboard: {address}"),
+        until_stdin_ends=arguments.until_stdin_ends,
+    )
+    return 0

@@ -1,0 +1,160 @@
+"""What the dashboard answers: the page's files, the list of runs, and a stream for each run.
+
+Reading runs, and telling many readers of one run what one look has found. Who may ask: `guard`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from importlib.resources import files
+from typing import Any
+
+from edgetrain.runs.dashboard.follow import Following
+from edgetrain.runs.dashboard.guard import Asgi
+from edgetrain.runs.dashboard.hall import Hall
+from edgetrain.runs.reports.page.document import PATTERNS
+
+LOOK_S = 0.5
+"""Seconds between two looks at a run."""
+
+SHARE_OF_A_CORE = 0.045
+"""Most of one core that looking at a run takes; a longer pause follows a look that took long."""
+
+BEAT_S = 15.0
+"""Seconds until a stream without news sends a line, to notice readers that are gone."""
+
+MOST_READERS = 64
+MOST_FOLLOWED = 8
+"""Runs that are kept in memory after their last reader has gone."""
+
+TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+class Channel:
+    """One run and its readers. It is looked at while there are any."""
+
+    def __init__(self, following: Following) -> None:
+        self._following = following
+        self.readers = 0
+        self._task: asyncio.Task[None] | None = None
+        self._fresh = asyncio.Event()
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        """Server-sent events, each with the sections that are new to this reader. A slow reader
+        misses versions, and costs no memory. `id` is the time at which it was sent."""
+        seen: dict[str, int] = {}
+        self.readers += 1
+        self._task = self._task or asyncio.create_task(self._look())
+        try:
+            yield b"retry: 2000\n\n"
+            while True:
+                fresh = self._fresh
+                if found := self._following.since(seen):
+                    yield b"id: %.6f\ndata: %s\n\n" % (time.time(), found)
+                try:
+                    await asyncio.wait_for(fresh.wait(), BEAT_S)
+                except TimeoutError:
+                    yield b": here\n\n"
+        finally:
+            self.readers -= 1
+            if not self.readers and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    async def _look(self) -> None:
+        while True:
+            began = time.thread_time()
+            self._following.tick(time.time())
+            took = time.thread_time() - began
+            fresh, self._fresh = self._fresh, asyncio.Event()
+            fresh.set()
+            # What is there already is read at half a core's speed, then as often as it may.
+            behind = self._following.is_behind
+            await asyncio.sleep(took if behind else max(LOOK_S, took / SHARE_OF_A_CORE))
+
+
+class Desk:
+    """Everything that is asked: the list, and streams of runs."""
+
+    def __init__(self, hall: Hall) -> None:
+        self._hall = hall
+        self._channels: dict[str, Channel] = {}
+
+    def rows(self) -> dict[str, Any]:
+        """The list of runs."""
+        return {"runs": self._hall.rows()}
+
+    def channel(self, name: str) -> Channel | None:
+        """The channel of the run with this id; None: there is no such run."""
+        if name not in self._channels:
+            folder = self._hall.find(name)
+            if folder is None:
+                return None
+            idle = [key for key, each in self._channels.items() if not each.readers]
+            for key in idle[: max(0, len(self._channels) - MOST_FOLLOWED)]:
+                del self._channels[key]
+            self._channels[name] = Channel(Following(folder))
+        return self._channels[name]
+
+    @property
+    def readers(self) -> int:
+        """Streams that are open."""
+        return sum(channel.readers for channel in self._channels.values())
+
+
+def page_files() -> dict[str, tuple[str, bytes]]:
+    """The page's own files: name -> (type, content). The style sheet of reports is one of them."""
+    here, report = files(__package__).joinpath("page"), "edgetrain.runs.reports.page"
+    found = {each.name: each.read_bytes() for each in here.iterdir()}
+    found["report.css"] = files(report).joinpath("page.css").read_bytes()
+    found["index.html"] = found["index.html"].replace(b"<!-- patterns -->", PATTERNS.encode())
+    return {
+        name: (TYPES[suffix], content)
+        for name, content in found.items()
+        if (suffix := "." + name.rpartition(".")[2]) in TYPES
+    }
+
+
+def application(hall: Hall) -> Asgi:
+    """The application, without a guard."""
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
+
+    desk, own = Desk(hall), page_files()
+
+    async def page(request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
+        if name not in own:
+            return Response("no such file\n", 404)
+        kind, content = own[name]
+        return Response(content, media_type=kind)
+
+    async def runs(_: Request) -> Response:
+        return JSONResponse(await asyncio.to_thread(desk.rows))
+
+    async def stream(request: Request) -> Response:
+        if desk.readers >= MOST_READERS:
+            return JSONResponse({"error": f"{MOST_READERS} readers are enough"}, 503)
+        channel = desk.channel(request.path_params["name"])
+        if channel is None:
+            return JSONResponse({"error": "no such run"}, 404)
+        return StreamingResponse(channel.messages(), media_type="text/event-stream")
+
+    app: Asgi = Starlette(
+        routes=[
+            Route("/", page),
+            Route("/page/{name}", page),
+            Route("/runs", runs),
+            Route("/stream/{name:path}", stream),
+        ]
+    )
+    return app

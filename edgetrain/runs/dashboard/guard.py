@@ -1,0 +1,149 @@
+"""Who may look: checked before anything is read. Plain ASGI.
+
+- The Host of a request is one that this server is known by: a name of somebody else's that was made
+  to point here (DNS rebinding) is refused.
+- An Origin, where a browser sends one, is this server's own.
+- What is not one of the page's own files needs the cookie. It is given for the token of the printed
+  address, whose fragment no browser sends: the page's script hands it over and takes it out of the
+  address. The cookie is HttpOnly and SameSite=Strict, and is not the token.
+- A POST has an Origin, and the header X-Edgetrain, which another page cannot send without
+  asking first.
+- Every answer says that nothing but this server's files may run in it, and that no other page may
+  frame, embed or keep it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+]
+
+
+class Guard:
+    """Lets requests through to an application, or answers why not."""
+
+    def __init__(self, app: Asgi, names: Iterable[str], port: int, *, secure: bool) -> None:
+        """`names`: of this server, beside its IP addresses where it listens beyond loopback.
+        `secure`: it speaks TLS."""
+        self._app, self._port, self._secure = app, port, secure
+        self._names = frozenset(name.lower() for name in names)
+        self.token, self._session = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        self._cookie = f"edgetrain-{port}"  # a browser keeps one jar for all ports of a host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            return
+
+        async def guarded(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), *_HEADERS]
+            await send(message)
+
+        headers = {
+            key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]
+        }
+        many = [key for key, _ in scope["headers"] if key in (b"host", b"origin")]
+        if why := self._why_not(scope, headers, many):
+            await _answer(guarded, *why)
+        elif scope["path"] == "/enter":
+            await self._enter(headers, guarded)
+        else:
+            await self._app(scope, receive, guarded)
+
+    def _why_not(
+        self, scope: Scope, headers: dict[str, str], many: list[bytes]
+    ) -> tuple[int, str] | None:
+        """Status and words of a refusal; None: it may be."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if len(set(many)) < len(many) or not self._is_named(host):
+            return 421, "this is not a name of this server"
+        if origin is not None and origin.lower() != f"{self._scheme}://{host.lower()}":
+            return 403, "another page may not ask"
+        if scope["method"] == "POST":
+            if "x-edgetrain" not in headers or origin is None:
+                return 403, "a POST needs the header X-Edgetrain and an Origin"
+        elif scope["method"] not in ("GET", "HEAD"):
+            return 405, "GET or POST"
+        if scope["path"] == "/enter":
+            return None if scope["method"] == "POST" else (405, "POST the token")
+        is_file = scope["path"] == "/" or scope["path"].startswith("/page/")
+        if not is_file and not self._has_session(headers.get("cookie", "")):
+            return 401, "open the address that `edgetrain dashboard` printed"
+        return None
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self._secure else "http"
+
+    def _is_named(self, host: str) -> bool:
+        name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
+        if not name:
+            name, port = host, ""
+        standard = "443" if self._secure else "80"
+        if (port or standard) != str(self._port):
+            return False
+        name = name.lower()
+        if name in self._names:
+            return True
+        # A name can be made to point anywhere; an address is what it is.
+        return "*" in self._names and _is_address(name.strip("[]"))
+
+    def _has_session(self, cookies: str) -> bool:
+        try:
+            found = SimpleCookie(cookies).get(self._cookie)
+        except CookieError:
+            return False
+        return found is not None and _same(found.value, self._session)
+
+    async def _enter(self, headers: dict[str, str], send: Send) -> None:
+        """Give the cookie for the token."""
+        given = headers.get("authorization", "").removeprefix("Bearer ")
+        if not _same(given, self.token):
+            await _answer(send, 401, "this is not the token of the server that runs now")
+            return
+        secure = "; Secure" if self._secure else ""
+        cookie = f"{self._cookie}={self._session}; HttpOnly; SameSite=Strict; Path=/{secure}"
+        await _answer(send, 200, "come in", [(b"set-cookie", cookie.encode())])
+
+
+def _same(given: str, known: str) -> bool:
+    return hmac.compare_digest(given.encode(), known.encode())
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+async def _answer(
+    send: Send, status: int, words: str, more: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), *(more or [])]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": words.encode() + b"\n"})

@@ -1,0 +1,143 @@
+"""Listen, say where, serve until Ctrl-C. One process, one thread, the lowest priority but ten.
+
+Loopback alone, unless an address is asked for; then TLS, or the word that it may be without.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from edgetrain.errors import ConfigError
+from edgetrain.runs.dashboard.app import application
+from edgetrain.runs.dashboard.guard import Guard
+from edgetrain.runs.dashboard.hall import Hall
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+NICE = 10
+"""Added to the priority number: looking yields to whatever trains on this machine."""
+
+
+@dataclass(frozen=True)
+class ListensAt:
+    """Where to listen, and how."""
+
+    bind: str
+    """HOST:PORT; port 0: any free one."""
+    tls: tuple[Path, Path] | None = None
+    """Files of a certificate and its key."""
+    insecure: bool = False
+    """Whether other machines may come without TLS."""
+
+
+def serve(
+    root: Path,
+    place: ListensAt,
+    say: Callable[[str], None],
+    *,
+    until_stdin_ends: bool = False,
+) -> None:
+    """Serve the runs below `root`; `say` is given the address, once it is open. ConfigError for
+    what cannot be."""
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the dashboard needs {' and '.join(missing)}", "pip install 'edgetrain[dashboard]'"
+        )
+    import uvicorn
+
+    hall = Hall(root)
+    host, listener = _listen(place)
+    with listener:
+        port = listener.getsockname()[1]
+        _check_tls(place)
+        names = LOOPBACK if _is_loopback(listener) else (*LOOPBACK, host, "*")
+        guard = Guard(application(hall), names, port, secure=place.tls is not None)
+        only = hall.only()
+        shown = f"[{host}]" if ":" in host else host
+        scheme = "https" if place.tls else "http"
+        say(f"{scheme}://{shown}:{port}/#token={guard.token}" + (f"&run={only}" if only else ""))
+        os.nice(NICE)
+        cert, key = place.tls or (None, None)
+        config = uvicorn.Config(
+            guard, log_config=None, log_level="critical", lifespan="off", ws="none", http="h11",
+            loop="asyncio", server_header=False, limit_concurrency=256, timeout_graceful_shutdown=1,
+            ssl_certfile=cert, ssl_keyfile=key, ssl_keyfile_password="" if key else None,
+        )  # fmt: skip
+        server = uvicorn.Server(config)
+        if until_stdin_ends:
+            _end_with_stdin(server)
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[listener])
+
+
+def _listen(place: ListensAt) -> tuple[str, socket.socket]:
+    """The name of the host as it was given, and a socket that is bound."""
+    try:
+        parts = urlsplit(f"//{place.bind}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        host, port = "", None
+    if not host or port is None:
+        raise ConfigError(f"--bind {place.bind} is no address", "HOST:PORT, as in 127.0.0.1:8750")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(f"--bind {place.bind}: {error.strerror}", "name this machine") from None
+    is_local = ipaddress.ip_address(str(address[0])).is_loopback
+    if not is_local and place.tls is None and not place.insecure:
+        raise ConfigError(
+            f"{host} can be reached by other machines, which could read what the browser is sent",
+            "--tls CERT KEY encrypts it; --insecure does without; or take 127.0.0.1 and `ssh -L`",
+        )
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(64)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen at {place.bind}: {error.strerror}",
+            f"another port, as in --bind {host}:0 for any free one",
+        ) from None
+    return host, listener
+
+
+def _is_loopback(listener: socket.socket) -> bool:
+    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+
+
+def _check_tls(place: ListensAt) -> None:
+    if place.tls is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(*place.tls, password="")
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        said = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"--tls {place.tls[0]} {place.tls[1]}: {said}",
+            "a certificate and its key, both PEM, the key without a password",
+        ) from None
+
+
+def _end_with_stdin(server: object) -> None:
+    """End when standard input does: the process that holds its other end has ended."""
+
+    def wait() -> None:
+        while sys.stdin.buffer.read(1):
+            pass
+        server.should_exit = True  # type: ignore[attr-defined]
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -1,0 +1,493 @@
+"""The dashboard: who may look, what is told, what it costs. No network, but for one real child."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import http.client
+import json
+import re
+import socket
+import statistics
+from importlib.resources import files
+
+import pytest
+from asgi import ask, stream
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up_runs import DGA, replace, write_comparison, write_run
+
+from edgetrain.errors import ConfigError
+from edgetrain.runs.dashboard import app as dashboard
+from edgetrain.runs.dashboard import follow, serve
+from edgetrain.runs.dashboard.app import application, page_files
+from edgetrain.runs.dashboard.child import dashboard_beside
+from edgetrain.runs.dashboard.follow import COLUMNS, MOST_POINTS, BoundedCurve, Following
+from edgetrain.runs.dashboard.guard import POLICY, Guard
+from edgetrain.runs.dashboard.hall import Hall
+from edgetrain.runs.dashboard.serve import LOOPBACK, ListensAt
+from edgetrain.runs.folder import SUMMARY, metrics_path, write_job
+from edgetrain.runs.metrics.lines import Follower, format_line
+from edgetrain.runs.reports.live.watch import FolderWatch
+from edgetrain.runs.summary import summarise
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+PORT = 8750
+HOST = f"127.0.0.1:{PORT}"
+ORIGIN = f"http://{HOST}"
+SCRIPT = "<script>alert(1)</script>"
+SMALL = replace(DGA, members=3, steps=60)
+
+
+# -- who may -----------------------------------------------------------------------------------
+
+
+class Inside:
+    """What the guard guards: notes each request that reaches it."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def __call__(self, scope, receive, send):
+        self.asked.append((scope["method"], scope["path"]))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"secret"})
+
+
+def guarded(names=LOOPBACK, *, secure=False):
+    inside = Inside()
+    return Guard(inside, names, PORT, secure=secure), inside
+
+
+def enter(guard, **headers):
+    known = {"Host": HOST, "Origin": ORIGIN, "X-Edgetrain": "1"}
+    known |= {"Authorization": f"Bearer {guard.token}"} | headers
+    return asyncio.run(ask(guard, "POST", "/enter", known))
+
+
+def cookie_of(guard):
+    return enter(guard).headers["set-cookie"].split(";")[0]
+
+
+GOOD = {"Host": HOST, "Origin": ORIGIN, "X-Edgetrain": "1"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "change", "status"),
+    [
+        ("GET", "/runs", {"Origin": "http://evil.example"}, 403),  # a foreign page
+        ("GET", "/runs", {"Origin": "null"}, 403),  # one in a sandbox
+        ("GET", "/runs", {"Origin": f"https://{HOST}"}, 403),
+        ("GET", "/runs", {"Origin": "http://127.0.0.1:9999"}, 403),  # another port
+        ("GET", "/runs", {"Host": "evil.example"}, 421),
+        ("GET", "/runs", {"Host": f"evil.example:{PORT}"}, 421),  # a rebinding name
+        ("GET", "/runs", {"Host": f"127.0.0.1.evil.example:{PORT}"}, 421),
+        ("GET", "/runs", {"Host": f"{HOST}@evil.example"}, 421),
+        ("GET", "/runs", {"Host": "127.0.0.1:80"}, 421),
+        ("GET", "/runs", {"Host": ""}, 421),
+        ("GET", "/runs", {"Cookie": ""}, 401),
+        ("GET", "/runs", {"Cookie": "edgetrain-8750=wrong"}, 401),
+        ("GET", "/runs", {"Cookie": "\"\x00;;=,é"}, 401),
+        ("GET", "/stream/a", {"Cookie": ""}, 401),
+        ("GET", "/tell/a", {"Cookie": ""}, 401),
+        ("POST", "/tell/a", {"X-Edgetrain": None}, 403),
+        ("POST", "/tell/a", {"Origin": None}, 403),
+        ("POST", "/tell/a", {"Origin": "http://evil.example"}, 403),
+        ("POST", "/tell/a", {"Cookie": ""}, 401),
+        ("PUT", "/tell/a", {}, 405),
+        ("OPTIONS", "/tell/a", {}, 405),  # what a foreign page would have to ask first
+        ("GET", "/page/../runs", {"Cookie": "", "Host": "x"}, 421),
+        ("GET", "/enter", {}, 405),
+    ],
+)  # fmt: skip
+def test_what_is_refused_reaches_nothing(method, path, change, status):
+    guard, inside = guarded()
+    headers = GOOD | {"Cookie": cookie_of(guard)} | change
+    sent = {key: value for key, value in headers.items() if value is not None}
+    answer = asyncio.run(ask(guard, method, path, sent))
+    assert (answer.status, inside.asked) == (status, [])
+    assert b"secret" not in answer.body
+    assert answer.headers["content-security-policy"] == POLICY
+    assert not any(key.startswith("access-control") for key in answer.headers)
+
+
+@pytest.mark.parametrize(
+    "given_host", [HOST, f"localhost:{PORT}", f"[::1]:{PORT}", f"LOCALHOST:{PORT}"]
+)
+def test_who_has_the_cookie_is_let_in_under_each_name(given_host):
+    guard, inside = guarded()
+    headers = {"Host": given_host, "Cookie": cookie_of(guard)}
+    answer = asyncio.run(ask(guard, "GET", "/runs", headers))
+    assert (answer.status, inside.asked) == (200, [("GET", "/runs")])
+    assert answer.headers["content-security-policy"] == POLICY
+    assert answer.headers["cache-control"] == "no-store"
+
+
+def test_the_page_itself_needs_no_cookie():
+    guard, inside = guarded()
+    assert asyncio.run(ask(guard, "GET", "/", {"Host": HOST})).status == 200
+    assert inside.asked == [("GET", "/")]
+
+
+def test_the_token_becomes_a_strict_cookie_that_is_not_the_token():
+    guard, _ = guarded()
+    given = enter(guard).headers["set-cookie"]
+    assert given.startswith(f"edgetrain-{PORT}=")
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(given.split("; "))
+    assert "Secure" not in given
+    assert guard.token not in given
+    secure, _ = guarded(secure=True)
+    assert "; Secure" in enter(secure, Origin=f"https://{HOST}").headers["set-cookie"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"Authorization": "Bearer x"}, {"Authorization": ""}, {"Origin": "http://evil.example"}],
+)
+def test_a_wrong_token_gets_no_cookie(change):
+    answer = enter(guarded()[0], **change)
+    assert answer.status in (401, 403)
+    assert "set-cookie" not in answer.headers
+
+
+def test_beyond_loopback_addresses_are_names_and_foreign_names_are_not():
+    guard, _ = guarded((*LOOPBACK, "lab", "*"))
+    cookie = cookie_of(guard)
+    hosts = {f"10.0.0.5:{PORT}": 200, f"[fe80::1]:{PORT}": 200, f"lab:{PORT}": 200,
+             f"evil.example:{PORT}": 421}  # fmt: skip
+    for host, status in hosts.items():
+        answer = asyncio.run(ask(guard, "GET", "/runs", {"Host": host, "Cookie": cookie}))
+        assert answer.status == status, host
+
+
+def test_two_hosts_in_a_request_are_refused():
+    guard, inside = guarded()
+    cookie = cookie_of(guard)
+
+    async def twice(scope, receive, send):
+        scope["headers"].append((b"host", b"evil.example"))
+        await guard(scope, receive, send)
+
+    assert asyncio.run(ask(twice, "GET", "/runs", {"Host": HOST, "Cookie": cookie})).status == 421
+    assert inside.asked == []
+
+
+# -- the page ----------------------------------------------------------------------------------
+
+
+def test_uplot_is_the_one_that_was_released_with_its_licence():
+    """Of the npm package uplot 1.6.32."""
+    sums = {
+        "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+        "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+    }
+    for name, known in sums.items():
+        assert hashlib.sha256(page_files()[name][1]).hexdigest() == known
+    folder = files("edgetrain.runs.dashboard").joinpath("page")
+    assert "MIT" in folder.joinpath("uPlot-LICENSE.txt").read_text("utf-8")
+
+
+def test_the_page_loads_its_own_files_and_writes_no_markup_from_names():
+    own = {name: content.decode() for name, (_, content) in page_files().items()}
+    page, script = own["index.html"], own["dashboard.js"]
+    used = re.findall(r'(?:href|src)="([^"#]+)"', page)
+    assert used
+    assert all(each.removeprefix("/page/") in own for each in used)
+    assert not re.search(r"style=|onclick|<script>", page)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|https?:", script
+    )
+    assert set(re.findall(r'at\("([\w-]+)"\)', script)) <= set(re.findall(r'id="([\w-]+)"', page))
+    assert all(
+        key in COLUMNS for key in re.findall(r'^  \["(\w+)", "[\w ]+", (?:null|\w+)', script, re.M)
+    )
+
+
+# -- what is told ------------------------------------------------------------------------------
+
+
+def sections(following):
+    return json.loads(following.since({}))
+
+
+def test_the_fleet_is_what_watch_shows(tmp_path):
+    run = write_run(tmp_path / "a", SMALL)
+    following, watch = Following(run), FolderWatch(run)
+    following.tick(0.0)
+    watch.read()
+    told, state = sections(following), watch.state()
+    assert told["run"]["step"] == state.step
+    assert told["run"]["sent_bytes"] == state.sent_bytes
+    assert told["run"]["status"] == json.loads((run / SUMMARY).read_text())["status"]
+    for key in COLUMNS:
+        known = [getattr(member, key) for member in state.members]
+        assert told["fleet"][key] == [
+            pytest.approx(each, abs=1e-6) if isinstance(each, float) else each for each in known
+        ]
+
+
+def test_the_last_point_is_the_figure_of_the_summary(tmp_path):
+    run = write_run(tmp_path / "a", SMALL)
+    following = Following(run)
+    following.tick(0.0)
+    curves, final = sections(following)["curves"], summarise(run)["final"]["accuracy"]
+    assert curves["figure"][1][-1] == pytest.approx(final, rel=1e-4)
+    assert len(curves["loss"][0]) == len(curves["loss"][1]) > 2
+
+
+@given(cuts=st.lists(st.floats(0, 1), max_size=5))
+def test_what_is_told_does_not_depend_on_when_it_was_read(tmp_path_factory, cuts):
+    run = write_run(tmp_path_factory.mktemp("runs") / "a", replace(SMALL, steps=20))
+    whole = metrics_path(run).read_bytes()
+    at_once = Following(run)
+    at_once.tick(0.0)
+    metrics_path(run).write_bytes(b"")
+    by_parts, done = Following(run), 0
+    for end in [*sorted(int(cut * len(whole)) for cut in cuts), len(whole)]:
+        with metrics_path(run).open("ab") as file:
+            file.write(whole[done:end])
+        done = end
+        by_parts.tick(0.0)
+    one, other = sections(at_once), sections(by_parts)
+    lately = "step_s"  # the pace since the look before
+    assert one["run"] | {lately: 0} == other["run"] | {lately: 0}
+    for name in ("fleet", "curves", "refusals"):
+        assert one[name] == other[name]
+
+
+def test_a_reader_is_told_what_is_new_and_nothing_twice(tmp_path):
+    run = write_run(tmp_path / "a", SMALL)
+    following, seen = Following(run), {}
+    following.tick(0.0)
+    assert set(json.loads(following.since(seen))) >= {"run", "fleet", "curves", "news", "timeline"}
+    following.tick(0.0)
+    assert following.since(seen) == b""
+    event = {"kind": "event", "t": 9.0, "member": "hub", "event": "refused", "reason": "no key",
+             "about": SCRIPT}  # fmt: skip
+    with metrics_path(run).open("ab") as file:
+        file.write(format_line(event))
+    following.tick(0.0)
+    fresh = json.loads(following.since(seen))
+    assert {"news", "refusals"} <= set(fresh) <= {"news", "refusals", "run"}
+    assert fresh["refusals"]["count"] == 1
+    assert SCRIPT in fresh["refusals"]["lines"][0]  # text, which the page sets as text
+
+
+def test_names_in_pictures_are_escaped(tmp_path):
+    steps = {
+        "compute_s": 0.1,
+        "wait_s": 0.0,
+        "overhead_s": 0.0,
+        "sent_bytes": 1,
+        "received_bytes": 1,
+    }
+    lines = [
+        {"kind": "step", "t": 0.2 * n, "member": SCRIPT, "step": n, "loss": 1.0} | steps
+        for n in range(1, 9)
+    ]
+    lines += [
+        {"kind": "exchange", "t": 0.4 * n + 0.3, "member": SCRIPT, "round": n,
+         "arrived_t": 0.4 * n + 0.2, "submitted_t": 0.4 * n}
+        for n in range(1, 4)
+    ]  # fmt: skip
+    (tmp_path / "a").mkdir()
+    metrics_path(tmp_path / "a").write_bytes(b"".join(map(format_line, lines)))
+    following = Following(tmp_path / "a")
+    following.tick(0.0)
+    told = sections(following)
+    assert told["fleet"]["name"] == [SCRIPT]
+    assert "<script" not in told["timeline"]
+    assert "&lt;script&gt;" in told["timeline"]
+    assert "style=" not in told["timeline"]  # the policy would drop it
+
+
+def test_a_curve_keeps_its_course_and_its_size():
+    curve = BoundedCurve()
+    for n in range(10_000):
+        curve.add(n, n % 7)
+    times, values = curve.columns()
+    assert MOST_POINTS / 2 <= len(times) <= MOST_POINTS
+    assert times == sorted(times)
+    assert all(abs(value - 3) <= 0.5 for value in values[1:])
+
+
+def test_a_point_of_a_large_fleet_is_the_median_of_its_members():
+    curve, members = BoundedCurve(), [5.0, 1.0, 9.0]
+    for t in (1.0, 2.0):
+        for value in members:
+            curve.add(t, value * t, least=3)
+    assert curve.columns() == [
+        [1.0, 2.0],
+        [statistics.median(members), 2 * statistics.median(members)],
+    ]
+
+
+def test_memory_does_not_grow_with_steps(tmp_path):
+    run = write_run(tmp_path / "a", replace(SMALL, steps=3000))
+    following = Following(run)
+    following.tick(0.0)
+    story = following.story
+    assert max(len(member.steps) for member in story.members.values()) <= follow.KEPT_STEPS
+    assert len(story.rounds) <= follow.KEPT_ROUNDS
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
+def test_a_damaged_folder_is_one_line(tmp_path, name):
+    run = write_run(tmp_path / "a", SMALL)
+    (run / name).unlink()
+    (run / name).mkdir()
+    following = Following(run)
+    following.tick(0.0)
+    told = sections(following)
+    assert name in told["trouble"]
+    assert "\n" not in told["trouble"]
+
+
+def test_a_run_that_stopped_without_an_end_is_quiet(tmp_path):
+    run = write_run(tmp_path / "a", SMALL)
+    (run / SUMMARY).unlink()
+    written = metrics_path(run).stat().st_mtime
+    following = Following(run)
+    following.tick(written + 1)
+    assert sections(following)["run"]["status"] != "quiet"
+    following.tick(written + 61)
+    assert sections(following)["run"]["status"] == "quiet"
+
+
+def test_a_file_is_read_in_parts(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [format_line({"kind": "step", "t": float(n), "member": "m0"}) for n in range(20)]
+    path.write_bytes(b"".join(lines))
+    follower, read = Follower(path, 100), []
+    while True:
+        read += follower.read()
+        if not follower.is_behind:
+            break
+    assert [record["t"] for record in read] == list(range(20))
+
+
+# -- which runs, and the stream ----------------------------------------------------------------
+
+
+def test_the_list_has_every_run_and_a_name_is_no_path(tmp_path):
+    one = write_run(tmp_path / "runs" / "20260131-142501-digits", SMALL)
+    both = tmp_path / "runs" / "20260131-143007-digits"
+    write_comparison(both, SMALL, replace(SMALL, strategy="fedavg"))
+    write_run(tmp_path / "other", SMALL)
+    hall = Hall(tmp_path / "runs")
+    ids = {row["id"] for row in hall.rows()}
+    assert ids == {one.name} | {f"{both.name}/{inside}" for inside in ("dga", "fedavg")}
+    assert all(hall.find(each) is not None for each in ids)
+    for name in ("../other", "..", "", ".", str(tmp_path / "other"), f"{one.name}/../{one.name}"):
+        assert hall.find(name) is None
+    assert hall.only() == ""
+    assert Hall(one).only() == one.name
+
+
+def test_a_run_that_has_not_begun_can_be_waited_for(tmp_path):
+    folder = tmp_path / "20260131-142501-digits"
+    folder.mkdir()
+    write_job(folder, {"task": "t:t", "train": {"steps": 5}})
+    hall = Hall(folder)
+    assert hall.find(hall.only()) == folder
+    following = Following(folder)
+    following.tick(0.0)
+    assert sections(following)["run"]["status"] == "waiting"
+
+
+def test_ten_readers_cost_one_look(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "a", SMALL)
+    app, looks = application(Hall(run)), []
+    monkeypatch.setattr(dashboard, "LOOK_S", 3600.0)
+    tick = Following.tick
+    monkeypatch.setattr(Following, "tick", lambda self, now: (looks.append(1), tick(self, now)))
+
+    async def first_of(number):
+        async for part in stream(app, "/stream/a", {}):
+            if b"data: " in part:
+                return json.loads(part.split(b"data: ")[1])
+        return None
+
+    async def ten():
+        return await asyncio.gather(*map(first_of, range(10)))
+
+    told = asyncio.run(ten())
+    assert len(looks) == 1
+    assert all(each == told[0] for each in told)
+
+
+def test_streams_have_a_limit_and_unknown_runs_are_told_so(tmp_path, monkeypatch):
+    app = application(Hall(write_run(tmp_path / "a", SMALL)))
+    assert asyncio.run(ask(app, "GET", "/stream/b", {})).status == 404
+    assert asyncio.run(ask(app, "GET", "/page/nosuch", {})).status == 404
+    monkeypatch.setattr(dashboard, "MOST_READERS", 0)
+    assert asyncio.run(ask(app, "GET", "/stream/a", {})).status == 503
+
+
+# -- listening ---------------------------------------------------------------------------------
+
+
+def refused(tmp_path, place):
+    with pytest.raises(ConfigError) as caught:
+        serve.serve(tmp_path, place, lambda address: pytest.fail(f"it listens at {address}"))
+    said = str(caught.value)
+    assert "\n" not in said
+    return said
+
+
+def test_bad_places_get_one_line_each(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        place = ListensAt(f"127.0.0.1:{taken.getsockname()[1]}")
+        assert "in use" in refused(tmp_path, place)
+    assert "--tls" in refused(tmp_path, ListensAt("0.0.0.0:0"))
+    for wrong in ("127.0.0.1", "127.0.0.1:http", "", "127.0.0.1:99999"):
+        assert "HOST:PORT" in refused(tmp_path, ListensAt(wrong))
+    (tmp_path / "cert.pem").write_text("nothing")
+    for cert in ("cert.pem", "nosuch.pem"):
+        tls = (tmp_path / cert, tmp_path / cert)
+        assert cert in refused(tmp_path, ListensAt("127.0.0.1:0", tls))
+    assert "no folder" in refused(tmp_path / "nosuch", ListensAt("127.0.0.1:0"))
+
+
+def test_without_its_packages_it_says_how_to_get_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(serve, "find_spec", lambda name: None)
+    assert "edgetrain[dashboard]" in refused(tmp_path, ListensAt("127.0.0.1:0"))
+
+
+def test_a_child_serves_a_run_and_ends_with_its_block(tmp_path):
+    run = write_run(tmp_path / "20260131-142501-digits", SMALL)
+    lines: asyncio.Queue[str] = asyncio.Queue()
+
+    async def look():
+        loop = asyncio.get_running_loop()
+        with dashboard_beside(run, lambda line: loop.call_soon_threadsafe(lines.put_nowait, line)):
+            said = await asyncio.wait_for(lines.get(), 60)
+            port, token = re.search(r"127\.0\.0\.1:(\d+)/#token=([\w-]+)&run=", said).groups()
+            return port, await asyncio.to_thread(streamed, port, token)
+
+    port, told = asyncio.run(look())
+    assert told["fleet"]["name"] == ["m0", "m1", "m2"]
+    with socket.socket() as after, pytest.raises(ConnectionRefusedError):
+        after.connect(("127.0.0.1", int(port)))
+
+
+def streamed(port, token):
+    """The first message of the run's stream, over a real connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
+    origin = {"Origin": f"http://127.0.0.1:{port}", "X-Edgetrain": "1"}
+    connection.request("POST", "/enter", headers=origin | {"Authorization": f"Bearer {token}"})
+    answer = connection.getresponse()
+    answer.read()
+    cookie = {"Cookie": answer.headers["set-cookie"].split(";")[0]}
+    connection.request("GET", "/runs", headers=cookie)
+    (row,) = json.loads(connection.getresponse().read())["runs"]
+    connection.request("GET", f"/stream/{row['id']}", headers=cookie)
+    answer = connection.getresponse()
+    while not (line := answer.readline()).startswith(b"data: "):
+        assert line
+    connection.close()
+    return json.loads(line.removeprefix(b"data: "))
