@@ -158,6 +158,8 @@ class _Record:
         from edgetrain.runs.metrics.log import MetricsLog
 
         self._began = utc(time.monotonic() - began)
+        if self.folder is not None:  # of a group that began again
+            return MetricsLog(run_folders.metrics_path(self.folder), name, time.monotonic, began)
         self.folder = folder = run_folders.create(self._root, self._name)
         run_folders.write_job(folder, self._job.to_dict())
         run_folders.write_environment(folder)
@@ -206,7 +208,7 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     service.status(f"joining {hub}")
     from edgetrain.exchange.member.link import PATIENCE_S
     from edgetrain.jobs.resolved import look_up
-    from edgetrain.training.member.train import Place, train
+    from edgetrain.training.member.train import Place
 
     found = look_up(job)
     record = _Record(arguments.runs, job, arguments.index, screen)
@@ -217,13 +219,12 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     place = Place(arguments.index, device, beside, own_keys, "" if listen == "no" else listen)
     try:
         with screen:
-            train(
+            _trainer(device, arguments.checkpoint)(
                 found,
                 place,
                 job.hub.hubs if len(job.hub.hubs) > 1 else rotated(arguments.hub, hub),
                 record.open_log,
                 credentials=credentials,
-                checkpoint=arguments.checkpoint,
                 stop=stop,
                 keeps_model=True,
                 metrics_bytes=int(1e6 * arguments.metrics_mb),
@@ -240,6 +241,19 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
         record.close(lambda: _promise(found, record.task))
     common.say("done")
     return 0
+
+
+def _trainer(device: str, checkpoint: Path | None) -> Callable[..., None]:
+    """What trains: a group keeps snapshots where others keep checkpoints."""
+    from edgetrain.fleet.devices import SERVERS
+
+    if device == SERVERS:
+        from edgetrain.training.servers.leading import train_joined
+
+        return functools.partial(train_joined, folder=checkpoint)
+    from edgetrain.training.member.train import train
+
+    return functools.partial(train, checkpoint=checkpoint)
 
 
 def _listen_at(via: str) -> str:

@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     job, beside = common.job_of(arguments)
     if arguments.placement:
         job = replace(job, servers=replace(job.servers, placement=arguments.placement))
+    from edgetrain.jobs.placement.beside import group_job, has_group
     from edgetrain.jobs.placement.decision import decide
     from edgetrain.jobs.placement.question import question_of
     from edgetrain.jobs.resolved import with_all_members
@@ -59,8 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.runs.reports.placement_table import text
     from edgetrain.training.servers.rehearsing import rehearsal
 
-    question = question_of(resolve(with_all_members(job)), beside)
-    decision = decide(question, rehearsal(job, beside))
+    found = resolve(with_all_members(job))
+    note = ""
+    if has_group(job):
+        found, note = resolve(group_job(found.job)), "this is the member 'servers' of the fleet"
+    question = question_of(found, beside)
+    question = replace(question, notes=(*question.notes, *filter(None, [note])))
+    decision = decide(question, rehearsal(found.job, beside))
     plan = plain(question, decision) | {"name": job.name or job.task.rpartition(":")[2]}
     common.answer(arguments, plan, text(plan))
     return 0 if decision.chosen else 1

@@ -143,13 +143,14 @@ def _group(arguments: argparse.Namespace, planned: Resolved) -> tuple[Found, Que
 
     ConfigError for a job that fits nowhere.
     """
+    from edgetrain.jobs.placement.beside import has_group
     from edgetrain.jobs.placement.decision import decide
     from edgetrain.jobs.placement.question import may_not_fit, question_of, wants_group
     from edgetrain.training.servers.rehearsing import rehearsal
 
     job = planned.job
     found = question = None
-    if wants_group(job) or may_not_fit(planned):
+    if not has_group(job) and (wants_group(job) or may_not_fit(planned)):
         question = question_of(planned, planned.beside)
         decision = decide(question, rehearsal(job, planned.beside))
         if not decision.chosen:

@@ -14,7 +14,7 @@ from edgetrain.fleet.networks.site import Site
 
 
 def devices_of(text: str) -> list[str]:
-    """Return device names in member order.
+    """Return device names in member order; "servers" is a group, which is one member.
 
     >>> devices_of("raspberry-pi-4b:2, jetson-orin-nano")
     ['raspberry-pi-4b', 'raspberry-pi-4b', 'jetson-orin-nano']

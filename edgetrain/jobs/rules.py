@@ -13,9 +13,12 @@ from edgetrain.codecs import Auto, Codec
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.masks import terms as masks
+from edgetrain.fleet.assignment import devices_of
+from edgetrain.fleet.devices import SERVERS
 from edgetrain.fleet.presence import Presence
 from edgetrain.jobs import schedule
-from edgetrain.jobs.job import AUTO, COLLECTIVES, DIRECT, TOPOLOGIES, Job, Privacy
+from edgetrain.jobs.job import AUTO, COLLECTIVES, DIRECT, TOPOLOGIES, Job, Privacy, ServersTable
+from edgetrain.jobs.placement.words import EDGE, parse
 from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS, fix_noise
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
 from edgetrain.strategies import Strategy, merging
@@ -69,6 +72,47 @@ def check(found: Resolved) -> None:
     _check_out_of_step(found)
     _check_topology(found)
     _check_gateways(found)
+    check_group_beside(found.job)
+
+
+def refuse_group(job: Job, what: str) -> None:
+    """ConfigError for a fleet with a group in it, where no speed is known of it; `what` needs
+    one."""
+    if SERVERS in devices_of(job.fleet.device):
+        raise ConfigError(
+            f"fleet.device = '{job.fleet.device}': {what} 'servers', whose speed is not known",
+            "edgetrain run emulates them; or name a device of the catalog in their place",
+        )
+
+
+def check_group_beside(job: Job) -> None:
+    """ConfigError for what a group that is one member of the fleet cannot have."""
+    servers = job.servers
+    if SERVERS not in devices_of(job.fleet.device):
+        return
+    what = f"fleet.device = '{job.fleet.device}'"
+    if servers.placement in ("auto", EDGE):
+        table = "the job has no [servers]" if servers == ServersTable() else (
+            f"servers.placement = '{servers.placement}' does not say how many processes it is"
+        )  # fmt: skip
+        raise ConfigError(f"{what}, and {table}", "as in [servers] placement = 'data=2'")
+    data = parse(servers.placement).data
+    if job.train.batch % data:
+        near = max(d for d in range(1, data) if job.train.batch % d == 0)
+        raise ConfigError(
+            f"servers.placement: data={data} ranks of one member share train.batch = "
+            f"{job.train.batch}, which they do not divide",
+            f"data={near}",
+        )
+    refused = (
+        (servers.cluster, "servers.cluster: ranks of a member run on its own machine yet"),
+        (servers.fallback != "never", f"servers.fallback = '{servers.fallback}': it is there"),
+        (job.train.rate_for, f"train.rate_for = {job.train.rate_for}: ranks are not members"),
+        (job.privacy.unit == "example", "privacy.unit = 'example': a group clips no examples"),
+    )
+    for is_there, why in refused:
+        if is_there:
+            raise ConfigError(f"{what}, and {why}", "leave one of both out")
 
 
 def _check_accumulated(found: Resolved) -> None:

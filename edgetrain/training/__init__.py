@@ -8,6 +8,7 @@ closes the run folder with its summary. `readiness` has nothing to do with runs:
 `edgetrain doctor` looks at.
 
 Doors: both_ways, emulated, gateway, host_pace, hub, member.joining, member.member, member.service,
-member.train, orders, readiness, replica, servers.commands, servers.group, servers.process,
-servers.rehearsing, servers.snapshots, simulated, simulated.simulation, stopping, sweep.
+member.train, orders, readiness, replica, servers.commands, servers.group, servers.leading,
+servers.process, servers.rehearsing, servers.snapshots, simulated, simulated.simulation, stopping,
+sweep.
 """

@@ -7,7 +7,9 @@ links are emulated. Here they are put together, watched and taken down again.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.sharedctypes import Synchronized, SynchronizedArray
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.fleet import networks
+from edgetrain.fleet.devices import SERVERS
 from edgetrain.fleet.networks import Attachment
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.resolved import Resolved
@@ -33,6 +36,8 @@ PRELOAD = (
     "edgetrain.exchange.hub.protocol",
 )
 
+AGAIN = 10
+"""Times that a group whose leader was killed is started again."""
 _HUB_ENDS_S = 10.0
 """Seconds that a hub may take to end after its members."""
 
@@ -107,6 +112,8 @@ class _Emulated:
         self._began: Synchronized[float] = self._context.Value("d", 0.0)
         self._carried = [self._context.Array("d", 2) for _ in range(planned.gateways)]
         """Bytes that each gateway has sent and received at its site."""
+        self._again = Counter[int]()
+        """How often the process of each group was started again."""
 
     @property
     def began(self) -> str | None:
@@ -121,6 +128,7 @@ class _Emulated:
     def run(self) -> str:
         """Run to the end; returns the status. No process is left, whatever happens."""
         children: list[Child] = []
+        members: list[Child] = []
         try:
             for number in range(self._planned.hubs):
                 where = self._emulation.hub_attachment(number)
@@ -132,26 +140,35 @@ class _Emulated:
                 name = f"gateway {site}"
                 children.append(self._start(name, gateway_process, where, above, site, carried))
             hubs = list(children)
-            for index, device in enumerate(self._planned.devices):
-                place = (index, device, self._planned.beside)
-                attachment = self._emulation.attachment(index)
-                children.append(
-                    self._start(f"m{index}", member_process, attachment, self._began, place)
-                )
-            members = children[len(hubs) :]
+            members += [self._start_member(index) for index in range(len(self._planned.devices))]
             self._follow(hubs, members)
         finally:
-            processes.stop_all(children)
+            processes.stop_all([*children, *members])
         return self._verdict(hubs, members)
 
     def _start(self, name: str, target: Callable[..., None], *arguments: Any) -> Child:
         return processes.start(self._context, name, target, self._planned, self._folder, *arguments)
+
+    def _start_member(self, index: int) -> Child:
+        place = (index, self._planned.devices[index], self._planned.beside)
+        attachment = self._emulation.attachment(index)
+        return self._start(f"m{index}", member_process, attachment, self._began, place)
+
+    def _start_groups_again(self, members: list[Child]) -> None:
+        """A service manager would start the command of a group again whose leader was killed."""
+        for index, device in enumerate(self._planned.devices):
+            code = members[index].exit_code if device == SERVERS else None
+            if code is not None and code < 0 and self._again[index] < AGAIN:
+                self._again[index] += 1
+                members[index].stop()
+                members[index] = self._start_member(index)
 
     def _follow(self, hubs: list[Child], members: list[Child]) -> None:
         """Wait until all members have ended, or a hub has failed and they cannot go on."""
         faults_wait, strikes = True, list(self._planned.faults)
         strikes.sort(key=lambda fault: fault.at_s)
         while running := [member for member in members if member.running]:
+            self._start_groups_again(members)
             if faults_wait and self._began.value:
                 self._emulation.start_faults(self._began.value)
                 faults_wait = False
@@ -280,8 +297,13 @@ def member_process(
     def open_log(name: str, at: float) -> MetricsLog:
         return MetricsLog(metrics_path(folder), name, time.monotonic, began.value)
 
+    train_one: Callable[..., None] = train
+    if place[1] == SERVERS:
+        from edgetrain.training.servers.leading import train_joined
+
+        train_one = partial(train_joined, folder=folder / f"m{place[0]}")
     listen = f"tcp://{attachment.host}:0" if attachment.host else ""
     gateway = planned.gateway_of(place[0])
     hubs = attachment.hubs if gateway is None else attachment.hubs[gateway:]
     hub = hubs if planned.hubs > 1 else hubs[0]
-    train(planned, Place(*place, listen=listen), hub, open_log, keeps_model=True)
+    train_one(planned, Place(*place, listen=listen), hub, open_log, keeps_model=True)

@@ -6,11 +6,12 @@ package does not load torch or numpy.
 
 from edgetrain.fleet.devices.cost import measure_step
 from edgetrain.fleet.devices.energy import Energy, joules_source
-from edgetrain.fleet.devices.profile import HOST, Device, here, load, names, parse
+from edgetrain.fleet.devices.profile import HOST, SERVERS, Device, here, load, names, parse
 from edgetrain.fleet.devices.speed import StepTimes
 
 __all__ = [
     "HOST",
+    "SERVERS",
     "Device",
     "Energy",
     "StepTimes",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from edgetrain.fleet.checks import Limits, known, number
 
 HOST = "host"
 """The name for the machine itself. Its steps are not paced."""
+SERVERS = "servers"
+"""The name for a group of processes of this machine that is one member: a job's [servers]."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,16 @@ _KEYS = ("title", *RANGES, "boards", "source")
 
 
 def load(name: str, root: Path = Path("/")) -> Device:
-    """Read a device by its name or by the path of a .toml file; "host" is this machine.
+    """Read a device by its name or by the path of a .toml file; "host" is this machine, and
+    "servers" processes of it.
 
     Raises ConfigError for an unknown device (with the closest known one) and for a bad key or value
     in the file. `root` is the folder that contains /proc, for "host".
     """
     if name == HOST:
         return _host(root)
+    if name == SERVERS:
+        return replace(_host(root), name=SERVERS, title="a job's [servers], as one member")
     try:
         path, table = catalog.load("devices", name)
     except ConfigError as error:

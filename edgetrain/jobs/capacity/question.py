@@ -170,7 +170,9 @@ def _kinds(job: Job, options: Options, beside: Path | None) -> tuple[tuple[Kind,
     from edgetrain.fleet import devices, networks
     from edgetrain.fleet.assignment import devices_of, networks_of
     from edgetrain.jobs.capacity.estimate import Kind
+    from edgetrain.jobs.rules import refuse_group
 
+    refuse_group(job, "capacity is not known of")
     boards = devices_of(job.fleet.device)
     links = networks_of(job.fleet.network)
     step_s, elements = options.step_s or job.fleet.pace_s, options.parameters

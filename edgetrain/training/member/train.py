@@ -18,6 +18,7 @@ import torch
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.checkpoint import Keep
+from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.exchange.member.link import PATIENCE_S, Link
 from edgetrain.exchange.member.ranges import RangedExchange
 from edgetrain.exchange.member.shared import SharedExchange
@@ -34,7 +35,7 @@ from edgetrain.runs.environment import Meter
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.tasks.work import begin_at, optimizer_for, tune
+from edgetrain.tasks.work import Local, begin_at, optimizer_for, tune
 from edgetrain.training.member.direct import collective_exchange, direct_exchange
 from edgetrain.training.member.keeping import Keeping, keeping_of
 from edgetrain.training.member.loop import Loop, Steps
@@ -67,6 +68,37 @@ class Place:
         return f"m{self.index}"
 
 
+@dataclass(frozen=True)
+class Made:
+    """What a member trains."""
+
+    found: Resolved
+    """The job with the noise that its privacy asks for."""
+    task: Task
+    model: torch.nn.Module
+    """What is evaluated, and kept in the end."""
+    optimizer: Stepper
+    flat: Flat
+    pace: Pace
+    work: Callable[[Source, int, int], Local]
+    """The local work, begun: by a source of noise, the steps of the job that are over, and those
+    that this member took."""
+
+
+def make_alone(found: Resolved, place: Place, on_task: Callable[[Task], None]) -> Made:
+    """What a member trains in one process."""
+    task = task_of(found.job, place.beside, place.keys)
+    on_task(task)
+    found = settle(found, samples_of(found.job, task))
+    model, optimizer, flat, pace = prepare(found, place, task)
+
+    def work(source: Source, begins_at: int, taken: int) -> Local:
+        begin_at(optimizer, begins_at)
+        return work_of(found.job, task, model, flat, place.index, source, taken)
+
+    return Made(found, task, model, optimizer, flat, pace, work)
+
+
 def train(
     found: Resolved,
     place: Place,
@@ -82,6 +114,7 @@ def train(
     service: Service | None = None,
     patience_s: float = PATIENCE_S,
     on_task: Callable[[Task], None] = lambda task: None,
+    make: Callable[[Resolved, Place, Callable[[Task], None]], Made] = make_alone,
 ) -> None:
     """Train one member of a job to its end, at the hub with this address, or these; of several hubs
     `hub` has an address each, the lead's first. `on_task` is called with its task, once that is
@@ -91,39 +124,35 @@ def train(
     what noise is made of, where the job has privacy. `stop` ends it between two steps. With
     `keeps_model` the member that evaluates writes the trained model beside its log, which says if a
     disk refuses. `metrics_bytes`: at most; 0: any. `service` is told that it is in, and alive. A
-    silent hub is tried for `patience_s`.
+    silent hub is tried for `patience_s`. `make` makes what is trained.
 
     Raises what `join` raises, TaskError and ConfigError, Stopped.
     """
     torch.set_num_threads(found.job.train.threads)
-    task = task_of(found.job, place.beside, place.keys)
-    on_task(task)
-    agreed, found = found, settle(found, samples_of(found.job, task))
-    job = found.job
-    model, optimizer, flat, pace = prepare(found, place, task)
-    keeping = None if checkpoint is None else _keeping(job, place, checkpoint, model, optimizer)
+    made = make(found, place, on_task)
+    task, job = made.task, made.found.job
+    keeping = None if checkpoint is None else _keeping(place, checkpoint, made)
     energy = devices.Energy(devices.load(place.device), clock)
-    link, request = _exchange(agreed, place, task, hub, credentials, patience_s)
+    link, request = _exchange(found, place, task, hub, credentials, patience_s)
     service, stop = service or Service({}), stop or Stop()
     link.on_welcome = functools.partial(_tell_welcome, service, link)
     stop.alive = service.alive
     release = release_of(job.privacy, source)
     with Member.join(
-        link, flat, optimizer, request, keeping=keeping, release=release, stop=stop
+        link, made.flat, made.optimizer, request, keeping=keeping, release=release, stop=stop
     ) as member:
         if isinstance(link, DirectExchange):
             link.base_of = functools.partial(base_of, member, found.strategy.hub_keeps_base)
         _tell_training(service, stop, member, job.train.steps)
-        begin_at(optimizer, member.begins_at)
         member.telemeter.read = readings_of(place.device, energy)
-        local = work_of(job, task, model, flat, place.index, source, member.steps)
+        local = made.work(source, member.begins_at, member.steps)
         with open_log(member.name, member.began) as log:
             steps = replace(Steps.of(job, place.index), most_bytes=metrics_bytes)
-            loop = Loop(steps, local, member, log, pace, Meter(), energy, clock)
+            loop = Loop(steps, local, member, log, made.pace, Meter(), energy, clock)
             _share_figures(loop, link, member, task, job.privacy.unit)
             loop.run()
             if keeps_model and loop.evaluates:
-                _keep_model(member, model, log)
+                _keep_model(member, made.model, log)
 
 
 Way = Link | RangedExchange
@@ -209,16 +238,12 @@ def _tell_figure(
     member.telemeter.figure = figure
 
 
-def _keeping(
-    job: Job,
-    place: Place,
-    folder: Path,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-) -> Keeping:
+def _keeping(place: Place, folder: Path, made: Made) -> Keeping:
     """How this member's checkpoint is kept in a folder. ConfigError where the job allows none."""
+    job, optimizer = made.found.job, made.optimizer
     refuse_checkpoint(job.privacy.unit)
-    return keeping_of(Keep(folder, job.checkpoint.sparing()), place.name, model, optimizer)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    return keeping_of(Keep(folder, job.checkpoint.sparing()), place.name, made.model, optimizer)
 
 
 def _keep_model(member: Member, model: torch.nn.Module, log: MetricsLog) -> None:

@@ -30,6 +30,10 @@ class Attempt:
     """Since training began; None: it has not begun."""
     is_trial: bool = False
     """Whether it ends with the check before the first step."""
+    member: int = -1
+    """The member of a fleet that the group is; -1: the job is the group's alone."""
+    keeps: bool = True
+    """Whether snapshots are kept in the folder."""
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -102,16 +103,18 @@ def open_group(
     host: str = "127.0.0.1",
     accelerator: str = "auto",
     local: int | None = None,
+    hang_s: float | None = None,
 ) -> torch.device:
     """Join the process group whose store listens at host:port; the device of this rank, the
-    `local`-th of its machine, as `train.accelerator` wants it. ConfigError for CUDA that is not
-    there."""
+    `local`-th of its machine, as `train.accelerator` wants it. An exchange that takes `hang_s`
+    fails; None: as torch says. ConfigError for CUDA that is not there."""
     device = _device(accelerator, rank if local is None else local)
     if host == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = TCPStore(host, port, world, is_master=False, wait_for_workers=False)
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+    wait = None if hang_s is None else timedelta(seconds=hang_s)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=wait)
     return device
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -209,15 +209,18 @@ class Held:
         """The whole model, on the leader, as it was gathered last."""
         return self._model
 
-    def hand_out(self, task: Task, seed: int) -> None:
+    def hand_out(
+        self, task: Task, seed: int, fixed: str = "equal", statistics: bool = False
+    ) -> None:
         """Fill all ranks with the weights that a member of the job begins with. All ranks call it.
 
-        The leader keeps the whole model, in main memory: `whole` is its flat vector.
+        The leader keeps the whole model, in main memory: `whole` is its flat vector; `fixed` and
+        `statistics` are FlatModel's.
         """
         if self.ranks.rank == 0:
             torch.manual_seed(seed)
             self._model = with_buffers(task.model())
-            self.whole = FlatModel(self._model)
+            self.whole = FlatModel(self._model, fixed=fixed, statistics=statistics)
         self.scatter()
 
     @torch.no_grad()
@@ -236,14 +239,25 @@ class Held:
 
     def gather(self) -> nn.Module | None:
         """Bring the leader's whole model up to date. All ranks call it; only the leader gets it."""
-        tensors, held = self.parts.tensors(self._model), self.tensors
-        with torch.no_grad():
-            for name in self.parts.tensors(self.parts.whole):
-                if self.parts.holders[name]:  # torch's tracer drops what nothing uses
-                    self.gather_one(name, held, tensors.get(name))
+        self._gather(self.parts.tensors(self.parts.whole))
         if self.whole is not None:
             self.whole.pull_params()
         return self._model
+
+    def gather_buffers(self, but: Collection[str] = ()) -> nn.Module | None:
+        """Bring buffers of the leader's whole model up to date, `but` for these; see `gather`."""
+        whole = self.parts.whole
+        trained = dict(whole.named_parameters())
+        names = self.parts.tensors(whole)
+        self._gather(name for name in names if name not in trained and name not in but)
+        return self._model
+
+    def _gather(self, names: Iterable[str]) -> None:
+        tensors, held = self.parts.tensors(self._model), self.tensors
+        with torch.no_grad():
+            for name in names:
+                if self.parts.holders[name]:  # torch's tracer drops what nothing uses
+                    self.gather_one(name, held, tensors.get(name))
 
     def gather_one(
         self, name: str, held: Sequence[Mapping[str, Tensor]], into: Tensor | None
@@ -270,6 +284,59 @@ class Held:
             into.copy_(received)
 
     # -- gradients -----------------------------------------------------------------------------
+
+    def gather_gradients(self) -> None:
+        """Bring the gradients of the leader's whole model up to date. A parameter that no rank has
+        a gradient of has none there either. All ranks call it."""
+        names, theirs = self._trained(), dict(self._model.named_parameters()) if self._model else {}
+        own = [
+            {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in each.items()}
+            for each in self.own
+        ]
+        reached = torch.tensor(
+            [any(n in each and each[n].grad is not None for each in self.own) for n in names]
+        ).int()
+        dist.all_reduce(reached, op=dist.ReduceOp.MAX)
+        if self.whole is not None:
+            self.whole.zero_grad()
+        for name, is_reached in zip(names, reached, strict=True):
+            parameter = theirs.get(name)
+            if is_reached:
+                self.gather_one(name, own, None if parameter is None else parameter.grad)
+            elif parameter is not None:
+                parameter.grad = None
+        if self.whole is not None:
+            self.whole.pull_gradient()
+
+    @torch.no_grad()
+    def scatter_gradients(self) -> None:
+        """Give all ranks the gradients of the leader's whole model. All ranks call it."""
+        names, theirs = self._trained(), dict(self._model.named_parameters()) if self._model else {}
+        reached = torch.tensor(
+            [n in theirs and theirs[n].grad is not None for n in names], dtype=torch.int32
+        )
+        dist.broadcast(reached, 0)
+        shapes = dict(self.parts.whole.named_parameters())
+        for name, is_reached in zip(names, reached, strict=True):
+            found = theirs[name].grad if is_reached and theirs else None
+            if is_reached:
+                like = shapes[name]
+                full = (
+                    torch.empty(like.shape, dtype=like.dtype) if found is None
+                    else found.contiguous()
+                )  # fmt: skip
+                dist.broadcast(full, 0)
+            for parameter in (each[name] for each in self.own if name in each):
+                if not is_reached:
+                    parameter.grad = None
+                    continue
+                parameter.grad = torch.zeros_like(parameter)  # it may have been a partial sum
+                _fill(parameter.grad, full)
+
+    def _trained(self) -> list[str]:
+        """The names of the whole model's trained parameters that a stage holds, each once."""
+        named = self.parts.whole.named_parameters()
+        return [name for name, p in named if p.requires_grad and self.parts.holders[name]]
 
     def add_tied_gradients(self) -> None:
         """Give all copies of a tied parameter the sum of their gradients. All ranks call it."""

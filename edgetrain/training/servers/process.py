@@ -35,6 +35,7 @@ from edgetrain.training.member.pacing import Pace
 from edgetrain.training.servers import beats
 from edgetrain.training.servers.attempt import Attempt
 from edgetrain.training.servers.checking import check_group
+from edgetrain.training.servers.joined import follow
 from edgetrain.training.servers.member import RankMember, RankProgress, RankWork, diverged
 from edgetrain.training.servers.mesh import join_torchrun, open_group
 from edgetrain.training.servers.rank import prepare_rank
@@ -53,6 +54,9 @@ def name_of(rank: int) -> str:
 
 def rank_process(attempt: Attempt, rank: int, local: int, began: Synchronized[float]) -> None:
     """One rank of an attempt, the `local`-th of its machine."""
+    if attempt.member >= 0:
+        follow(attempt, rank, local)
+        return
     job = attempt.job
     end = beats.begin(attempt.host, attempt.port, rank, job.servers.hang_s)
     place = (rank, attempt.count, attempt.port, attempt.host)

@@ -47,10 +47,16 @@ def check_training(job: Job) -> None:
 
 
 def prepare_rank(
-    job: Job, task: Task, placement: Placement, device: torch.device, start: int = 0
+    job: Job,
+    task: Task,
+    placement: Placement,
+    device: torch.device,
+    start: int = 0,
+    statistics: bool = False,
 ) -> Rank:
     """Cut the model, build this rank's part, fill it from the leader, make its optimizer. All ranks
-    call it. The data begins after `start` steps. ConfigError, TaskError."""
+    call it. The data begins after `start` steps. With `statistics` running ones are in the leader's
+    flat vector. ConfigError, TaskError."""
     check_training(job)
     if dist.get_rank() == 0:
         # The planner has looked, unless torchrun starts the ranks. One of them is enough.
@@ -59,7 +65,7 @@ def prepare_rank(
     parts = cut(task, placement, example_of(job, task, placement))
     dropping = dropping_of(job, parts)
     held = Held(parts, ranks, job.servers.precision, job.servers.compile, dropping)
-    held.hand_out(task, job.seed)
+    held.hand_out(task, job.seed, job.train.fixed, statistics)
     optimizer = optimizer_of(job, task, held)
     tuning = tuning_of(job)
     tune(optimizer, replace(tuning, clip=0.0))

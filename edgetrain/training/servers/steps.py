@@ -259,6 +259,10 @@ class GroupSteps:
         self.held, self.optimizer, self._clip = held, optimizer, clip
         self.schedule, self._batches, self._streams = schedule, batches, streams
 
+    def go_to(self, step: int, batches: Iterator[Batch]) -> None:
+        """Go on with these batches, after `step` steps of the job."""
+        self._next, self._batches = step, batches
+
     def backward(self) -> Callable[[], float]:
         """Fill the gradients with those of the next batch. The loss is that of all ranks: they call
         what is returned together."""

@@ -29,6 +29,7 @@ from edgetrain.exchange.hub.serve import Observer
 from edgetrain.jobs.job import COLLECTIVES, DIRECT
 from edgetrain.jobs.lookup import pace_of, task_of
 from edgetrain.jobs.resolved import Resolved
+from edgetrain.jobs.rules import refuse_group
 from edgetrain.runs.environment import utc
 from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
@@ -78,6 +79,7 @@ def run(
             f"fleet.topology = '{topology}' is not simulated yet",
             "topology = star is within rounding of it; or emulate it: edgetrain run",
         )
+    refuse_group(planned.job, "a simulation cannot have")
     with recorded(planned, folder) as outcome, _python_for_many():
         simulation = Simulation(planned, folder, batched, luck=luck)
         try:
