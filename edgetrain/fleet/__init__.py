@@ -6,5 +6,5 @@ Doors: assignment, catalog, cluster, devices, devices.health, interpreters, netw
 networks.congestion, networks.emulation.check, networks.emulation.guard, networks.emulation.lab,
 networks.emulation.probe, networks.faults, networks.links.fluid, networks.links.loss_recovery,
 networks.links.model, networks.links.receive_window, networks.links.window, networks.nodes,
-networks.profile, presence.
+networks.profile, presence, ssh.
 """

@@ -20,15 +20,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from edgetrain.fleet import ssh
 from edgetrain.fleet.cluster import LOCAL_HOSTS, ServerEntry
 from edgetrain.training.servers.agent import versions
 from edgetrain.training.servers.attempt import Attempt, RankEnd
 
-SSH = (
-    "ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10",
-    "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
-)  # fmt: skip
-"""Asks nothing, takes no host that is not known, and notices a dead one within 15 seconds."""
 START_S, STOP_S = 60.0, 10.0
 AGENT = "edgetrain.training.servers.agent"
 
@@ -38,7 +34,7 @@ def argv_of(entry: ServerEntry) -> list[str]:
     if entry.host in LOCAL_HOSTS:
         return [entry.python or sys.executable, "-m", AGENT]
     python = shlex.quote(entry.python or "python3")
-    return [*SSH, "--", entry.host, f"exec {python} -m {AGENT}"]
+    return ssh.argv(entry.host, f"exec {python} -m {AGENT}")
 
 
 class There:

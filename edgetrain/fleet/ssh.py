@@ -1,0 +1,431 @@
+"""Commands and files on other machines, over the system's `ssh`: one way, for devices and servers.
+
+The user's agent, configuration and jump hosts are used; nothing is ever asked by ssh itself. A
+machine's host key is looked for in three places, and is never taken silently:
+
+    place                                     if the key is another one
+    the enrolment, or a person's earlier yes  KEY_CHANGED; nothing is sent
+    the user's known_hosts                    KEY_CHANGED; nothing is sent
+    nowhere: its fingerprint is shown         a person says yes once, or KEY_UNKNOWN
+
+What runs on the other side needs a POSIX shell, and for `root` sudo. What is sent, and why, is not
+known here: see `provisioning/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import selectors
+import shlex
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, BinaryIO, Protocol, TypeVar
+
+from edgetrain.errors import ConfigError
+
+OPTIONS = (
+    "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10",
+    "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
+)  # fmt: skip
+"""Asks nothing, takes no host that is not known, and notices a dead one within 15 seconds."""
+AT_ONCE = 16
+"""Machines that are worked on at a time."""
+CHUNK = 1 << 18
+MOST_OUTPUT = 16 << 20
+"""Bytes that are kept of what a command prints."""
+LONGEST_SOCKET = 80
+"""Characters of a control socket's path: the system allows 108, and ssh adds 17 for a draft."""
+CUT = 75
+"""Exit status of a copy whose bytes ended too soon."""
+T = TypeVar("T")
+
+
+class SshTrouble(StrEnum):
+    """Why a command did not run to its end. Its value is what a person reads."""
+
+    UNREACHABLE = "unreachable"
+    REFUSED = "key refused"
+    KEY_UNKNOWN = "host key unknown"
+    KEY_CHANGED = "host key changed"
+    TIMEOUT = "timeout"
+    LOST = "connection lost"
+    SUDO = "no sudo"
+
+    @property
+    def way_out(self) -> str:
+        """What to do about it."""
+        return _WAYS_OUT[self]
+
+
+_WAYS_OUT = {
+    SshTrouble.UNREACHABLE: "is it on, and is its address right? then the same command again",
+    SshTrouble.REFUSED: "`ssh -o BatchMode=yes HOST true` has to work without a question: the "
+    "user's key has to be on the device, and in the agent if it has a passphrase",
+    SshTrouble.KEY_UNKNOWN: "on a terminal its fingerprint is shown and asked for; or put its key "
+    "into ~/.ssh/known_hosts",
+    SshTrouble.KEY_CHANGED: "nothing was sent. If the machine was set up anew, take its old key "
+    "off: edgetrain keys revoke NAME, or ssh-keygen -R HOST",
+    SshTrouble.TIMEOUT: "it is slow or hangs: the same command again, or restart the machine",
+    SshTrouble.LOST: "the same command goes on where it was cut off",
+    SshTrouble.SUDO: "--ask-sudo asks for the password; or allow the user sudo without one",
+}
+_SIGNS = (
+    ("REMOTE HOST IDENTIFICATION HAS CHANGED", SshTrouble.KEY_CHANGED),
+    ("host key is known for", SshTrouble.KEY_UNKNOWN),
+    ("Host key verification failed", SshTrouble.KEY_UNKNOWN),
+    ("Permission denied (", SshTrouble.REFUSED),
+    ("Too many authentication failures", SshTrouble.REFUSED),
+    ("ssh: connect to host", SshTrouble.UNREACHABLE),
+    ("Could not resolve hostname", SshTrouble.UNREACHABLE),
+    ("during banner exchange", SshTrouble.TIMEOUT),
+    ("timed out", SshTrouble.TIMEOUT),
+    ("kex_exchange_identification", SshTrouble.UNREACHABLE),
+)
+"""Words of ssh, the most telling first; without any of them the connection was lost."""
+_NO_SUDO = (
+    "a password is required", "incorrect password", "no password was provided",
+    "not in the sudoers", "may not run sudo", "sudo: not found", "not allowed to execute",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SshHost:
+    """A machine that is reached over ssh."""
+
+    name: str
+    """The name that results and host keys have."""
+    address: str
+    """What ssh connects to: a name, an address, or an alias of ~/.ssh/config."""
+    user: str = ""
+    """"": as ssh's configuration says."""
+
+    @property
+    def target(self) -> str:
+        """The word for ssh: [USER@]ADDRESS."""
+        return f"{self.user}@{self.address}" if self.user else self.address
+
+
+@dataclass(frozen=True)
+class SshAnswer:
+    """What became of a command on one machine."""
+
+    status: int = 0
+    """Its exit status, 0 to 254; -1: it did not run to its end."""
+    stdout: bytes = field(default=b"", repr=False)
+    stderr: str = ""
+    trouble: SshTrouble | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended with status 0."""
+        return self.status == 0 and self.trouble is None
+
+    @property
+    def text(self) -> str:
+        """What it printed, as text."""
+        return self.stdout.decode(errors="replace")
+
+    @property
+    def why(self) -> str:
+        """Why it is not ok, in a line; "" if it is."""
+        if self.ok:
+            return ""
+        lines = [line.strip() for line in self.stderr.splitlines() if line.strip(" @\t")]
+        last = lines[-1] if lines else ""
+        if self.trouble is None:
+            return f"exit status {self.status}: {last}" if last else f"exit status {self.status}"
+        told = f": {last}" if last and self.trouble is not SshTrouble.KEY_CHANGED else ""
+        return f"{self.trouble}{told} ({self.trouble.way_out})"
+
+
+class Remote(Protocol):
+    """A way to run commands on machines. `tests/fakes/folder_remote.py` has one without ssh; both
+    pass `tests/fleet/test_remotes.py`."""
+
+    def run(
+        self,
+        host: SshHost,
+        words: Sequence[str],
+        stdin: bytes | BinaryIO = b"",
+        *,
+        seconds: float = 60.0,
+        root: bool = False,
+        heard: Callable[[bytes], None] | None = None,
+    ) -> SshAnswer:
+        """Run a command, given as a list of words, with these bytes as its input.
+
+        seconds: its limit, the connection included; inf: none. root: as root, by sudo. heard: is
+        given what it prints as it comes, in place of `SshAnswer.stdout`. Does not raise for what
+        goes wrong on the way or over there. A status of 255 is seen as 254.
+        """
+
+
+def argv(target: str, script: str, options: Sequence[str] = ()) -> list[str]:
+    """The ssh that runs a line of shell on a machine."""
+    return ["ssh", *OPTIONS, *options, "--", target, script]
+
+
+def on_each(items: Sequence[T], work: Callable[[T], object], at_once: int = AT_ONCE) -> None:
+    """Call `work` for each item, `at_once` at a time. Raises what the first to fail raised."""
+    with ThreadPoolExecutor(max_workers=max(1, min(at_once, len(items)))) as pool:
+        for future in [pool.submit(work, item) for item in items]:
+            future.result()
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+_LOOK = """\
+target=$1 digest=$2 part=$1.$2.part
+if [ -f "$target" ] && [ "$(sha256sum < "$target")" = "$digest  -" ]; then echo same; exit; fi
+for other in "$target".*.part; do [ "$other" = "$part" ] || rm -f -- "$other"; done
+stat -c %s -- "$part" 2> /dev/null || echo 0
+"""
+_PUT = f"""\
+target=$1 digest=$2 size=$3 part=$1.$2.part
+mkdir -p -- "$(dirname -- "$target")" && cat >> "$part" || exit 1
+[ "$(stat -c %s -- "$part")" -ge "$size" ] || exit {CUT}
+if [ "$(sha256sum < "$part")" != "$digest  -" ]; then
+  rm -f -- "$part"; echo "it arrived with another SHA-256: the same command again" >&2; exit 1
+fi
+chmod 0644 -- "$part" && sync -- "$part" && mv -f -- "$part" "$target"
+"""
+
+
+def copy(
+    remote: Remote,
+    host: SshHost,
+    source: Path,
+    target: str,
+    *,
+    digest: str = "",
+    seconds: float = 3600.0,
+    root: bool = False,
+) -> SshAnswer:
+    """Copy a file to a path on a machine, whole or not at all. Its status is 0 if it is there.
+
+    A copy that was cut off goes on where it ended: its bytes wait in TARGET.DIGEST.part. Nothing is
+    sent if the file is there already. digest: the SHA-256 of the file, if it is known.
+    """
+    with source.open("rb") as file:
+        digest = digest or hashlib.file_digest(file, "sha256").hexdigest()
+        words = ["sh", "-c", _LOOK, "sh", target, digest]
+        found = remote.run(host, words, seconds=seconds, root=root)
+        if not found.ok or found.text.strip() == "same":
+            return found
+        size = os.fstat(file.fileno()).st_size
+        file.seek(min(int(found.text), size))
+        words = ["sh", "-c", _PUT, "sh", target, digest, str(size)]
+        done = remote.run(host, words, file, seconds=seconds, root=root)
+    if done.status == CUT and done.trouble is None:
+        return SshAnswer(-1, b"", done.stderr, SshTrouble.LOST)
+    return done
+
+
+# -- the system's ssh ----------------------------------------------------------------------------
+
+_AS_ROOT = """\
+IFS= read -r word
+[ "$(id -u)" = 0 ] && exec "$@"
+if [ -z "$word" ] || sudo -n true 2> /dev/null; then exec sudo -n -- "$@"; fi
+{ printf '%s\\n' "$word"; exec cat; } | sudo -k -S -p '' -- "$@"
+"""
+"""Runs its words as root. The first line of its input is the password, "" for none: sudo reads it
+from there, and only where it needs one."""
+
+
+class SshClient:
+    """A `Remote` that starts the system's ssh. One connection a machine is kept and shared."""
+
+    def __init__(
+        self,
+        host_keys: Mapping[str, str],
+        *,
+        accepted: Path | None = None,
+        ask: Callable[[str], bool] | None = None,
+        password: str = "",
+        options: Sequence[str] = (),
+    ) -> None:
+        """host_keys: "ssh-ed25519 AAAA…" by `SshHost.name`, of the enrolment. accepted: the file
+        of host keys that a person said yes to. ask: shows a line and says whether it was a yes;
+        None: nobody can be asked. password: of sudo, on all machines. options: more words for ssh.
+        """
+        if shutil.which("ssh") is None:
+            raise ConfigError("there is no ssh on this machine", "install OpenSSH's client")
+        self._ask, self._accepted, self._password = ask, accepted, password
+        self._options = tuple(options)
+        self._folder = Path(tempfile.mkdtemp(prefix="edgetrain-ssh-"))
+        self._known = dict(host_keys)
+        if accepted is not None and accepted.exists():
+            for line in accepted.read_text("utf-8").splitlines():
+                name, _, key = line.partition(" ")
+                self._known.setdefault(name, key)
+        self._numbers: dict[SshHost, int] = {}
+        self._asking = threading.Lock()
+
+    def __enter__(self) -> SshClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connections that are kept."""
+        for socket in self._folder.glob("c*"):
+            words = ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "edgetrain"]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(words, capture_output=True, check=False, timeout=5)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def run(
+        self,
+        host: SshHost,
+        words: Sequence[str],
+        stdin: bytes | BinaryIO = b"",
+        *,
+        seconds: float = 60.0,
+        root: bool = False,
+        heard: Callable[[bytes], None] | None = None,
+    ) -> SshAnswer:
+        """See `Remote.run`."""
+        if root:
+            words = ["sh", "-c", _AS_ROOT, "sh", *words]
+        # A shell of its own: the user's may be another, and 255 is what ssh itself ends with.
+        script = f"{shlex.join(words)}; s=$?; [ $s = 255 ] && s=254; exit $s"
+        line = f"exec sh -c {shlex.quote(script)}"
+        first = f"{self._password}\n".encode() if root else b""
+        deadline = time.monotonic() + seconds
+        answer = self._start(host, line, first, stdin, deadline, heard)
+        if answer.trouble is SshTrouble.KEY_UNKNOWN and self._learn(host):
+            return self._start(host, line, first, stdin, time.monotonic() + seconds, heard)
+        if root and answer.status > 0 and any(sign in answer.stderr for sign in _NO_SUDO):
+            return SshAnswer(-1, b"", answer.stderr, SshTrouble.SUDO)
+        return answer
+
+    def _start(
+        self,
+        host: SshHost,
+        line: str,
+        first: bytes,
+        stdin: bytes | BinaryIO,
+        deadline: float,
+        heard: Callable[[bytes], None] | None,
+    ) -> SshAnswer:
+        # A file for stderr: a connection that is kept holds it open after the command has ended.
+        with tempfile.TemporaryFile() as errors:
+            process = subprocess.Popen(
+                argv(host.target, line, self._host_options(host)), start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
+            assert process.stdin is not None
+            assert process.stdout is not None
+            feeder = threading.Thread(target=_feed, args=(process.stdin, first, stdin), daemon=True)
+            feeder.start()
+            out, in_time = _drain(process.stdout, deadline, heard)
+            if not in_time:
+                process.kill()
+            status = process.wait()
+            process.stdout.close()
+            feeder.join()
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - CHUNK))
+            said = errors.read().decode(errors="replace")
+        if not in_time:
+            return SshAnswer(-1, out, said, SshTrouble.TIMEOUT)
+        if 0 <= status < 255:
+            return SshAnswer(status, out, said)
+        trouble = next((trouble for sign, trouble in _SIGNS if sign in said), SshTrouble.LOST)
+        if trouble is SshTrouble.KEY_UNKNOWN and host.name in self._known:
+            trouble = SshTrouble.KEY_CHANGED  # it has a key of another kind only
+        return SshAnswer(-1, out, said, trouble)
+
+    def _host_options(self, host: SshHost) -> list[str]:
+        number = self._numbers.setdefault(host, len(self._numbers))
+        options = list(self._options)
+        socket = self._folder / f"c{number}"
+        if len(str(socket)) <= LONGEST_SOCKET:
+            options += ["-o", "ControlMaster=auto", "-o", f"ControlPath={socket}"]
+            options += ["-o", "ControlPersist=30"]
+        if host.name in self._known:
+            known = self._folder / f"k{number}"
+            known.write_text(f"{host.name} {self._known[host.name]}\n", "utf-8")
+            options += ["-o", f"UserKnownHostsFile={known}", "-o", "GlobalKnownHostsFile=/dev/null"]
+            options += ["-o", f"HostKeyAlias={host.name}", "-o", "UpdateHostKeys=no"]
+        return options
+
+    def _learn(self, host: SshHost) -> bool:
+        """Show the host key of a machine, and take it if a person says yes."""
+        if self._ask is None or self._accepted is None:
+            return False
+        with self._asking:
+            # A handshake that stops before the user's key is offered.
+            file = self._folder / "seen"
+            file.unlink(missing_ok=True)
+            options = [*self._options, "-o", "StrictHostKeyChecking=accept-new"]
+            options += ["-o", f"UserKnownHostsFile={file}", "-o", "HashKnownHosts=no"]
+            options += ["-o", "GlobalKnownHostsFile=/dev/null", "-o", f"HostKeyAlias={host.name}"]
+            options += ["-o", "PreferredAuthentications=none", "-o", "ControlPath=none"]
+            words = ["ssh", *options, *OPTIONS, "--", host.target, "true"]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(words, capture_output=True, check=False, timeout=30)
+            if not file.exists():
+                return False
+            shown = subprocess.run(
+                ["ssh-keygen", "-l", "-f", str(file)], capture_output=True, text=True, check=False
+            ).stdout.split()
+            fingerprint = next((word for word in shown if word.startswith("SHA256:")), "unreadable")
+            question = (
+                f"{host.name} ({host.address}) has the host key {fingerprint}: is that right?"
+            )
+            if not self._ask(question):
+                return False
+            key = file.read_text("utf-8").partition(" ")[2].strip()
+            self._known[host.name] = key
+            self._accepted.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with self._accepted.open("a", encoding="utf-8") as out:
+                out.write(f"{host.name} {key}\n")
+        return True
+
+
+def _feed(pipe: IO[bytes], first: bytes, stdin: bytes | BinaryIO) -> None:
+    """Write a command's input, and close it."""
+    with contextlib.suppress(OSError, ValueError):  # it has ended, and reads no more
+        pipe.write(first)
+        for chunk in [stdin] if isinstance(stdin, bytes) else _chunks(stdin):
+            pipe.write(chunk)
+            pipe.flush()
+    with contextlib.suppress(OSError):
+        pipe.close()
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK):
+        yield chunk
+
+
+def _drain(
+    pipe: IO[bytes], deadline: float, heard: Callable[[bytes], None] | None
+) -> tuple[bytes, bool]:
+    """What comes out of a pipe, and whether it ended in time."""
+    out = bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(None if math.isinf(left) else left):
+                return bytes(out), False
+            if not (chunk := os.read(pipe.fileno(), CHUNK)):
+                return bytes(out), True
+            if heard is not None:
+                heard(chunk)
+            elif len(out) < MOST_OUTPUT:
+                out += chunk

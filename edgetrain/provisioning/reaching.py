@@ -1,0 +1,37 @@
+"""The devices of a cluster as ssh reaches them: their addresses, their host keys.
+
+What runs there is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edgetrain.errors import ConfigError
+from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.fleet.cluster import DHCP, Cluster, DeviceEntry
+from edgetrain.fleet.ssh import SshClient, SshHost
+
+ACCEPTED = "known_hosts"
+"""The file, beside the keys, of SSH host keys that a person said yes to."""
+
+
+def hosts_of(cluster: Cluster, devices: Sequence[DeviceEntry]) -> list[SshHost]:
+    """Where these devices are: at their static addresses, otherwise at NAME.local."""
+    if cluster.ssh is None:
+        raise ConfigError(f"{cluster.path}: [ssh] is missing", "which user do the devices have?")
+    user = cluster.ssh.user
+    return [
+        SshHost(d.name, f"{d.name}.local" if d.address == DHCP else d.address.split("/")[0], user)
+        for d in devices
+    ]
+
+
+def open_remote(
+    keys: Path, ask: Callable[[str], bool] | None = None, password: str = ""
+) -> SshClient:
+    """The way to the devices that enrolled at the hub with these keys. `ask` shows a line with the
+    host key of a machine that is not known, and says whether it is right; None: nobody can be
+    asked. password: of sudo on the devices."""
+    return SshClient(Keyring(keys).hosts(), accepted=keys / ACCEPTED, ask=ask, password=password)

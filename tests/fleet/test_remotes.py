@@ -1,0 +1,201 @@
+"""What every `Remote` does: commands, input, limits, copies that are cut off and go on.
+
+Here for folders, and for `SshClient` with an `ssh` that runs its line on this machine. The fleet
+tests run the same against a real sshd.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+
+import pytest
+from folder_remote import FolderRemote
+from hypothesis import given
+from hypothesis import strategies as st
+from remote_laws import LAWS
+
+from edgetrain.fleet.ssh import (
+    CUT,
+    SshAnswer,
+    SshClient,
+    SshHost,
+    SshTrouble,
+    argv,
+    copy,
+    on_each,
+)
+
+HOST = SshHost("pi-0", "10.0.0.1", "fleet")
+SSH = """#!/bin/sh
+printf '%s\\n' "$*" >> "$MARKS/said"
+for word in "$@"; do line="$word"; done
+case "$*" in *accept-new*)
+    for word in "$@"; do
+        case "$word" in UserKnownHostsFile=*) cp "$MARKS/key" "${word#*=}";; esac
+    done
+    exit 255;;
+esac
+if [ -e "$MARKS/stderr" ]; then cat "$MARKS/stderr" >&2; exit 255; fi
+case "$*" in *"-O exit"*) exit;; *UserKnownHostsFile=*) ;; *)
+    if [ -e "$MARKS/strange" ]; then
+        echo "No ED25519 host key is known for 10.0.0.1 and you have requested strict checking." >&2
+        exit 255
+    fi;;
+esac
+cd "$MARKS/home"
+exec sh -c "$line"
+"""
+
+
+@pytest.fixture
+def marks(tmp_path, monkeypatch):
+    """A folder for marks, and an `ssh` on PATH that runs here."""
+    program = tmp_path / "bin/ssh"
+    program.parent.mkdir()
+    program.write_text(SSH)
+    program.chmod(0o755)
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("MARKS", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("kind", ["folder", "ssh"])
+def test_a_remote_keeps_the_laws(kind, law, marks, tmp_path):
+    if kind == "folder":
+        law(FolderRemote(tmp_path / "machines"), HOST, tmp_path)
+    else:
+        with SshClient({}) as client:
+            law(client, HOST, tmp_path)
+
+
+@given(sizes=st.lists(st.integers(0, 3000), max_size=4), content=st.binary(max_size=3000))
+def test_a_copy_cut_off_anywhere_goes_on_where_it_ended(sizes, content, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("copy")
+    source = folder / "file"
+    source.write_bytes(content)
+    remote = FolderRemote(folder)
+    for size in sizes:
+        remote.cuts["pi-0"] = size
+        copy(remote, HOST, source, "opt/a b")
+        remote.cuts.clear()
+    assert copy(remote, HOST, source, "opt/a b").ok
+    assert (folder / "pi-0/opt/a b").read_bytes() == content
+    assert [path.name for path in (folder / "pi-0/opt").iterdir()] == ["a b"]
+    assert copy(remote, HOST, source, "opt/a b").text.strip() == "same"
+
+
+def test_a_copy_that_arrives_damaged_begins_anew(tmp_path):
+    source = tmp_path / "file"
+    source.write_bytes(b"content")
+    digest = hashlib.sha256(b"content").hexdigest()
+    remote = FolderRemote(tmp_path)
+    (tmp_path / "pi-0").mkdir()
+    (tmp_path / f"pi-0/file.{digest}.part").write_bytes(b"CON")
+    (tmp_path / "pi-0/file.0123.part").write_bytes(b"of an older one")
+    damaged = copy(remote, HOST, source, "file")
+    assert "another SHA-256" in damaged.why
+    assert list((tmp_path / "pi-0").iterdir()) == []
+    assert copy(remote, HOST, source, "file").ok
+
+
+def test_only_what_is_missing_is_sent_again(tmp_path):
+    source = tmp_path / "file"
+    source.write_bytes(bytes(range(200)))
+    remote = FolderRemote(tmp_path)
+    remote.cuts["pi-0"] = 150
+    assert copy(remote, HOST, source, "file").trouble is SshTrouble.LOST
+    remote.cuts["pi-0"] = 51
+    assert copy(remote, HOST, source, "file").trouble is SshTrouble.LOST
+    assert (tmp_path / "pi-0/file").read_bytes() == bytes(range(200)), "the last 50 were enough"
+
+
+SAID = {
+    SshTrouble.UNREACHABLE: "ssh: connect to host 10.0.0.1 port 22: Connection refused",
+    SshTrouble.REFUSED: "fleet@10.0.0.1: Permission denied (publickey).",
+    SshTrouble.KEY_CHANGED: "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\n"
+    "Host key verification failed.",
+    SshTrouble.KEY_UNKNOWN: "Host key verification failed.",
+    SshTrouble.TIMEOUT: "Connection timed out during banner exchange",
+    SshTrouble.LOST: "client_loop: send disconnect: Broken pipe",
+}
+
+
+@pytest.mark.parametrize("trouble", SAID)
+def test_words_of_ssh_are_one_trouble_with_a_way_out(trouble, marks):
+    (marks / "stderr").write_text(SAID[trouble])
+    with SshClient({}) as client:
+        answer = client.run(HOST, ["true"])
+    assert (answer.status, answer.trouble) == (-1, trouble)
+    assert not answer.ok
+    assert answer.why.startswith(trouble.value)
+    assert trouble.way_out in answer.why
+    assert "\n" not in answer.why
+
+
+def test_a_known_host_that_shows_another_kind_of_key_has_changed_it(marks):
+    (marks / "stderr").write_text(SAID[SshTrouble.KEY_UNKNOWN])
+    with SshClient({"pi-0": "ssh-ed25519 AAAA"}) as client:
+        assert client.run(HOST, ["true"]).trouble is SshTrouble.KEY_CHANGED
+
+
+def test_the_key_of_the_enrolment_is_the_only_one_that_counts(marks):
+    with SshClient({"pi-0": "ssh-ed25519 AAAA"}) as client:
+        assert client.run(HOST, ["true"]).ok
+        assert client.run(SshHost("pi-1", "10.0.0.2"), ["true"]).ok
+    first, second = (marks / "said").read_text().splitlines()[:2]
+    for option in ("HostKeyAlias=pi-0", "GlobalKnownHostsFile=/dev/null", "UserKnownHostsFile="):
+        assert option in first
+        assert option not in second, "the user's known_hosts"
+    for option in ("BatchMode=yes", "StrictHostKeyChecking=yes", "ControlMaster=auto"):
+        assert option in first
+        assert option in second
+
+
+@pytest.mark.parametrize("yes", [True, False])
+def test_a_strange_host_is_shown_and_asked_about_once(yes, marks):
+    key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIG3kTrqjLUdJWLGMV5RZEHZ4HIPYgJXKMHRZUKhNlL0g"
+    (marks / "key").write_text(f"pi-0 {key}\n")
+    (marks / "strange").touch()
+    asked = []
+
+    def ask(question):
+        asked.append(question)
+        return yes
+
+    accepted = marks / "config/known_hosts"
+    for _ in range(2):
+        with SshClient({}, accepted=accepted, ask=ask) as client:
+            assert client.run(HOST, ["true"]).ok is yes
+    assert len(asked) == (1 if yes else 2)
+    assert "SHA256:" in asked[0]
+    assert accepted.exists() is yes
+    with SshClient({}) as client:  # nobody to ask
+        assert client.run(HOST, ["true"]).trouble is SshTrouble.KEY_UNKNOWN
+
+
+def test_sixteen_are_worked_on_at_a_time():
+    inside, most, lock = 0, 0, threading.Lock()
+    all_there = threading.Barrier(16, timeout=10)
+
+    def work(item):
+        nonlocal inside, most
+        with lock:
+            inside, most = inside + 1, max(most, inside + 1)
+        if item < 16:
+            all_there.wait()
+        with lock:
+            inside -= 1
+
+    on_each(range(40), work)
+    assert most == 16
+
+
+def test_an_answer_says_why_in_one_line():
+    assert SshAnswer().why == ""
+    assert SshAnswer(3, b"", "a\n\n  last \n").why == "exit status 3: last"
+    assert SshAnswer(CUT).why == "exit status 75"
+    assert argv("pi", "true")[-3:] == ["--", "pi", "true"]
