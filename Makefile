@@ -17,6 +17,7 @@
 #   make test-mutations  a million mutated payloads of codecs (2,000 are in make test): minutes
 #   make chaos   crash hubs, cut power: is anything lost? SCHEDULES=1000, WORDS="job.toml --processes"
 #   make test-dashboard  the dashboard in headless Chromium: how soon a message is painted, what it costs
+#   make docs    the documentation as a site, into build/site; a dead link fails (.venv-docs)
 #   make check   linters, types and tests, as CI does; TESTS="tests/cli" for some of them
 #   make drawn   200 jobs with an automatic delay, drawn at random: does any diverge? (an hour)
 PYTHON ?= python3
@@ -24,8 +25,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 TRAINERS ?= .venv-trainers
 TRACKERS ?= .venv-trackers
+DOCS ?= .venv-docs
 
-.PHONY: demo test test-examples test-costs chaos test-damages test-trainers test-trackers test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers
+.PHONY: demo test test-examples test-costs chaos test-damages test-trainers test-trackers test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers install-docs docs
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -107,7 +109,7 @@ install-dev: $(BIN)/python
 	$(BIN)/pip install --quiet --editable '.[dev]'
 
 # Sees what is in $(VENV), so that torch stays the one that is there.
-install-trainers install-trackers: install-dev
+install-trainers install-trackers install-docs: install-dev
 	@test -e $(BESIDE)/bin/pip || $(BIN)/python -m venv $(BESIDE)
 	@$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
 	  > $$($(BESIDE)/bin/python -c 'import site; print(site.getsitepackages()[0])')/edgetrain.pth
@@ -116,6 +118,16 @@ install-trainers: BESIDE = $(TRAINERS)
 install-trainers: WANTS = accelerate lightning
 install-trackers: BESIDE = $(TRACKERS)
 install-trackers: WANTS = tensorboard mlflow wandb
+install-docs: BESIDE = $(DOCS)
+install-docs: WANTS = zensical==0.0.73 mkdocstrings-python==2.0.11
 
 drawn: install-dev
 	$(BIN)/pytest -m endurance -p no:cacheprovider tests/endurance/test_drawn_jobs.py
+
+# Pages, examples and what stands at the root are copied together first: links between them then lead somewhere.
+docs: install-docs
+	rm -rf build/site-source && mkdir -p build/site-source
+	cp -r docs/. examples devices *.md LICENSE CITATION.cff build/site-source
+	mv build/site-source/README.md build/site-source/index.md
+	sed -i -E 's#\]\(docs/#](#g; s#\]\((\.\./)*README\.md#](index.md#g; s#\]\(\.\./(examples|devices|[A-Z]+\.md)#](\1#g' build/site-source/*.md
+	$(DOCS)/bin/zensical build --strict

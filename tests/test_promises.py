@@ -74,3 +74,20 @@ def test_files_to_open_are_there(page):
     assert len(named) > 5
     homes = (ROOT, ROOT / "edgetrain", ROOT / "edgetrain" / "codecs")
     assert [name for name in named if not any((home / name).exists() for home in homes)] == []
+
+
+def texts_of(path: Path) -> str:
+    """All texts in a module, those of f-strings in pieces."""
+    tree = ast.parse(path.read_text("utf-8"))
+    nodes = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return "\n".join(value for value in nodes if isinstance(value, str))
+
+
+def test_every_message_that_symptoms_names_is_printed():
+    page = (ROOT / "docs" / "symptoms.md").read_text("utf-8")
+    firsts = [line.split("|")[1] for line in page.splitlines() if line.startswith("|")]
+    messages = [m for first in firsts for m in re.findall("`([^`]+)`", first) if " " in m]
+    assert len(messages) > 15
+    printed = "\n".join(texts_of(path) for path in sorted((ROOT / "edgetrain").rglob("*.py")))
+    pieces = [piece.strip(" :'") for message in messages for piece in message.split("…")]
+    assert not [piece for piece in pieces if piece not in printed]
