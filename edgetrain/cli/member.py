@@ -188,7 +188,7 @@ class _Record:
 def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     job, beside = common.job_of(arguments)
     from edgetrain.cli.screen import Screen, ScreenHandler
-    from edgetrain.exchange.addresses import rotated, wait_for_route
+    from edgetrain.exchange.addresses import any_port_of, rotated, wait_for_route
     from edgetrain.fleet.assignment import devices_of
     from edgetrain.runs.folder import check_room
 
@@ -215,7 +215,7 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     named = devices_of(job.fleet.device)
     device = named[arguments.index] if len(named) > 1 else named[0]
     own_keys = Path(arguments.keys) if arguments.keys else None
-    listen = arguments.listen or _listen_at(via)
+    listen = arguments.listen or any_port_of(via)
     place = Place(arguments.index, device, beside, own_keys, "" if listen == "no" else listen)
     try:
         with screen:
@@ -254,12 +254,6 @@ def _trainer(device: str, checkpoint: Path | None) -> Callable[..., None]:
     from edgetrain.training.member.train import train
 
     return functools.partial(train, checkpoint=checkpoint)
-
-
-def _listen_at(via: str) -> str:
-    """Any free port of the address under which the hub sees this machine, as `route` says it."""
-    own = via.split()[-1]
-    return f"tcp://[{own}]:0" if ":" in own else f"tcp://{own}:0"
 
 
 def _credentials(arguments: argparse.Namespace, job: Job) -> list[Credentials | None]:

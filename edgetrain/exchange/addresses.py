@@ -257,6 +257,13 @@ def wait_to_listen(
     return _repeat(lambda: listen_on(host, port), INTERFACE_S, pause, clock, say)
 
 
+def any_port_of(via: str) -> str:
+    """Any free port of the address under which another machine sees this one, as `route` says it:
+    where members listen for each other, unless the user says where."""
+    own = via.split()[-1]
+    return f"tcp://[{own}]:0" if ":" in own else f"tcp://{own}:0"
+
+
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of "tcp://host:port". Raises NetworkError for anything else."""
     try:

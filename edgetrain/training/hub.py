@@ -34,7 +34,7 @@ from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.files.toml import read_toml
 from edgetrain.fleet.networks.congestion import restarts_after_idle
 from edgetrain.jobs.building import hub_of, message_limit
-from edgetrain.jobs.job import Job
+from edgetrain.jobs.job import COLLECTIVES, DIRECT, Job
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved, journal_settings
 from edgetrain.jobs.rules import doubts_of, resolve
@@ -234,6 +234,12 @@ def _open(
     """The socket that members join."""
     _check_resume(request)
     _check_replica(request, listening)
+    if request.any_job and request.job.fleet.topology in (DIRECT, *COLLECTIVES):
+        raise ConfigError(
+            f"--any-job and fleet.topology = '{request.job.fleet.topology}': members exchange by "
+            "the job's file, which is the same on all",
+            "leave --any-job out; loops of your own: edgetrain.join(…, job_file=…)",
+        )
     uplink, gateways = request.uplink, request.job.fleet.gateways
     if uplink is None:
         return HubSocket(listening.bind, message_limit(found.codec, gateways), gate)

@@ -10,6 +10,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -17,19 +18,22 @@ from typing import Any, NoReturn, Self
 import torch
 
 from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.exchange.addresses import rotated, wait_for_route
+from edgetrain.exchange.addresses import any_port_of, rotated, wait_for_route
 from edgetrain.exchange.keys.credentials import credentials as credentials_for
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.checkpoint import MEMBER, Keep, has_checkpoint
 from edgetrain.exchange.member.link import OUTAGE_S, Link
+from edgetrain.exchange.member.ranges import RangedExchange
 from edgetrain.exchange.member.shared import SharedExchange
 from edgetrain.exchange.messages import MAX_COUNT, NO_WEIGHT
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.standby_socket import member_end
 from edgetrain.jobs.job import Privacy
+from edgetrain.jobs.resolved import Resolved
 from edgetrain.jobs.rules import doubts, refuse_checkpoint
 from edgetrain.runs.folder import check_room
 from edgetrain.tasks.flat import FlatModel
+from edgetrain.training.member.direct import direct_exchange, job_of_file, lend_base
 from edgetrain.training.member.hooks import StepHooks, Together, parameters_of, plain_optimizers
 from edgetrain.training.member.keeping import Keeping, keeping_of
 from edgetrain.training.member.member import Member, bind, release_of
@@ -60,58 +64,77 @@ def join(
     buffers: str = "local",
     runs: str | Path | None = None,
     steps: int = 0,
+    job_file: str | Path | None = None,
 ) -> JoinedMember:
     """Join the hub at "tcp://host:port", or one of these, with a model and its optimizer.
 
-    From then on each `optimizer.step()` exchanges, whoever calls it, until `close`; of a list of
-    optimizers, in the order of their steps, the last one's ends a step. The hub decides strategy,
-    every, delay and codec. Parameters become views of one flat vector and, unless this member is
-    the first, are overwritten with the fleet's. `weight`: samples this member holds (fedavg weighs
-    by it); `timeout_s`: how long an unreachable hub is tried, ten minutes with a checkpoint.
+    From then on each `optimizer.step()` exchanges, whoever calls it, until `close`; of a list, in
+    the order of their steps, the last one's ends a step. The hub decides strategy, every, delay and
+    codec. Parameters become views of one flat vector and, unless this member is the first, are
+    overwritten with the fleet's. `weight`: samples it holds; `timeout_s`: how long an unreachable
+    hub is tried, ten minutes with a checkpoint. `job_file`: if members reduce (docs/topologies.md).
 
     On another machine the hub is joined encrypted, with this machine's `keys` (a folder; None: the
-    usual one) and the hub's public key: the one pinned when this machine was enrolled, or `hub_key`
-    (text, or a file). `insecure` does without. `secure`: join only a hub that sees only sums of
-    contributions, even if it lies about who dropped out (docs/secure-aggregation.md); `honest_hub`:
-    it does not lie. Without a checkpoint. With a `checkpoint` (a folder, or an edgetrain.Keep: how
-    often, too) what only this member knows is written there now and then: the optimizer's state,
-    what lossy contributions left out, the number of steps. A process that was killed and joins
-    again with the same folder and `name` is the same member, and goes on behind `member.steps`
-    batches. `close` empties the folder. `state` names what else of yours is to be in it, with
-    `state_dict` and `load_state_dict` (a scheduler, a GradScaler), taken within a step, and put
-    back before `join` returns; then step a scheduler `while scheduler.last_epoch <
-    member.begins_at`. `privacy` (an edgetrain.Privacy with unit "member") clips and noises
-    contributions before they leave; without a checkpoint. Frozen parameters and buffers (but for
-    statistics of normalisation) are `fixed` "equal" on all members, the "first" member's, or each
-    one's "own". With `buffers` "mean" running statistics are averaged, too. `runs`: where to write
-    a run folder. After `steps`, the same on all members, the loop ends: the fleet lands
-    (docs/dga.md). Raises HubUnreachable, NetworkError, Refused, ConfigError.
+    usual one) and the hub's key: pinned when this machine was enrolled, or `hub_key` (text or
+    file). `insecure` does without. `secure`: only a hub that sees only sums, even a lying one
+    (docs/secure-aggregation.md); `honest_hub`: it does not lie. Without a checkpoint. With a
+    `checkpoint` (a folder or an edgetrain.Keep) what only this member knows is written there: the
+    optimizer's state, lossy contributions' rests, the steps. A process that was killed and joins
+    again with the same folder and `name` goes on as the same member, behind `member.steps` batches.
+    `close` empties it. `state`: what else is to be in it, with `state_dict` and `load_state_dict`,
+    put back before `join` returns; then step a scheduler `while scheduler.last_epoch <
+    member.begins_at`. `privacy` (an edgetrain.Privacy, unit "member") clips and noises what leaves;
+    without a checkpoint. Frozen parameters and buffers (not statistics of normalisation) are
+    `fixed` "equal" on all members, the "first" one's, or each one's "own". With `buffers` "mean"
+    running statistics are averaged. `runs`: where to write a run folder. After `steps`, the same on
+    all members, the fleet lands (docs/dga.md). Raises HubUnreachable, NetworkError, Refused,
+    ConfigError.
     """
     _check_arguments(weight, runs, checkpoint is not None, bool(state), privacy, steps)
-    optimizers = plain_optimizers(optimizer)
+    found, optimizers = job_of_file(job_file), plain_optimizers(optimizer)
     keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
-    hubs, patience_s = _reach_hub(hub, timeout_s, keep, name or MEMBER, job)
-    shown = credentials_for(hubs, hub_key, keys, insecure=insecure)
+    reached = _reach_hub(hub, timeout_s, keep, name or MEMBER, job)
+    shown = credentials_for(reached.hubs, hub_key, keys, insecure=insecure)
     keeping = None if keep is None else _keeping(keep, name, model, optimizers, state or {})
     flat = bind(model, optimizers, fixed, buffers)
-    link = _way(hubs, shown, keys, insecure, patience_s)
     request = Request("", name, weight, job, secure=secure, honest_hub=honest_hub, steps=steps)
+    link, request = _way(reached, shown, keys, insecure, found, request)
     stepper, release = Together(optimizers), release_of(privacy)
     member = JoinedMember.join(link, flat, stepper, request, keeping=keeping, release=release)
+    lend_base(link, member)
     return _recorded(member.follow(flat, optimizers), runs)
 
 
+@dataclass(frozen=True)
+class _Reached:
+    """A hub that has answered."""
+
+    hubs: list[str]
+    """Its addresses, that one first."""
+    via: str
+    """The way there, as `route` says it."""
+    patience_s: float
+    """Seconds for which it is tried when it says nothing."""
+
+
 def _way(
-    hubs: list[str],
+    reached: _Reached,
     shown: Credentials | None,
     keys: str | Path | None,
     insecure: bool,
-    patience_s: float,
-) -> SharedExchange:
-    """The exchange with the hub at these addresses, and with all others if it is the lead of
-    several."""
-    lead = Link(member_end(hubs, shown), time.monotonic, patience_s)
-    return SharedExchange([lead], dialling(shown, keys, insecure, patience_s, OUTAGE_S))
+    found: Resolved | None,
+    request: Request,
+) -> tuple[RangedExchange, Request]:
+    """The exchange with the hub, and with all others if it is the lead of several; or that of a
+    member that may reduce, of the job `found`: it listens where the hub sees it. And what to join
+    with: all members have that job, because each makes reducers by it."""
+    end, patience_s = member_end(reached.hubs, shown), reached.patience_s
+    if found is None:
+        lead = Link(end, time.monotonic, patience_s)
+        dial = dialling(shown, keys, insecure, patience_s, OUTAGE_S)
+        return SharedExchange([lead], dial), request
+    way, address = direct_exchange(found, end, shown, any_port_of(reached.via), patience_s)
+    return way, replace(request, job=request.job or found.job.digest(), address=address)
 
 
 def _keeping(
@@ -139,17 +162,17 @@ def _recorded(member: JoinedMember, runs: str | Path | None) -> JoinedMember:
 
 def _reach_hub(
     hub: str | Sequence[str], timeout_s: float, keep: Keep | None, name: str, job: str
-) -> tuple[list[str], float]:
-    """Return once one of the hub's addresses answers: all of them, that one first, and how long to
-    try a hub that says nothing. A member that has trained before waits for one that is not up yet.
-    Raises as `wait_for_route`."""
+) -> _Reached:
+    """Return once one of the hub's addresses answers. A member that has trained before waits for
+    one that is not up yet. Raises as `wait_for_route`."""
     hubs = [hub] if isinstance(hub, str) else list(hub)
     if not hubs:
         raise ConfigError("hub = []", "the address of the hub, as tcp://hub.local:5555, or several")
     trained = keep is not None and has_checkpoint(keep.folder, name, job)
     first, via = wait_for_route(hubs, timeout_s, OUTAGE_S if trained else 0.0)
     log.info("joining %s over %s", first, via)
-    return rotated(hubs, first), max(timeout_s, OUTAGE_S) if trained else timeout_s
+    patience_s = max(timeout_s, OUTAGE_S) if trained else timeout_s
+    return _Reached(rotated(hubs, first), via, patience_s)
 
 
 def _check_arguments(

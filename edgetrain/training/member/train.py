@@ -23,7 +23,6 @@ from edgetrain.exchange.member.link import PATIENCE_S, Link
 from edgetrain.exchange.member.ranges import RangedExchange
 from edgetrain.exchange.member.shared import SharedExchange
 from edgetrain.exchange.messages import MOST_FIGURE, Figure
-from edgetrain.exchange.peers.direct import DirectExchange
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.standby_socket import member_end
 from edgetrain.fleet import devices
@@ -36,7 +35,7 @@ from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import Local, begin_at, optimizer_for, tune
-from edgetrain.training.member.direct import collective_exchange, direct_exchange
+from edgetrain.training.member.direct import collective_exchange, direct_exchange, lend_base
 from edgetrain.training.member.keeping import Keeping, keeping_of
 from edgetrain.training.member.loop import Loop, Steps
 from edgetrain.training.member.member import Member, bind, release_of
@@ -46,7 +45,6 @@ from edgetrain.training.member.service import Service
 from edgetrain.training.member.several import dialling
 from edgetrain.training.stopping import Stop
 from edgetrain.vectors.noise import Source, system
-from edgetrain.vectors.vector import Vector
 
 
 @dataclass(frozen=True)
@@ -141,8 +139,7 @@ def train(
     with Member.join(
         link, made.flat, made.optimizer, request, keeping=keeping, release=release, stop=stop
     ) as member:
-        if isinstance(link, DirectExchange):
-            link.base_of = functools.partial(base_of, member, found.strategy.hub_keeps_base)
+        lend_base(link, member)
         _tell_training(service, stop, member, job.train.steps)
         member.telemeter.read = readings_of(place.device, energy)
         local = made.work(source, member.begins_at, member.steps)
@@ -189,11 +186,6 @@ def _exchange(
     own = shown[0]
     dial = dialling(own, place.keys, own is None, patience_s, outage_s)
     return SharedExchange(links, dial, found.job.hub.hubs[1:]), request
-
-
-def base_of(member: Member, has_base: bool) -> tuple[int, Vector | None]:
-    """How many replies a member's base has, and the base, where the strategy has one."""
-    return member.half.applied, member.half.base if has_base else None
 
 
 def _tell_welcome(service: Service, link: Way, members: int) -> None:

@@ -11,23 +11,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from edgetrain.errors import Refused
 from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.member.ranges import RangedExchange
-from edgetrain.exchange.peers.direct import DirectExchange
 from edgetrain.exchange.seam import Exchange, Request
 from edgetrain.fleet import devices
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task
+from edgetrain.training.member.direct import lend_base
 from edgetrain.training.member.loop import Loop, Steps
 from edgetrain.training.member.member import Member, release_of
 from edgetrain.training.member.pacing import Pace
-from edgetrain.training.member.train import Place, base_of, request_of
+from edgetrain.training.member.train import Place, request_of
 from edgetrain.training.simulated.hub import ComputedUsage
 from edgetrain.training.simulated.local import Gradients, noise_of
 from edgetrain.training.simulated.peers import SimulatedHost, SimulatedPeers
@@ -153,9 +152,7 @@ class SimulatedMember:
                 if refused.code != "name":
                     raise
             else:
-                if isinstance(exchange, DirectExchange):
-                    strategy = self._around.planned.strategy
-                    exchange.base_of = partial(base_of, member, strategy.hub_keeps_base)
+                lend_base(exchange, member)
                 return member
             for wire in self.wires:  # as the end of a process does: a hub may have let it in
                 wire.up.cut = wire.down.cut = True
