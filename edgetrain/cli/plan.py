@@ -52,11 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
     job, beside = common.job_of(arguments)
     if arguments.placement:
         job = replace(job, servers=replace(job.servers, placement=arguments.placement))
-    from edgetrain.jobs.placement.beside import group_job, has_group
+    from edgetrain.jobs.placement.beside import group_job
     from edgetrain.jobs.placement.decision import decide
     from edgetrain.jobs.placement.question import question_of
     from edgetrain.jobs.resolved import with_all_members
     from edgetrain.jobs.rules import resolve
+    from edgetrain.jobs.shares import has_group
     from edgetrain.runs.reports.placement_table import text
     from edgetrain.training.servers.rehearsing import rehearsal
 

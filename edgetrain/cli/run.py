@@ -143,9 +143,9 @@ def _group(arguments: argparse.Namespace, planned: Resolved) -> tuple[Found, Que
 
     ConfigError for a job that fits nowhere.
     """
-    from edgetrain.jobs.placement.beside import has_group
     from edgetrain.jobs.placement.decision import decide
     from edgetrain.jobs.placement.question import may_not_fit, question_of, wants_group
+    from edgetrain.jobs.shares import has_group
     from edgetrain.training.servers.rehearsing import rehearsal
 
     job = planned.job

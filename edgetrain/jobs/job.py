@@ -29,6 +29,7 @@ LATER: dict[str, Any] = {
     "outer": "",
     "landing": "auto",
     "ranges": 1,
+    "weigh": "",
 }
 """Keys that were added later, with their defaults: there a job has the digest that it had before,
 so that its journals and checkpoints still open."""
@@ -143,6 +144,9 @@ class StrategyTable:
     ranges: int = _ranged(
         1, 1, 1 << 20, "ranges of the vector that hubs share; codecs are cut at their borders"
     )
+    weigh: str = _said(
+        "", "what a member counts for: alike, its samples, its shares; '': as the strategy says"
+    )
     buffers: str = _said("mean", "normalisation's running statistics: mean over members, or local")
     secure: bool = _switch(False, "mask contributions, so that the hub learns only their sum")
     threshold: int = _ranged(0, 0, 100_000, "secure: members that a sum takes; 0: more than 2/3")
@@ -227,6 +231,7 @@ class ServersTable:
     check: str = _said(
         "auto", "compare a small batch with one process before the first step: auto, off"
     )
+    shares: int = _ranged(1, 1, 100_000, "members whose data a group beside devices has")
     data: dict[str, Any] = field(
         default_factory=dict, metadata={"doc": "options of the task that differ on servers"}
     )
@@ -287,6 +292,8 @@ class Job:
             },
             "privacy": dataclasses.asdict(self.privacy),
         }
+        if self.servers.shares != 1:
+            agreed["shares"] = self.servers.shares
         if self.fleet.topology in COLLECTIVES:
             agreed["topology"] = self.fleet.topology
         text = json.dumps(agreed, sort_keys=True, separators=(",", ":"))

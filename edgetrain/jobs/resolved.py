@@ -185,6 +185,8 @@ def look_up(job: Job) -> Resolved:
     """The objects that a job names. ConfigError for a name or an argument that does not exist."""
     table = job.strategy
     strategy, merge = strategy_of(table), merging.find(table.merge)
+    if table.weigh:
+        strategy = replace(strategy, weighted=table.weigh != "alike")
     if job.privacy.unit == "member" or strategy.outer or not merge.sum_only:
         # A reply is not the mean of the members' own contributions.
         strategy = strategy.without_choice()

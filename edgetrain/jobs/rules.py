@@ -13,14 +13,13 @@ from edgetrain.codecs import Auto, Codec
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.masks import terms as masks
-from edgetrain.fleet.assignment import devices_of
-from edgetrain.fleet.devices import SERVERS
 from edgetrain.fleet.presence import Presence
 from edgetrain.jobs import schedule
 from edgetrain.jobs.job import AUTO, COLLECTIVES, DIRECT, TOPOLOGIES, Job, Privacy, ServersTable
 from edgetrain.jobs.placement.words import EDGE, parse
 from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS, fix_noise
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
+from edgetrain.jobs.shares import has_group
 from edgetrain.strategies import Strategy, merging
 from edgetrain.strategies.arrivals import ArrivalTerms
 from edgetrain.vectors.ranges import shared
@@ -36,6 +35,7 @@ _FEWEST_ROBUST = 3
 _ADAPTIVE = ("adam", "adamw", "adamax", "nadam", "radam")
 FIXED = ("equal", "first", "own")
 BUFFERS = ("mean", "local")
+WEIGHTS = ("", "alike", "samples", "shares")
 
 Refusal = tuple[str, str]
 """What does not go together, and the way out."""
@@ -59,6 +59,8 @@ def check(found: Resolved) -> None:
     _one_of("servers.fallback", found.job.servers.fallback, FALLBACKS)
     _one_of("servers.compile", found.job.servers.compile, COMPILERS)
     _one_of("servers.check", found.job.servers.check, CHECKS)
+    _one_of("strategy.weigh", found.job.strategy.weigh, WEIGHTS)
+    _check_weights(found)
     _one_of("strategy.buffers", found.job.strategy.buffers, BUFFERS)
     _check_pace(found)
     _check_accumulated(found)
@@ -78,17 +80,38 @@ def check(found: Resolved) -> None:
 def refuse_group(job: Job, what: str) -> None:
     """ConfigError for a fleet with a group in it, where no speed is known of it; `what` needs
     one."""
-    if SERVERS in devices_of(job.fleet.device):
+    if has_group(job):
         raise ConfigError(
             f"fleet.device = '{job.fleet.device}': {what} 'servers', whose speed is not known",
             "edgetrain run emulates them; or name a device of the catalog in their place",
         )
 
 
+def _check_weights(found: Resolved) -> None:
+    """ConfigError for shares that no member has, and weights that no round knows."""
+    job, shares = found.job, found.job.servers.shares
+    if shares > 1 and not has_group(job):
+        raise ConfigError(
+            f"servers.shares = {shares}, and no member is a group",
+            "name it, as in fleet.device = 'raspberry-pi-4b:6, servers'",
+        )
+    if shares > job.fleet.members:
+        raise ConfigError(
+            f"servers.shares = {shares}: the job has only {job.fleet.members} members",
+            f"allowed are 1 to {job.fleet.members}",
+        )
+    if job.strategy.weigh and not found.strategy.in_step:
+        raise ConfigError(
+            f"strategy.weigh = '{job.strategy.weigh}': {found.strategy.name} says itself what a "
+            "contribution counts for",
+            "leave it out, or choose dga or fedavg",
+        )
+
+
 def check_group_beside(job: Job) -> None:
     """ConfigError for what a group that is one member of the fleet cannot have."""
     servers = job.servers
-    if SERVERS not in devices_of(job.fleet.device):
+    if not has_group(job):
         return
     what = f"fleet.device = '{job.fleet.device}'"
     if servers.placement in ("auto", EDGE):
@@ -96,12 +119,13 @@ def check_group_beside(job: Job) -> None:
             f"servers.placement = '{servers.placement}' does not say how many processes it is"
         )  # fmt: skip
         raise ConfigError(f"{what}, and {table}", "as in [servers] placement = 'data=2'")
-    data = parse(servers.placement).data
-    if job.train.batch % data:
-        near = max(d for d in range(1, data) if job.train.batch % d == 0)
+    data, shares = parse(servers.placement).data, servers.shares
+    if not _divide(data, shares, job.train.batch):
+        near = max(d for d in range(1, data) if _divide(d, shares, job.train.batch))
         raise ConfigError(
-            f"servers.placement: data={data} ranks of one member share train.batch = "
-            f"{job.train.batch}, which they do not divide",
+            f"servers.placement: data={data} ranks have {shares} "
+            f"{'batch' if shares == 1 else 'batches'} of train.batch = {job.train.batch} samples "
+            "in a step, and cannot have equal parts of them",
             f"data={near}",
         )
     refused = (
@@ -113,6 +137,11 @@ def check_group_beside(job: Job) -> None:
     for is_there, why in refused:
         if is_there:
             raise ConfigError(f"{what}, and {why}", "leave one of both out")
+
+
+def _divide(data: int, shares: int, batch: int) -> bool:
+    """Whether data ranks have whole batches of as many shares, or equal parts of one."""
+    return shares % data == 0 or (data % shares == 0 and batch % (data // shares) == 0)
 
 
 def _check_accumulated(found: Resolved) -> None:

@@ -169,11 +169,14 @@ class Strategy:
 
     @property
     def spelled(self) -> str:
-        """With its arguments: "fedprox(0.01)", "fedavg | momentum(1, 0.9)".
+        """With its arguments: "fedprox(0.01)", "fedavg | momentum(1, 0.9)", "dga | weighed".
         `find(strategy.spelled)` gives an equal strategy; so it travels in `Welcome.strategy`."""
         words = [self.correction] if self.correction not in ("", *self.corrections[:1]) else []
-        whole = spelled(self.name, [*self.arguments, *words])
-        return whole if self.outer == TABLE[self.name].outer else f"{whole} | {self.outer}"
+        row = TABLE[self.name]
+        parts = [spelled(self.name, [*self.arguments, *words])]
+        parts += [self.outer] * (self.outer != row.outer)
+        parts += [WEIGHED[self.weighted]] * (self.weighted != row.weighted)
+        return " | ".join(parts)
 
     def corrected(self, correction: str) -> Strategy:
         """This strategy with another correction; ConfigError for one that it does not have."""
@@ -487,12 +490,20 @@ _ROWS = (
 TABLE: dict[str, Strategy] = {row.name: row for row in _ROWS}
 
 
+WEIGHED = ("alike", "weighed")
+"""Whether members count by the weights that they join with, as a strategy spells it."""
+
+
 def find(text: str) -> Strategy:
-    """The strategy that a job spells as `text`, as "dga", "dga(drift)" or "fedprox(0.01)"; behind a
-    bar its outer rule, if not the row's: "fedavg | nesterov(0.7, 0.9)".
+    """The strategy that a job spells as `text`, as "dga", "dga(drift)" or "fedprox(0.01)"; behind
+    bars its outer rule, and whether members are weighed, if not the row's: "fedavg | nesterov(0.7,
+    0.9)", "fedavg | alike".
 
     ConfigError with the near miss for a name, with what is allowed for an argument.
     """
+    whole, weighs, last = text.rpartition("|")
+    if weighs and last.strip() in WEIGHED:
+        return replace(find(whole), weighted=bool(WEIGHED.index(last.strip())))
     before, bar, outer = text.partition("|")
     name, arguments = split(before)
     if name not in TABLE:

@@ -16,6 +16,7 @@ from edgetrain.exchange.seam import Request
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import buffers_of, task_of, tuning_of, work_of
 from edgetrain.jobs.resolved import look_up
+from edgetrain.jobs.shares import weight_of
 from edgetrain.tasks.work import begin_at, optimizer_for, tune
 from edgetrain.training.member.member import Member, bind, release_of
 from edgetrain.training.member.pacing import Pace
@@ -49,6 +50,26 @@ def beside_members(job: Job, seed: int = 0) -> dict[str, object] | None:
     }  # fmt: skip
 
 
+def shares_beside_members(job: Job, alone: Job) -> dict[str, object] | None:
+    """Train a fleet whose last member is a group with several shares, weighed as the job says, and
+    the fleet `alone`, in which each share is a member. All ranks call it. On the leader: the bases,
+    and the parameters that they began with."""
+    found, last = look_up(job), job.fleet.members - 1
+    words, place = job.servers.placement, Place(last, "servers")
+    together = prepare_together(found, place, task_of(job), words, torch.device("cpu"), None)
+    if dist.get_rank():
+        together.follow()
+        return None
+    together.lead(Op.PULL)
+    begins = together.rank.held.whole.params.copy()
+    mixed = [_alone(job, index) for index in range(last)]
+    mixed.append(made_by(together, found, task_of(job)))
+    every = [_alone(alone, index) for index in range(alone.fleet.members)]
+    one, base = _fleet(alone, every, 0)[1], _fleet(job, mixed, 0)[1]
+    together.lead(Op.END)
+    return {"base": base, "one": one, "begins": begins}
+
+
 def _alone(job: Job, index: int) -> Made:
     task = task_of(job)
     torch.manual_seed(job.seed)
@@ -71,7 +92,8 @@ def _fleet(job: Job, members: list[Made], seed: int):
 
     def train(index: int, transport) -> tuple[int, np.ndarray, dict]:
         made, link = members[index], Link(transport, time.monotonic)
-        request = Request("", f"m{index}", secure=found.mask_terms or False)
+        weight = weight_of(job, made.task, index)
+        request = Request("", f"m{index}", weight, secure=found.mask_terms or False)
         release = release_of(job.privacy, lambda count: np.full(count, 7, np.uint8).tobytes())
         with Member.join(link, made.flat, made.optimizer, request, release=release) as member:
             local = made.work(None, member.begins_at, member.steps)

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.assignment import devices_of
-from edgetrain.fleet.devices import SERVERS
 from edgetrain.jobs.job import Fleet, HubTable, Job, Privacy, StrategyTable
 from edgetrain.jobs.placement.decision import decide
 from edgetrain.jobs.placement.question import question_of
@@ -19,25 +17,21 @@ from edgetrain.jobs.placement.words import Placement, parse
 from edgetrain.jobs.rules import resolve
 
 
-def has_group(job: Job) -> bool:
-    """Whether a member of the job is a group."""
-    return SERVERS in devices_of(job.fleet.device)
-
-
 def parts_of(job: Job) -> int:
-    """Parts that data ranks cut each batch of their member into."""
-    return parse(job.servers.placement).data
+    """Parts that data ranks cut each batch into; 1: they have whole ones."""
+    return max(1, parse(job.servers.placement).data // job.servers.shares)
 
 
 def group_job(job: Job) -> Job:
-    """The job whose members are the parts of one member's batches."""
+    """The job whose members are the group's shares of the data, or equal parts of their batches."""
     parts = parts_of(job)
     return replace(
         job,
         data={**job.data, **job.servers.data},
-        fleet=Fleet(members=parts),
+        fleet=Fleet(members=job.servers.shares * parts),
         train=replace(job.train, batch=job.train.batch // parts),
         strategy=StrategyTable("sync-sgd"),
+        servers=replace(job.servers, shares=1),
         hub=HubTable(),
         privacy=Privacy(),
         faults=[],

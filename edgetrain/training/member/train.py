@@ -30,6 +30,7 @@ from edgetrain.jobs.job import COLLECTIVES, DIRECT, Job
 from edgetrain.jobs.lookup import buffers_of, pace_of, samples_of, task_of, tuning_of, work_of
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.jobs.rules import refuse_checkpoint, settle, why_not_topology
+from edgetrain.jobs.shares import weight_of
 from edgetrain.runs.environment import Meter
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
@@ -283,9 +284,9 @@ def prepare(
 
 def request_of(found: Resolved, place: Place, task: Task, digest: str = "") -> Request:
     """What a member of this job says of itself; `digest` is the job's, where it is known."""
-    samples = task.samples(place.index, found.job.fleet.members)
+    weight = weight_of(found.job, task, place.index)
     terms = found.mask_terms or False
-    return Request("", place.name, float(samples), digest or found.job.digest(), secure=terms)
+    return Request("", place.name, weight, digest or found.job.digest(), secure=terms)
 
 
 def step_times(job: Job, place: Place, seconds: float) -> Callable[[int], float]:

@@ -34,6 +34,7 @@ from edgetrain.jobs.lookup import buffers_of, task_of
 from edgetrain.jobs.placement.beside import group_job, parts_of
 from edgetrain.jobs.placement.words import parse
 from edgetrain.jobs.resolved import Resolved, look_up
+from edgetrain.jobs.shares import DataShares, shares_of
 from edgetrain.tasks.flat import FlatModel, statistics_of
 from edgetrain.tasks.protocol import Batch, Task, batches_from
 from edgetrain.tasks.work import Local, begin_at
@@ -75,21 +76,20 @@ class Op(IntEnum):
 
 
 class Part:
-    """A task as the group's job sees it, whose members are parts of one member's batches. All else
-    is the task's own."""
+    """A task as the group's job sees it, whose members are the group's shares of the data, or equal
+    parts of their batches. All else is the task's own."""
 
-    def __init__(self, task: Task, index: int, members: int, parts: int) -> None:
-        """Of the member `index` of `members`."""
-        self._task, self._index, self._members, self._parts = task, index, members, parts
+    def __init__(self, task: Task, shares: DataShares, parts: int) -> None:
+        self._task, self._shares, self._parts = task, shares, parts
 
     def batches_from(
         self, member: int, members: int, batch: int, seed: int, start: int
     ) -> Iterator[Batch]:
         """See Positioned."""
-        here = slice(member * batch, (member + 1) * batch)
-        whole = batches_from(
-            self._task, self._index, self._members, batch * self._parts, seed, start
-        )
+        share, part = divmod(member, self._parts)
+        here = slice(part * batch, (part + 1) * batch)
+        own, size = self._shares, batch * self._parts
+        whole = batches_from(self._task, own.first + share, own.of, size, seed, start)
         for each in whole:
             yield tuple(tensor[here] for tensor in each)
 
@@ -256,7 +256,7 @@ def prepare_together(
     map_large()
     torch.set_num_threads(found.job.train.threads)
     job, statistics = group_job(found.job), buffers_of(found) == "mean"
-    part: Any = Part(task, place.index, found.job.fleet.members, parts_of(found.job))
+    part: Any = Part(task, shares_of(found.job, place.index), parts_of(found.job))
     step = torch.tensor([(latest(folder) or (0,))[0] if folder is not None else 0])
     dist.broadcast(step, 0)
     rank = prepare_rank(job, part, parse(words), device, int(step), statistics)

@@ -46,3 +46,22 @@ def check(worlds, most, *words, ranks=2):
 def test_a_group_is_a_member_like_any_other(worlds, task, optimizer, strategy, words):
     most = 1e-6 if optimizer is SGD else 1e-4
     check(worlds, most, *task, *optimizer, *strategy, f"servers.placement={words}")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (("strategy=fedavg", "every=1", "strategy.weigh=shares"), "data=2"),
+        (("strategy=fedavg", "every=1", "strategy.weigh=samples"), "data=2 shard=2 zero=3"),
+        (("strategy=sync-sgd", "strategy.weigh=shares"), "data=2"),
+        (("strategy=dga", "every=1", "delay=0", "strategy.weigh=shares"), "pipeline=2"),
+    ],
+)
+def test_a_group_of_two_shares_counts_as_two_members(worlds, strategy, words):
+    """One step a round, without momentum: w - lr (g0 + g1 + 2 (g2 + g3) / 2) / 4 either way."""
+    task = (*cases.CHARS, "optimizer=sgd", "lr=0.05", *strategy)
+    job = cases.job_of(*task, "members=3", "device=host:2, servers", "servers.shares=2",
+                       f"servers.placement={words}")  # fmt: skip
+    found = worlds(2).run(joined_cases.shares_beside_members, job, cases.job_of(*task))[0]
+    assert np.abs(found["base"] - found["begins"]).max() > 1e-3, "it has trained"
+    np.testing.assert_allclose(found["base"], found["one"], rtol=0, atol=1e-6)
