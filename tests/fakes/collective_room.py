@@ -8,9 +8,9 @@ import time
 import numpy as np
 
 from edgetrain.exchange.hub.collective import CollectiveHub
-from edgetrain.exchange.hub.effects import Write
+from edgetrain.exchange.hub.effects import Send, Write
 from edgetrain.exchange.hub.records import Round
-from edgetrain.exchange.messages import Segment
+from edgetrain.exchange.messages import RunRound, Segment
 from edgetrain.exchange.peers.dialled import Dialled
 from edgetrain.exchange.peers.listener import Listener
 from edgetrain.exchange.peers.peering import Peering
@@ -24,16 +24,18 @@ LOST_S = 3.0
 
 
 class NotedHub(CollectiveHub):
-    """Notes what it merged: (member, the round it meant), by round."""
+    """Notes what it merged: (member, the round it meant), by round; and the numbers of attempts."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.counted = {}
+        self.counted, self.attempts = {}, []
 
     def _noted(self, effects):
         for effect in effects:
             if isinstance(effect, Write) and isinstance(record := effect.record, Round):
                 self.counted[record.round] = [(c.member, c.meant_for) for c in record.counted]
+            if isinstance(effect, Send) and isinstance(run := effect.message, RunRound):
+                self.attempts.append(run.attempt)
         return effects
 
     def handle(self, sender, message, now):
@@ -58,14 +60,24 @@ class Wire(Dialled):
 
 class CollectiveRoom(DirectRoom):
     """As a DirectRoom, with a `topology`. `dies`: by member, the segment at which it is killed.
-    `cuts`: (a, b): the segment of a's from which on nothing goes either way between the two."""
+    `cuts`: (a, b): the segment of a's from which on nothing goes either way between the two.
+    `crashes`: segments of member 0's before which the hub is killed and started again, once
+    training has begun."""
 
-    def __init__(self, topology, strategy, members, steps, *, dies=(), cuts=(), **other):
+    def __init__(
+        self, topology, strategy, members, steps, *, dies=(), cuts=(), crashes=(), **other
+    ):
+        self.topology, self.counted, self.attempts = topology, {}, []
         super().__init__(strategy, members, steps, star=True, ranges=1, **other)
-        self.lead = self.hub(self.terms, NotedHub, topology=topology)
         self.dies, self.cuts, self.apart = dict(dies), dict(cuts), set()
+        self.crashes = set(crashes)
         clients = other.get("clients", ())
         self.members = [CollectiveMember(self, i, i in clients) for i in range(members)]
+
+    def new_lead(self):
+        lead = self.hub(self.terms, NotedHub, topology=self.topology)
+        lead.counted, lead.attempts = self.counted, self.attempts
+        return lead
 
     def by_hand(self):
         """The base after all rounds that the hub has counted, in float64."""
@@ -103,6 +115,12 @@ class CollectiveMember(RoomMember):
             outer=room.row.outer_rule(),
         )
 
+    def start(self):
+        """Returns once the hub has let it in: places, and with them bits, go by who came first."""
+        super().start()
+        while self.is_alive() and self.name_ not in self.room.lead.present:
+            time.sleep(0.001)
+
     def _dial(self, peer, neighbours):
         end = self.room.listening[peer.address].connect()
         wire = Wire(end, neighbours.hello_to(peer.name))
@@ -112,6 +130,8 @@ class CollectiveMember(RoomMember):
     def _may_send(self, to):
         room, own = self.room, self.index
         self.sent += 1
+        if own == 0 and self.sent in room.crashes and room.lead.started:
+            room.crash_lead()
         if self.sent >= room.dies.get(own, np.inf):
             raise Died
         room.apart |= {

@@ -116,7 +116,8 @@ class DirectRoom:
         self.keep_journal(folder)
         self.lead = self.new_lead()
         self.lead.tail = self.journal.tail
-        self.lead.restore(self.journal.state, self.journal.records(), time.monotonic())
+        if self.journal.state is not None:
+            self.lead.restore(self.journal.state, self.journal.records(), time.monotonic())
         self.stopped = threading.Event()
         self.server = threading.Thread(target=self._serve)
         self.server.start()

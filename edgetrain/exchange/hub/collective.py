@@ -11,7 +11,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.direct import DirectHub
 from edgetrain.exchange.hub.effects import Effect
 from edgetrain.exchange.hub.membership import turn_away
@@ -84,7 +83,7 @@ class CollectiveHub(DirectHub):
                 why_not = f"a {self.topology} takes nobody in after the start: start anew"
                 return turn_away(sender, message.name, "started", why_not)
         member = self.members.get(sender)
-        if member is not None and isinstance(message, Ran):
+        if member is not None and isinstance(message, Ran) and not member.returning:
             member.mark_heard()
             lost = self.members.named(self.turns.accept(member, message))
             effects = self._expel(lost, "peers", "others do not hear from it", now) if lost else []
@@ -103,19 +102,20 @@ class CollectiveHub(DirectHub):
         return effects + self._move_on(now)
 
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:
-        """See Hub. Who can connect to whom is not in a journal: raises ConfigError."""
-        raise ConfigError(
-            f"a job with fleet.topology = '{self.topology}' cannot be resumed: its base is on the "
-            "members alone",
-            "begin anew from the last model: start = 'RUN/model.safetensors'",
-        )
+        """See Hub. Members have the means of all rounds in the journal, and what they gave to the
+        next ones: those run again, in turns with higher numbers."""
+        super().restore(state, records, now)
+        self.turns.start(self.epoch)
+
+    def _become_reducer_of(self, span: tuple[int, int]) -> None:
+        self._parts[1]["closing"] = self._usual if self.is_star else NeverWithout()
+        super()._become_reducer_of(span)
+        self.turns, self._has_base = self._fresh_turns(), False
 
     # -- before the start ----------------------------------------------------------------------
 
     def _welcome_all(self, now: float) -> list[Effect]:
-        self._parts[1]["closing"] = self._usual if self.is_star else NeverWithout()
         effects = super()._welcome_all(now)
-        self.turns, self._has_base = self._fresh_turns(), False
         if not self.is_star:
             self.membership.is_ready = lambda: self.places.is_settled and self._has_base
         return effects

@@ -21,8 +21,9 @@ A member that joins after the start tries nobody and is tried by nobody. Pure: n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Literal
 
 import msgpack
@@ -60,6 +61,16 @@ class Reach:
         """Seconds of a round trip, where a member has reached another one. Raises KeyError."""
         return self.trips_s[one, other]
 
+    def flags(self) -> list[bytes]:
+        """Who has reached whom, a byte each, in the order of `names`: all that outlives a hub."""
+        return [bytes(self.can(one, other) for other in self.names) for one in self.names]
+
+    @classmethod
+    def of_flags(cls, names: Sequence[str], flags: Sequence[bytes]) -> Reach:
+        """As `flags` gave it. Round trips are not known: 0."""
+        pairs = ((a, b) for a, row in zip(names, flags, strict=True) for b in compress(names, row))
+        return cls(tuple(names), dict.fromkeys(pairs, 0.0))
+
     def reached_by_all(self) -> tuple[str, ...]:
         """The members that all others have reached, in order."""
         return tuple(
@@ -86,6 +97,8 @@ class Places:
         self._until = 0.0
         self._answers: dict[str, dict[str, float]] = {}
         """What each member that has answered reached: seconds, by name."""
+        self._reached: list[bytes] = []
+        """The flags of `reach`."""
         self._map = Map(0, True, 0, "", 0, 0, ())
 
     @property
@@ -136,6 +149,7 @@ class Places:
                 if one in names and other in names
             },
         )
+        self._reached = self.reach.flags()
         self.stretches = self._assign(self.reach)
         return self._announce(members, epoch)
 
@@ -174,13 +188,17 @@ class Places:
         spans = [[name, *span] for name, span in self.stretches.items()]
         moved = [list(_fields(peer)) for peer in self.moved.values()]
         rows = [list(row) for row in map.rows]
-        packed: bytes = msgpack.packb([map.number, map.ticket, rows, spans, moved, sorted(done)])
+        reached = [self.reach.names, self._reached]
+        packed: bytes = msgpack.packb(
+            [map.number, map.ticket, rows, spans, moved, sorted(done), reached]
+        )
         return packed
 
     def restore(self, chart: bytes, members: Members) -> list[str]:
         """Go on with the map of a journal, and the addresses in it. Returns the members that were
         done."""
-        number, ticket, rows, stretches, moved, done = msgpack.unpackb(chart)
+        number, ticket, rows, stretches, moved, done, (names, reached) = msgpack.unpackb(chart)
+        self.reach, self._reached = Reach.of_flags(names, reached), reached
         self.state, self.stretches = "settled", {name: (a, b) for name, a, b in stretches}
         self.moved = {(row[3], row[4]): Peer(*row) for row in moved}
         span = self.stretches.get(LEAD, (0, 0))

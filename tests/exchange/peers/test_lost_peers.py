@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,3 +83,30 @@ def test_an_outer_rule_makes_the_same_step_on_every_member(strategy):
     room = CollectiveRoom("ring", strategy, 3, 12, **words)
     assert np.linalg.norm(room.run() - star) <= 1e-6 * np.linalg.norm(star)
     assert len({member.params.tobytes() for member in room.members}) == 1
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(SHAPES), st.integers(2, 4), st.sampled_from([0, 4]), st.data())
+def test_a_hub_that_is_started_again_goes_on_with_the_same_bits(topology, members, delay, data):
+    crashes = data.draw(st.sets(st.integers(2, 40), min_size=1, max_size=3))
+    strategy = data.draw(st.sampled_from(["local-sgd", "diloco", "dga(own)", "sync-sgd"]))
+    words = {"policy": policy(members), "delay": delay}
+    words["every"] = 1 if strategy == "sync-sgd" else EVERY
+    calm = CollectiveRoom(topology, strategy, members, STEPS, **words)
+    calm.run()
+    room = CollectiveRoom(topology, strategy, members, STEPS, crashes=crashes, **words)
+    with tempfile.TemporaryDirectory() as folder:
+        room.keep_journal(Path(folder))
+        room.run()
+    assert {m.params.tobytes() for m in room.members} == {calm.members[0].params.tobytes()}
+    assert room.counted == calm.counted
+    assert room.attempts == sorted(room.attempts), "or members take them for earlier ones"
+
+
+def test_a_hub_that_adds_up_itself_is_started_again_too(tmp_path):
+    star = DirectRoom("fedavg", 3, STEPS, star=True, ranges=1).run()
+    room = CollectiveRoom("ring", "fedavg", 3, STEPS, clients=(0, 1), policy=policy(3))
+    room.before_step = lambda member, step: member.index == step == 0 and room.crash_lead()
+    room.keep_journal(tmp_path)
+    assert np.array_equal(room.run(), star)
+    assert room.lead.is_star
