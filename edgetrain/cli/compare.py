@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -176,6 +177,8 @@ def _report(
 
     labels = [each.name for each in folders] if arguments.topologies else []
     compared = comparison.compare(summaries, labels[: len(summaries)])
+    if labels:
+        compared = replace(compared, of="topology")
     found: dict[str, Any] = {"name": folder.name, "runs": [each.name for each in folders]}
     if summaries:
         found["comparison"] = compared.as_json()

@@ -790,6 +790,8 @@ class Handover:
     """0: job, strategy and codecs, as a journal has them, without ranges."""
     why: str = _text(200, default="")
     """In an answer: why not; "": it is done."""
+    session: int = _integer(0, MAX_CHECKSUM, default=0)
+    """From 2 on: of a member that both hubs have; a hub with ranges goes by nothing else."""
     payload: Buffer = _payload(default=b"")  # noqa: RUF009
     """5 and 6: a piece of a journal's snapshot, of these ranges."""
 

@@ -68,6 +68,8 @@ def test_the_plain_table(usual: list[dict[str, Any]]) -> None:
     assert [line.split()[0] for line in shown.splitlines()[2:5]] == ["sync-sgd", "fedavg", "dga"]
     assert "~ energy is estimated" in shown
     assert shown.endswith("picture: runs/x/compare.png\n")
+    of = text(replace(compare(usual, ["star", "direct", "tree"]), of="topology"))
+    assert of.splitlines()[1].startswith("topology  accuracy")
     assert shown.isascii()
 
 

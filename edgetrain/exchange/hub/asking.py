@@ -43,6 +43,8 @@ class AskingHub(SharedHub):
         self._script: Script | None = None
         self._question: tuple[str, Handover] | None = None
         self._asked = self._until = 0.0
+        self._asks = 0
+        """How often it has asked others."""
         self._said: list[Effect] = []
         """What is to be done next."""
         self._outgoing: list[tuple[str, Handover]] = []
@@ -120,6 +122,9 @@ class AskingHub(SharedHub):
             except EdgetrainError as error:
                 self._said.append(Note("map", "hub", f"{hub}: {error.message}"))
                 return
+        self._asks += 1  # one of them may be so new that the other hub does not know it
+        sessions = [member.session for member in self.members if member.session] or [0]
+        asked = replace(asked, session=sessions[self._asks % len(sessions)] if asked.stage else 0)
         self._outgoing.append((hub, asked))
 
     def _hear(self, hub: str, told: Handover, now: float) -> None:

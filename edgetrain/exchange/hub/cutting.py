@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.records import Seat, State
 from edgetrain.vectors.ranges import Stretch
 from edgetrain.vectors.vector import Vector, checksum, zeros
@@ -62,10 +63,25 @@ def _checksums(round: int, base: Vector | None) -> tuple[tuple[int, int], ...]:
     return () if base is None else ((round, checksum(base)),)
 
 
+def why_not_of(state: State, own: Stretch) -> str:
+    """Why a state cannot be of these ranges; "": its vectors are as long as they."""
+    try:
+        size = own.size(state.elements)
+    except ConfigError as error:
+        return error.message
+    vectors = [*state.memory.values(), *state.outer.values()]
+    vectors += [] if state.base is None else [state.base]
+    if any(vector.dtype != np.float32 or vector.shape != (size,) for vector in vectors):
+        return f"a state whose vectors are not of {size:,} elements, as {own} have"
+    return ""
+
+
 def why_not_joined(state: State, more: State) -> str:
     """Why two hubs cannot be put together now; "": they can. Each contribution of a member has to
     be merged at both, or at neither."""
-    if (state.round, state.model) != (more.round, more.model):
+    if (state.model, state.elements) != (more.model, more.elements):
+        return "they have not the same model"
+    if state.round != more.round:
         return f"one is at round {state.round}, the other at {more.round}"
     here, there = (_merged(each.seats) for each in (state, more))
     if here != there:

@@ -26,9 +26,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from edgetrain.errors import BadMessage, ConfigError
-from edgetrain.exchange.hub.cutting import cut, joined, why_not_joined
+from edgetrain.errors import BadMessage, ConfigError, EdgetrainError
+from edgetrain.exchange.hub.cutting import cut, joined, why_not_joined, why_not_of
 from edgetrain.exchange.hub.effects import Effect, Note, Save, Send, Write, refusal
+from edgetrain.exchange.hub.members import AWAY
 from edgetrain.exchange.hub.membership import turn_away
 from edgetrain.exchange.hub.orders import Order
 from edgetrain.exchange.hub.protocol import Hub
@@ -48,6 +49,12 @@ from edgetrain.vectors.ranges import WHOLE, Stretch
 
 PART_BYTES = 4 * BASE_PART_ELEMENTS
 """A state is handed over in parts of this size: no frame is larger than a base's."""
+
+MOST_VECTORS = 4
+"""Of a state, as long as its ranges: base, what replies left out, two of an outer rule."""
+
+ABOUT_BYTES, SEAT_BYTES = 1 << 20, 1024
+"""Of a state at most, beside its vectors: in all, and for each member that is in or away."""
 
 
 class SharedHub(Hub):
@@ -105,7 +112,7 @@ class SharedHub(Hub):
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
         """See Hub."""
         if isinstance(message, Handover):
-            if not self._is_lead(sender):
+            if not self._is_lead(sender) or not self._shares_members(message):
                 return [refusal(sender, "hub", CODES["hub"])]
             return self._answer(sender, message, now)
         if isinstance(message, Join | Resume) and self.is_spare:
@@ -132,6 +139,13 @@ class SharedHub(Hub):
         return []
 
     # -- the lead's questions ------------------------------------------------------------------
+
+    def _shares_members(self, asked: Handover) -> bool:
+        """Whether the one that asks knows a session of this hub's members, as its lead does: what
+        shows that without keys, too. A spare has no members, and anyone may ask for ranges."""
+        if asked.stage == 0 or self.is_spare:
+            return True
+        return self.members.in_session(asked.session) is not None
 
     def _answer(self, sender: bytes, asked: Handover, now: float) -> list[Effect]:
         own, told = self.terms.stretch, replace(asked, stage=asked.stage | 1, payload=b"")
@@ -205,6 +219,9 @@ class SharedHub(Hub):
     def _take(self, sender: bytes, asked: Handover, told: Handover, now: float) -> list[Effect]:
         if self._has(asked):
             return [Send(sender, told)]
+        if why := self._why_not_taken(asked):
+            self._taken = []
+            return [Send(sender, replace(told, why=why))]
         if not asked.part:
             self._taken = []
         if asked.part == len(self._taken):
@@ -216,18 +233,54 @@ class SharedHub(Hub):
         except BadMessage as error:
             return [Send(sender, replace(told, why=f"what came is no state: {error}"[:200]))]
         self._taken = []
-        own = self.terms.stretch
-        span, theirs = Stretch(own.count, asked.first, asked.end), None
+        own, theirs = self.terms.stretch, self._missing(asked)
+        span = Stretch(own.count, asked.first, asked.end)
+        if why := why_not_of(more, theirs):
+            return [Send(sender, replace(told, why=why))]
         if self.is_spare:
-            state = replace(
-                more, seats=_from_elsewhere(more.seats), away=_from_elsewhere(more.away)
-            )
-        else:
-            state, theirs = self.state(), Stretch(own.count, own.end, asked.end)
-            if why := why_not_joined(state, more):
-                return [Send(sender, replace(told, why=why))]
-            state = joined(state, own, more, theirs)
+            return self._begin_with(more, span, asked, now, told, sender)
+        state = self.state()
+        if why := why_not_joined(state, more):
+            return [Send(sender, replace(told, why=why))]
+        state = joined(state, own, more, theirs)
         return [*self._become(state, span, asked, now), Send(sender, told)]
+
+    def _missing(self, asked: Handover) -> Stretch:
+        """The ranges that this hub lacks of those that it is to have: behind its own. ConfigError:
+        they cannot be."""
+        own = self.terms.stretch
+        if not self.is_spare and asked.first != own.first:
+            raise ConfigError(f"{own} do not go on with those from {asked.first} on")
+        return Stretch(own.count, asked.first if self.is_spare else own.end, asked.end)
+
+    def _why_not_taken(self, asked: Handover) -> str:
+        """Why a part of a state is not taken in: before memory is taken for it."""
+        try:
+            elements = self.membership.model.elements or self.policy.most_elements
+            size = self._missing(asked).size(elements)
+        except ConfigError as error:
+            return error.message[:200]
+        seats = (1 + AWAY) * self.policy.members
+        most = 4 * MOST_VECTORS * size + ABOUT_BYTES + SEAT_BYTES * seats
+        if asked.parts > -(-most // PART_BYTES) or memoryview(asked.payload).nbytes > PART_BYTES:
+            return f"a state of {asked.parts:,} parts: these ranges take {most:,} bytes at most"
+        return "" if asked.part < asked.parts else f"part {asked.part:,} of {asked.parts:,}"
+
+    def _begin_with(
+        self, given: State, span: Stretch, asked: Handover, now: float, told: Handover, to: bytes
+    ) -> list[Effect]:
+        """A spare goes on from a state that it was given, or stays a spare if that is not one of
+        this job."""
+        seats, away = _from_elsewhere(given.seats), _from_elsewhere(given.away)
+        policy, tail = self.policy, self._tail
+        try:
+            begun = self._become(replace(given, seats=seats, away=away), span, asked, now)
+        except (EdgetrainError, KeyError) as error:
+            args, kwargs = self._parts
+            SharedHub.__init__(self, *args, is_lead=self._is_lead, **kwargs)
+            self.policy, self._tail = policy, tail
+            return [Send(to, replace(told, why=f"no state of this job: {error}"[:200]))]
+        return [*begun, Send(to, told)]
 
     def _keep(self, asked: Handover, now: float) -> list[Effect]:
         """Go on with these ranges alone."""

@@ -74,6 +74,8 @@ class Comparison:
     target: float | None
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
+    of: str = "strategy"
+    """What the rows are named by."""
 
     def as_json(self, picture: Path | None = None) -> dict[str, Any]:
         """Plain data for --json, in seconds, bytes and fractions."""

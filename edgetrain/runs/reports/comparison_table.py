@@ -18,7 +18,7 @@ def columns_of(comparison: Comparison) -> list[Column]:
     rows, metric, target = comparison.rows, comparison.metric, comparison.target
     shown = [
         column(
-            "strategy", (units.printable(row.label) for row in rows), styles=["bold"] * len(rows)
+            comparison.of, (units.printable(row.label) for row in rows), styles=["bold"] * len(rows)
         ),
         column("final", (units.figure(metric, row.final) for row in rows), below=metric),
     ]

@@ -60,6 +60,69 @@ def test_only_the_enrolled_lead_is_answered():
         assert refused.code == "hub"
 
 
+LOWER = Stretch(RANGES, 0, 2)
+
+
+def started(stretch=LOWER, records=()):
+    """A hub with ranges, members and a base."""
+    found = hub(stretch)
+    seats = [Seat(f"m{index}", b"m%d" % index, 7 + index, index, 1.0, 0, 3) for index in (0, 1)]
+    found.restore(
+        replace(state_of(stretch, seats), agreed=found.state().agreed, memory={}), records, 0
+    )
+    return found
+
+
+def moved(at, taken, **more):
+    """Hand a state over to a hub, by hand; its answer."""
+    question = Handover(PROTOCOL, 6, 1, round=3, first=0, end=RANGES, session=7)
+    payload = records.pack_state(taken)
+    return told(at.handle(b"lead", replace(question, payload=payload, **more), 0.0))
+
+
+def test_without_keys_a_hub_with_ranges_goes_by_a_session_of_its_members():
+    ranged = started()
+    for stage in (2, 4, 6, 8, 10):
+        for session in (0, 6):
+            question = replace(asked("", stage), session=session)
+            refused = told(ranged.handle(b"stranger", question, 0.0))
+            assert isinstance(refused, Refuse), (stage, session)
+    assert ranged.pending is None
+    assert ranged.terms.stretch == LOWER
+    held = told(ranged.handle(b"lead", replace(asked("", 2), session=8), 0.0))
+    assert isinstance(held, Handover)
+    assert held.stage == 3
+
+
+def test_a_state_is_taken_up_to_what_its_ranges_can_be():
+    theirs = Stretch(RANGES, 2, RANGES)
+    for at, taken in ((started(), theirs), (hub(), Stretch(RANGES, 0, RANGES))):
+        at.policy = replace(at.policy, most_elements=ELEMENTS)
+        state = replace(state_of(taken), memory={}, outer={})
+        assert "at most" in moved(at, state, parts=1 << 20).why
+        assert "part 1 of 1" in moved(at, state, part=1).why
+        longer = replace(state, base=np.zeros(ELEMENTS + 1, np.float32))
+        assert "elements" in moved(at, longer).why
+        doubles = replace(state, base=np.zeros(taken.size(ELEMENTS), np.float64))
+        assert "elements" in moved(at, doubles).why
+
+
+def test_a_state_of_other_ranges_or_of_another_job_changes_nothing():
+    theirs = replace(state_of(Stretch(RANGES, 2, RANGES)), memory={}, outer={})
+    ranged = started()
+    assert "do not go on" in moved(ranged, theirs, first=1).why
+    assert "there are none" in moved(ranged, theirs, end=RANGES + 1).why
+    assert "the same model" in moved(ranged, replace(theirs, model="other")).why
+    assert ranged.terms.stretch == LOWER
+    spare, whole = hub(strategy="diloco"), Stretch(RANGES, 0, RANGES)
+    spare.policy = replace(spare.policy, most_elements=ELEMENTS)
+    assert "no state of this job" in moved(spare, state_of(whole)).why
+    assert spare.is_spare
+    fitting = replace(state_of(whole), memory={}, outer={})
+    seats = [Seat("m0", b"m0", 7, 0, 1.0, 0, 3)]
+    assert not moved(hub(), replace(fitting, seats=tuple(seats))).why
+
+
 def test_a_hub_of_another_job_or_version_says_so():
     spare = hub()
     other = hub(strategy="fedavg")
@@ -140,18 +203,14 @@ def _bytes(record):
 
 
 def test_a_hold_outlives_the_hub_and_no_round_closes_before_it_is_over():
-    follower = hub(Stretch(RANGES, 2, 4))
-    effects = follower.handle(b"lead", asked("", 2, round=9), 0.0)
+    follower = started(Stretch(RANGES, 2, 4))
+    effects = follower.handle(b"lead", asked("", 2, round=9, session=7), 0.0)
     (written,) = [effect.record for effect in effects if isinstance(effect, Write)]
     assert (written.pending, written.round) == (True, 9)
     assert not [effect for effect in effects if isinstance(effect, Send)]  # round 9 is not there
-    again = hub(Stretch(RANGES, 2, 4))
-    state = replace(
-        state_of(Stretch(RANGES, 2, 4)), agreed=again.state().agreed, memory={}, outer={}
-    )
-    again.restore(state, [written], 0.0)
+    again = started(Stretch(RANGES, 2, 4), [written])
     assert again.pending == written
-    released = again.handle(b"lead", asked("", 10, round=9), 0.0)
+    released = again.handle(b"lead", asked("", 10, round=9, session=7), 0.0)
     assert again.pending is None
     assert [effect.record.round for effect in released if isinstance(effect, Write)] == [0]
 
