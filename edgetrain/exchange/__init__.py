@@ -8,7 +8,7 @@ hub.records, hub.reducer, hub.replica, hub.replicated, hub.serve, hub.shared, hu
 keys.credentials, keys.gate, keys.host_keys, keys.keyring, keys.pairs, limits, masks.aggregator,
 masks.terms, member.checkpoint, member.driver, member.link, member.ranges, member.shared,
 member.telemetry, messages, peers.beside, peers.dialled, peers.direct, peers.listener,
-peers.neighbours, peers.peering, peers.reducer_link, peers.schedules, peers.together, seam,
-transport, zeromq.curve, zeromq.enrolment, zeromq.hub_socket, zeromq.member_socket,
+peers.neighbours, peers.peering, peers.reducer_link, peers.schedules, peers.together, peers.wrapped,
+seam, transport, zeromq.curve, zeromq.enrolment, zeromq.hub_socket, zeromq.member_socket,
 zeromq.standby_socket, zeromq.tcp_counters.
 """

@@ -115,12 +115,6 @@ class CollectiveMember(RoomMember):
             outer=room.row.outer_rule(),
         )
 
-    def start(self):
-        """Returns once the hub has let it in: places, and with them bits, go by who came first."""
-        super().start()
-        while self.is_alive() and self.name_ not in self.room.lead.present:
-            time.sleep(0.001)
-
     def _dial(self, peer, neighbours):
         end = self.room.listening[peer.address].connect()
         wire = Wire(end, neighbours.hello_to(peer.name))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from edgetrain.errors import ConfigError
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.runs.folder import create, read_metrics
@@ -44,20 +43,19 @@ def test_processes_end_with_the_same_bits_close_to_those_of_a_star(topology, str
     folder = create(tmp_path, "star")
     simulation.run(job("star", f"strategy={strategy}"), folder)
     star = model(folder)
+    folder = create(tmp_path, "simulated")
+    assert simulation.run(job(topology, f"strategy={strategy}"), folder)["status"] == "finished"
+    simulated = model(folder)
     folder = create(tmp_path, topology)
     summary = emulated.run(job(topology, f"strategy={strategy}"), folder)
     assert summary["status"] == "finished"
     found = ends(folder)
     assert len(found) == 3
     assert len({*found.values()}) == 1
+    assert np.array_equal(model(folder), simulated)
     assert np.linalg.norm(model(folder) - star) <= 1e-6 * np.linalg.norm(star)
     least = 4 * 2 * (3 - 1) * star.nbytes  # rounds, there and back, all but one
     assert least <= summary["sent_bytes"] < 2 * least, "bytes between members count"
-
-
-def test_a_simulation_refuses_it_by_name(tmp_path):
-    with pytest.raises(ConfigError, match="'ring' is not simulated yet"):
-        simulation.run(job("ring"), create(tmp_path, "ring"))
 
 
 def test_a_process_that_is_killed_costs_the_others_one_attempt(tmp_path):

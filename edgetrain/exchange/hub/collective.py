@@ -18,7 +18,7 @@ from edgetrain.exchange.hub.places import LEAD, Reach, Stretches
 from edgetrain.exchange.hub.records import Record, State
 from edgetrain.exchange.hub.rounds import Due
 from edgetrain.exchange.hub.terms import Terms
-from edgetrain.exchange.hub.turns import Turns
+from edgetrain.exchange.hub.turns import Turns, in_places
 from edgetrain.exchange.messages import NO_WEIGHT, Join, Message, Ran, Resume
 from edgetrain.exchange.peers.schedules import places_of
 from edgetrain.strategies.closing import RoundView
@@ -128,7 +128,7 @@ class CollectiveHub(DirectHub):
 
     def _words(self) -> str:
         places = self.places.reach
-        order = places_of(self.topology, places.names, places.can)
+        order = places_of(self.topology, in_places(places.names), places.can)
         if order is None:
             return f"star: the hub adds up, because members cannot connect as a {self.topology}"
         return f"{self.topology}: {', '.join(order)}"

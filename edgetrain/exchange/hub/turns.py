@@ -26,7 +26,7 @@ member that has gone gave to a round that does not count yet is dropped. Pure: n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,12 @@ member that lies."""
 
 MOST_LOST = 2
 """Turns of one round in which others may have lost the same member."""
+
+
+def in_places(names: Iterable[str]) -> list[str]:
+    """In the order of places, as far as members can connect so: by name, m2 before m10, so that
+    bits do not depend on who joins first."""
+    return sorted(names, key=lambda name: (len(name), name))
 
 
 @dataclass(frozen=True)
@@ -148,11 +154,10 @@ class Turns:
 
     def _begin(self, wanted: _Wanted) -> list[Effect]:
         """Another turn, unless somebody may not hear of it: then once that is settled."""
-        by_place = sorted(self._members, key=lambda member: (member.index, member.name))
-        here = [member for member in by_place if member.name in wanted.weights]
+        here = [member for member in self._members if member.name in wanted.weights]
         if any(m.returning or m.unreachable_since is not None for m in here):
             return []
-        names = [member.name for member in here]
+        names = in_places(member.name for member in here)
         can = self._reach().can
         places = places_of(self.topology, names, self._can) or places_of(self.topology, names, can)
         if places is None:

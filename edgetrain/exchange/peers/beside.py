@@ -1,4 +1,4 @@
-"""How what a member hosts runs beside its training: in threads, or in virtual time."""
+"""How what a member does for others runs beside its training: in threads, or in virtual time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Threads:
 
     def start(self, code: Callable[[], None]) -> Callable[[], None]:
         """See Beside."""
-        thread = threading.Thread(target=code, name="edgetrain reducer", daemon=True)
+        thread = threading.Thread(target=code, name="edgetrain beside", daemon=True)
         thread.start()
         return thread.join
 

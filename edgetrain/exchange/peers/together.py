@@ -9,7 +9,6 @@ member looks for replies, at the end of a step at the latest.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ import numpy as np
 from edgetrain.errors import BadMessage, Diverged, Refused
 from edgetrain.exchange.member.link import OUTAGE_S, PATIENCE_S, Link
 from edgetrain.exchange.messages import Ran, RunRound, pack, unpack
+from edgetrain.exchange.peers.beside import THREADS, Beside
 from edgetrain.exchange.peers.circle import Circle, PeerLost, Turn
 from edgetrain.exchange.peers.dialled import Clock
 from edgetrain.exchange.peers.peering import MappedEnd, Peering
@@ -45,20 +45,18 @@ class _Stopped(Exception):
     """The hub has begun another turn, or this member lets go."""
 
 
-class _Attempt(threading.Thread):
+class _Attempt:
     """One turn, beside the member's steps. Only it uses the circle while it runs."""
 
-    def __init__(self, run: RunRound, circle: Circle, own: Vector) -> None:
-        super().__init__(name="edgetrain averaging", daemon=True)
+    def __init__(self, run: RunRound, circle: Circle, own: Vector, beside: Beside) -> None:
         self.asked, self._circle, self._own = run, circle, own
         self.pieces: list[Vector] | None = None
         """Of the mean, once this is done."""
         self.error: Exception | None = None
-        self.done, self._stopped = threading.Event(), threading.Event()
-        self.start()
+        self.done, self._stopped = beside.flag(), beside.flag()
+        self._join = beside.start(self._run)
 
-    def run(self) -> None:
-        """See Thread."""
+    def _run(self) -> None:
         run = self.asked
         try:
             places, weights = zip(*run.places, strict=True)
@@ -76,7 +74,7 @@ class _Attempt(threading.Thread):
     def stop(self) -> None:
         """End it, if it is not done, and wait for that. Works twice."""
         self._stopped.set()
-        self.join()
+        self._join()
 
 
 class RunningEnd(WrappedEnd):
@@ -85,10 +83,11 @@ class RunningEnd(WrappedEnd):
     `own` gives what this member contributes to a run; `keep` takes the pieces of the mean.
     """
 
-    def __init__(self, end: MemberTransport, circle: Callable[[], Circle]) -> None:
-        """`circle` is called at each run: at the first one all others are known."""
+    def __init__(self, end: MemberTransport, circle: Callable[[], Circle], beside: Beside) -> None:
+        """`circle` is called at each run: at the first one all others are known. Runs are
+        `beside` the member's steps."""
         super().__init__(end)
-        self._circle = circle
+        self._circle, self._beside = circle, beside
         self._attempt: _Attempt | None = None
         self.own: Callable[[RunRound], Vector] = lambda run: NOTHING
         self.keep: Callable[[RunRound, list[Vector]], None] = lambda run, pieces: None
@@ -105,7 +104,7 @@ class RunningEnd(WrappedEnd):
             return frames
         run = _run_of(frames)
         self.stop()
-        self._attempt = _Attempt(run, self._circle(), self.own(run))
+        self._attempt = _Attempt(run, self._circle(), self.own(run), self._beside)
         return None
 
     def _finish(self, attempt: _Attempt) -> None:
@@ -167,11 +166,12 @@ class CollectiveExchange(Link):
         outage_s: float = OUTAGE_S,
         lost_s: float = LOST_S,
         outer: OuterRule | None = None,
+        beside: Beside = THREADS,
     ) -> None:
         """Owns `end`, the connection to the hub, and `peering`, which has not begun. `lost_s`:
         seconds of silence after which another member is lost. `outer`: fresh; all members make the
-        same step with it, of the same mean."""
-        self._running = RunningEnd(MappedEnd(end, peering), self._ready_circle)
+        same step with it, of the same mean. `beside` runs what goes on beside its steps."""
+        self._running = RunningEnd(MappedEnd(end, peering), self._ready_circle, beside)
         super().__init__(self._running, clock, patience_s, outage_s)
         self._running.own, self._running.keep = self._own, self._keep
         self._peering, self._lost_s, self._outer = peering, lost_s, outer

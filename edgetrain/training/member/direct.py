@@ -20,7 +20,7 @@ from edgetrain.exchange.peers.together import LOST_S, CollectiveExchange
 from edgetrain.exchange.seam import Exchange
 from edgetrain.exchange.transport import MemberTransport
 from edgetrain.jobs.building import message_limit, reducer_of
-from edgetrain.jobs.job import DIRECT
+from edgetrain.jobs.job import DIRECT, Job
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.jobs.rules import resolve
@@ -90,11 +90,17 @@ def collective_exchange(
     `direct_exchange`."""
     pair = None if credentials is None else credentials.pair
     listener, address = _listen(found, pair, at) if at else (None, CLIENT)
-    # The hub notices first that a member has died: then nobody has to be blamed for its silence.
-    lost_s = max(LOST_S, 2 * found.job.hub.gone_s)
     waits = time.monotonic, patience_s, found.job.hub.outage_s
     outer = found.strategy.outer_rule()
-    return CollectiveExchange(hub, Peering(listener, pair), *waits, lost_s, outer), address
+    return CollectiveExchange(
+        hub, Peering(listener, pair), *waits, lost_after(found.job), outer
+    ), address
+
+
+def lost_after(job: Job) -> float:
+    """Seconds of silence after which another member is lost. The hub notices first that one has
+    died: then nobody has to be blamed for its silence."""
+    return max(LOST_S, 2 * job.hub.gone_s)
 
 
 def _listen(found: Resolved, pair: Pair | None, at: str) -> tuple[Listener, str]:

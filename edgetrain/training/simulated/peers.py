@@ -1,4 +1,5 @@
-"""Members of a simulation that reduce: listeners, connections and reducers in virtual time."""
+"""Members of a simulation that connect to each other: listeners, connections and what they run
+beside their steps, in virtual time."""
 
 from __future__ import annotations
 
@@ -15,15 +16,19 @@ from edgetrain.exchange.peers.listener import Listener
 from edgetrain.exchange.peers.neighbours import Neighbours
 from edgetrain.exchange.peers.peering import MappedEnd, Peering
 from edgetrain.exchange.peers.reducer_link import ReducerLink
+from edgetrain.exchange.peers.together import CollectiveExchange
+from edgetrain.exchange.peers.wrapped import WrappedEnd
 from edgetrain.exchange.transport import MemberTransport, Traffic
 from edgetrain.jobs.building import reducer_of
+from edgetrain.jobs.job import COLLECTIVES
 from edgetrain.jobs.resolved import Resolved
-from edgetrain.training.simulated.virtual import Process, World
+from edgetrain.training.member.direct import lost_after
+from edgetrain.training.simulated.virtual import Mailbox, Process, World
 from edgetrain.training.simulated.wires import HubWire, MemberWire, SimulatedNetwork
 from edgetrain.vectors.vector import Buffer
 
 PAUSE_S = 0.01
-"""Virtual seconds between two looks at a flag that is waited for."""
+"""Virtual seconds between two looks at whether a process has ended."""
 
 
 @dataclass
@@ -33,9 +38,13 @@ class VirtualFlag:
     world: World
     _is_set: bool = False
 
+    def __post_init__(self) -> None:
+        self._waiting: Mailbox[None] = Mailbox(self.world)
+
     def set(self) -> None:
         """See Flag."""
         self._is_set = True
+        self._waiting.wake()
 
     def clear(self) -> None:
         """See Flag."""
@@ -47,9 +56,8 @@ class VirtualFlag:
 
     def wait(self, timeout: float) -> bool:
         """See Flag."""
-        until = self.world.clock() + timeout
-        while not self._is_set and self.world.clock() < until:
-            self.world.sleep(PAUSE_S)
+        if not self._is_set:
+            self._waiting.get(timeout)
         return self._is_set
 
 
@@ -78,6 +86,14 @@ class WireDoor:
     def close(self) -> None:
         """See HubTransport."""
         self._wire.crash()
+
+
+class Copying(WrappedEnd):
+    """A MemberTransport whose receiver gets memory of its own, as over a network: it adds to it."""
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """See MemberTransport."""
+        self._end.send([frames[0], *map(bytearray, frames[1:])])
 
 
 class Nowhere:
@@ -116,7 +132,9 @@ class SimulatedPeers:
     listening: dict[str, HubWire] = field(default_factory=dict)
     """The wire at each address."""
 
-    def exchange(self, index: int, wire: MemberWire) -> tuple[DirectExchange, str, SimulatedHost]:
+    def exchange(
+        self, index: int, wire: MemberWire
+    ) -> tuple[DirectExchange | CollectiveExchange, str, SimulatedHost]:
         """The exchange of a member over its connection to the hub that all join, the address to
         join with, and what it hosts."""
         host = SimulatedHost(self, index)
@@ -124,6 +142,13 @@ class SimulatedPeers:
         listener, address = (None, CLIENT) if is_client else host.listen()
         clock = self.world.clock
         peering = Peering(listener, None, host.dial, clock, host)
+        if self.planned.job.fleet.topology in COLLECTIVES:
+            outer = self.planned.strategy.outer_rule()
+            lost_s = lost_after(self.planned.job)
+            together = CollectiveExchange(
+                wire, peering, clock, lost_s=lost_s, outer=outer, beside=host
+            )
+            return together, address, host
         reducer = partial(reducer_of, self.planned)
         lead = Link(MappedEnd(wire, peering), clock)
         way = DirectExchange(
@@ -155,9 +180,9 @@ class SimulatedHost:
         peers, there = self._peers, self._peers.listening[peer.address]
         end: MemberTransport = Nowhere(peers.world)
         if peers.network.reaches(self._index, there.node):
-            end = peers.network.dial(self._index, there)
-        if isinstance(end, MemberWire):
-            self._dialled.append(end)
+            wire = peers.network.dial(self._index, there)
+            self._dialled.append(wire)
+            end = Copying(wire) if peers.planned.job.fleet.topology in COLLECTIVES else wire
         return Dialled(end, neighbours.hello_to(peer.name), peers.world.clock, sleep=self.sleep)
 
     def start(self, code: Callable[[], None]) -> Callable[[], None]:

@@ -74,11 +74,6 @@ def run(
     `poll_s` real seconds. Another `luck` draws other losses and jitter on the links, and changes
     nothing else. Raises the error of the hub or, if all members failed, of one; ConfigError.
     """
-    if (topology := planned.job.fleet.topology) in COLLECTIVES:
-        raise ConfigError(
-            f"fleet.topology = '{topology}' is not simulated yet",
-            "topology = star is within rounding of it; or emulate it: edgetrain run",
-        )
     refuse_group(planned.job, "a simulation cannot have")
     with recorded(planned, folder) as outcome, _python_for_many():
         simulation = Simulation(planned, folder, batched, luck=luck)
@@ -145,7 +140,7 @@ class Simulation:
             SimulatedGateway(number, planned, self.world, self.network)
             for number in range(planned.gateways)
         ]
-        is_direct = planned.job.fleet.topology == DIRECT
+        is_direct = planned.job.fleet.topology in (DIRECT, *COLLECTIVES)
         around = Surroundings(
             planned,
             self.world,
