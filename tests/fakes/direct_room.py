@@ -131,6 +131,9 @@ class DirectRoom:
     def before_step(self, member, step):
         """For tests to let something happen."""
 
+    def before_dial(self, member, neighbours):
+        """As above."""
+
     def reducer(self, first, end):
         stretch = replace(self.terms.stretch, first=first, end=end)
         made = self.hub(replace(self.terms, stretch=stretch), NotedReducer)
@@ -201,6 +204,7 @@ class RoomMember(threading.Thread):
         return Listener(there), address
 
     def _dial(self, peer, neighbours):
+        self.room.before_dial(self, neighbours)
         there = self.room.listening[peer.address]
         blocked = (self.name_, peer.name) in self.room.closed
         return Dialled((Loopback() if blocked else there).connect(), neighbours.hello_to(peer.name))

@@ -78,6 +78,8 @@ class DirectHub(MappingHub):
         self._chart = b""
         """The map as it was last written to the journal."""
         self._orphans: dict[tuple[int, int], Orphan] = {}
+        self._present: set[str] = set()
+        """The members that were in when the hub last looked."""
 
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
         """See Hub."""
@@ -140,7 +142,7 @@ class DirectHub(MappingHub):
 
     def _take_over(self, now: float) -> list[Effect]:
         """Find reducers that are lost, and go on with each."""
-        effects: list[Effect] = []
+        effects = self._warn_early()
         for span, name in self.places.holders().items():
             lost = self.members.named(name) is None and name not in self._done
             if lost and span not in self._orphans:
@@ -151,6 +153,14 @@ class DirectHub(MappingHub):
         for span, orphan in self._orphans.items():
             effects += self._go_on(span, orphan)
         return effects
+
+    def _warn_early(self) -> list[Effect]:
+        """If a member is lost before a round is over: reducers may wait for it, for ever, so that
+        members which have not begun there have to join anew. Those that have go on."""
+        before, self._present = self._present, {member.name for member in self.members}
+        if self.round or before <= self._present | self._done:
+            return []
+        return [Send(member.sender, Takeover(0, 0, 0)) for member in self.members]
 
     def _ask_again(self, name: str) -> None:
         """A member comes, or comes back: what it was asked may be lost with its connection."""

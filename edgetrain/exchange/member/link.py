@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,7 @@ from edgetrain.exchange.messages import (
     Map,
     Masking,
     Message,
+    Refuse,
     Reply,
     Start,
     Telemetry,
@@ -124,6 +126,8 @@ class Entrance:
         """Called with each map of who has which ranges, before it is a sign of life."""
         self.number = 0
         """Of the session, to be set before `enter`; 0: it is drawn."""
+        self._early: deque[Sequence[Buffer]] = deque()
+        """What `watch` has taken from the transport, and `_next` gives first."""
 
     def join(
         self, request: Request, params: Vector, checksum: int, past: Past | None = None
@@ -160,6 +164,15 @@ class Entrance:
         while entry is None:
             entry = self._accept_before_start(self._next())
         return entry
+
+    def watch(self) -> None:
+        """While this member enters at another hub: raise what a refusal of this one means. The rest
+        is kept for `begin`."""
+        frames = self._transport.receive(0.0)
+        if frames is not None and frames[0] == Refuse.kind:
+            self._accept_before_start(self._read(frames))
+        elif frames is not None:
+            self._early.append(frames)
 
     def _accept_before_start(self, message: Message) -> Entry | None:
         joining = self._joining
@@ -233,6 +246,8 @@ class Entrance:
         """The next message. After a while of silence the connection is made again, and the hub is
         asked again. Raises HubUnreachable after a long one."""
         self.interrupt()
+        if self._early:
+            return self._read(self._early.popleft())
         pause_s = min(self._silence.pause_s, self.longest_pause_s)
         while (frames := self._transport.receive(pause_s)) is None:
             self.interrupt()
@@ -411,6 +426,13 @@ class Link(Entrance):
         self._session.ends, self._last = round, 0
         if round and self._session.state == "training":
             self._send(Beat(merged=round))
+
+    def watch(self) -> None:
+        """See Entrance; once training has started here, as `poll`."""
+        if self._session.has_begun:
+            self.poll()
+        else:
+            super().watch()
 
     def poll(self) -> None:
         """See Exchange; silence raises nothing."""

@@ -77,7 +77,10 @@ class RangedExchange:
 
     def _pulse(self, waiting: Link) -> None:
         """While nothing comes on one link, the others take in what comes. Not that one: it would
-        wait for what it has."""
+        wait for what it has. While this member enters there, the lead may say that it is in vain.
+        """
+        if not self._has_begun and waiting is not self._lead:
+            self._lead.watch()
         for link in self._links if self._has_begun else ():
             if link is not waiting:
                 link.poll()

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from edgetrain.errors import BadMessage, EdgetrainError
+from edgetrain.errors import BadMessage, EdgetrainError, Refused
 from edgetrain.exchange.hub.evaluators import DONE
 from edgetrain.exchange.hub.records import State, unpack_state
 from edgetrain.exchange.hub.reducer import ReducerHub
@@ -36,6 +36,8 @@ from edgetrain.exchange.transport import MemberTransport
 from edgetrain.vectors.vector import Vector
 
 log = logging.getLogger("edgetrain")
+
+LOST_EARLY = "a member was lost before training began here: join again"
 
 WATCH_S = 0.5
 """Seconds between two looks at whether the others have left."""
@@ -105,7 +107,12 @@ class DirectExchange(RangedExchange):
     # -- a reducer is lost ---------------------------------------------------------------------
 
     def _take_over(self, message: Takeover) -> Takeover | None:
-        """See this module's table. The hub that all join is believed."""
+        """See this module's table. The hub that all join is believed. Without ranges: a member is
+        lost before any round is over; it may be one that reducers wait for."""
+        if not message.end:
+            if not self._has_begun:
+                raise Refused("session", f"the hub refused: session: {LOST_EARLY}")
+            return None
         link, end, _ = self._dialled.get(message.first, (None, None, None))
         answer = Takeover(message.stage + 1, message.first, message.end)
         if link is None or end is None or not self._has_begun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import tracemalloc
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.errors import Diverged
+from edgetrain.errors import Diverged, Refused
 from edgetrain.exchange.hub.direct import share_out
 from edgetrain.exchange.hub.effects import Send
 from edgetrain.exchange.hub.places import LEAD, Reach
@@ -116,6 +117,38 @@ def counted_once(room):
         for member in alive:
             rounds = sorted(meant_for for name, meant_for in counted if name == member.name_)
             assert rounds == list(range(member.driver.half.round)), (span, member.name_, rounds)
+
+
+class EarlyDeath(Deaths):
+    """A member dies once training has begun at the hub, or is about to, and it enters nowhere."""
+
+    def __init__(self, victim, *args, **other):
+        super().__init__({}, *args, **other)
+        self.victim = victim
+
+    def before_dial(self, member, neighbours):
+        if member.name_ == self.victim and not neighbours.map.trying:
+            raise Died
+
+
+@pytest.mark.parametrize("clients", [(), (3,)])
+@pytest.mark.parametrize("victim", ["m0", "m2", "m3"])
+def test_a_member_that_dies_before_all_have_entered_is_told_in_one_line_or_costs_nothing(
+    monkeypatch, victim, clients
+):
+    monkeypatch.setattr("tests.fakes.direct_room.PATIENCE_S", 20.0)
+    room = EarlyDeath(victim, "fedavg", 4, 8, clients=clients)
+    with contextlib.suppress(Refused):
+        room.run()
+    for member in room.members:
+        member.join(20.0)
+        assert not member.is_alive()
+    others = [m for m in room.members if not isinstance(m.error, Died)]
+    refused = [m for m in others if isinstance(m.error, Refused)]
+    assert len(others) == 3
+    assert all("was lost before training began" in str(member.error) for member in refused)
+    assert all(member.error is None for member in others if member not in refused)
+    assert len({m.params.tobytes() for m in others if m not in refused}) <= 1
 
 
 @pytest.mark.parametrize(
