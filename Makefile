@@ -10,6 +10,7 @@
 #   make test-trackers  TensorBoard, MLflow and W&B read back what they were given (.venv-trackers)
 #   make test-commands  run every long command of README, docs and --help, with its seconds (hours)
 #   make test-damages  1,000 drawn damages of run folders, journals and key folders (60 are in make test)
+#   make test-kills  kill 100 sends and 100 updates of devices at random (4 are in make test)
 #   make test-arm-doctor  what `doctor` says in a worker archive for a Raspberry Pi, emulated
 #   make test-masks  300 drawn schedules of a masked job with too few members left (half an hour)
 #   make test-groups  odd models and losses on 22 placements of two and four ranks (a quarter of an hour)
@@ -27,7 +28,7 @@ TRAINERS ?= .venv-trainers
 TRACKERS ?= .venv-trackers
 DOCS ?= .venv-docs
 
-.PHONY: demo test test-examples test-costs chaos test-damages test-trainers test-trackers test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers install-docs docs
+.PHONY: demo test test-examples test-costs chaos test-damages test-trainers test-trackers test-kills test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers install-docs docs
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -55,6 +56,9 @@ test-trackers: install-trackers
 
 test-damages: install-dev
 	DAMAGES=1000 $(BIN)/pytest tests/cli/test_damages.py
+
+test-kills: install-dev
+	KILLS=100 $(BIN)/pytest tests/provisioning/test_desk.py -k killed
 
 test-boot: install-dev
 	$(BIN)/pytest -m boot tests/provisioning/cards

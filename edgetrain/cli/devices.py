@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.cli import cards, common
+from edgetrain.cli import cards, common, desk
 from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ examples:
   edgetrain devices init cluster.toml --count 8         a file that describes your machines
   edgetrain devices worker --for raspberry-pi-os-13     what they run, as one file
   edgetrain devices flash cluster.toml                  a card for each
+  edgetrain devices send job.toml cluster.toml          their next job, no card touched
+  edgetrain devices update cluster.toml --at-once 4     their next version; a bad one goes back
+  edgetrain devices status cluster.toml                 how each is
 """
 
 
@@ -29,7 +32,7 @@ def add_parser(subparsers: Any) -> None:
     parser = common.verb(
         subparsers,
         "devices",
-        "device profiles: list, show; real devices: init, worker, flash",
+        "device profiles: list, show; real devices: init, worker, flash, send, update, status",
         "The boards whose speed and power a job can emulate, each figure with its source; and "
         "cards\nthat make such boards members of a fleet.",
         _EXAMPLES,
@@ -49,6 +52,7 @@ def add_parser(subparsers: Any) -> None:
     init.add_argument("--force", action="store_true", help="write over a file that is there")
     init.set_defaults(run=_init)
     cards.add_verbs(verbs)
+    desk.add_verbs(verbs)
     for each in (listing, show):
         common.add_json(each)
 

@@ -32,6 +32,7 @@ examples:
   edgetrain run --simulate members=1000 "data.partition=shared(64)" network=4g-good
   edgetrain run job.toml servers.placement="data=2 pipeline=2 microbatches=4"
   edgetrain run --resume runs/20260131-142501-digits
+  edgetrain run job.toml --cluster cluster.toml            on real devices
 
 A member may be killed while it runs. Ctrl-C ends everything; the table, the picture and the folder
 are those of what was trained (exit status 130). If members fail, they are named below the table and
@@ -63,6 +64,13 @@ def add_parser(subparsers: Any) -> None:
         metavar="RUN",
         help="go on with a run of a group from the last snapshot in its folder",
     )
+    parser.add_argument(
+        "--cluster",
+        metavar="FILE",
+        help="train on the devices of this cluster file, which run already: the job is sent to "
+        "them, and its hub runs here (docs/devices-at-work.md)",
+    )
+    common.add_keys(parser)
     parser.set_defaults(run=run)
 
 
@@ -71,6 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     After Ctrl-C the result is that of what was trained; the interrupt is raised again.
     """
+    if arguments.cluster is not None:
+        from edgetrain.cli import desk
+
+        return desk.run_on_cluster(arguments)
     job, beside = _job(arguments)
     (found,) = common.check_before_torch(arguments, [job])
     from edgetrain.jobs.plan import with_task

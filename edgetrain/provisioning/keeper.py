@@ -29,10 +29,13 @@ when the update came.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -40,25 +43,26 @@ import sys
 import tarfile
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from edgetrain.fleet.devices.health import Health
 from edgetrain.provisioning.cards import first_boot
 from edgetrain.provisioning.cards.first_boot import UNIT, Failed, Hashing
 
 TRIAL_S = 600.0
 """Seconds in which the member of a new version has to be READY."""
 POLL_S = 5.0
+LOCK_S = 30.0
 TRIAL_UNIT = "edgetrain-trial.service"
-PROGRAM = "opt/edgetrain/keeper.pyz"
 LOOKING = "looking for the hub"
 """How the status of a member begins that has not found its hub: see training.member.service."""
 SPARE = 64 << 20
 """Bytes of the disk that stay free."""
 _SHOWN = ("ActiveState", "SubState", "Result", "ExecMainStatus", "StatusText", "NRestarts")
-_TRIAL_TEXT = f"""\
+_TRIAL_TEXT = """\
 [Unit]
 Description=edgetrain: an update is on trial
 ConditionPathExists=/opt/edgetrain/trial.json
@@ -66,7 +70,7 @@ StartLimitIntervalSec=0
 
 [Service]
 Type=exec
-ExecStart=/usr/bin/python3 /{PROGRAM} watch
+ExecStart=/usr/bin/python3 /opt/edgetrain/keeper.pyz watch
 Restart=on-failure
 RestartSec=5
 
@@ -164,10 +168,14 @@ Run = Callable[[Sequence[str], Mapping[str, str]], "tuple[int, str]"]
 class DeviceKeeper:
     """The sets and slots of one device. `root`: "/" on a device."""
 
-    def __init__(self, root: Path, run: Run, disk: DeviceFiles | None = None) -> None:
+    def __init__(
+        self, root: Path, run: Run, disk: DeviceFiles | None = None, program: bytes = b""
+    ) -> None:
+        """program: this program's own file, which an update leaves on the device."""
         self.slots, self.settings = root / "opt/edgetrain", root / "etc/edgetrain"
         self.incoming = self.slots / "incoming"
         self._root, self._run, self._disk = root, run, disk or DeviceFiles()
+        self._program = program
         self._keys = root / first_boot.KEYS
         self._units = root / "etc/systemd/system"
 
@@ -177,6 +185,7 @@ class DeviceKeeper:
         """What the desk asks."""
         trial, slot = self._trial(), self.slot
         usage = shutil.disk_usage(self.slots if self.slots.exists() else self._root)
+        health = Health(self._root)
         return {
             "slot": slot,
             "version": self._slot_facts(slot) if slot else {},
@@ -186,6 +195,11 @@ class DeviceKeeper:
             "outcome": self._facts(self.slots / "outcome.json"),
             "unit": dataclasses.asdict(self.unit()),
             "enrolled": (self._keys / "hubs").exists(),
+            "machine": platform.machine(),
+            "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
+            "celsius": health.celsius,
+            "throttled": health.throttled,
+            "under_voltage": health.under_voltage,
             "disk_free_bytes": usage.free,
             "clock": time.time(),
         }
@@ -222,7 +236,11 @@ class DeviceKeeper:
         return found if isinstance(found, dict) else {}
 
     def _slot_facts(self, slot: str) -> dict[str, Any]:
-        return self._facts(self.slots / f"{slot}.json")
+        found = self._facts(self.slots / f"{slot}.json")
+        if slot and "edgetrain" not in found:  # as its card was flashed
+            for info in (self.slots / slot).glob("edgetrain-*.dist-info"):
+                found["edgetrain"] = info.name[10:-10]
+        return found
 
     def _trial(self) -> Trial | None:
         found = self._facts(self.slots / "trial.json")
@@ -231,6 +249,11 @@ class DeviceKeeper:
     def _put(self, path: Path, facts: Mapping[str, Any]) -> None:
         text = json.dumps(facts, sort_keys=True)
         self._disk.write(path, text.encode() + b"\n")
+
+    def stop(self) -> dict[str, Any]:
+        """Let the member leave its job, until it is started again."""
+        self._systemctl("stop", UNIT)
+        return {}
 
     # -- job sets -----------------------------------------------------------------------------
 
@@ -378,14 +401,17 @@ class DeviceKeeper:
 
     def _check_imports(self, slot: str) -> None:
         """A version that cannot even be loaded is not tried."""
-        words = ["/usr/bin/python3", "-c", "import torch, edgetrain.training.member.train"]
-        status, said = self._run(words, {"PYTHONPATH": str(self.slots / slot)})
+        words = [sys.executable, "-c", "import torch, edgetrain.training.member.train"]
+        path = str(self.slots / slot)
+        environment = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        status, said = self._run(words, environment)
         if status:
             last = said.strip().splitlines()[-1:] or [f"exit status {status}"]
             raise Failed(f"the update does not load on this device: {last[0]}")
 
     def _install_watch(self) -> None:
         """Whatever happens from now on, each boot goes on with what is on trial."""
+        self._disk.write(self.slots / "keeper.pyz", self._program)
         self._disk.write(self._units / TRIAL_UNIT, _TRIAL_TEXT.encode())
         for words in (["daemon-reload"], ["enable", TRIAL_UNIT]):
             self._systemctl(*words)
@@ -471,24 +497,49 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]
     return done.returncode, done.stdout
 
 
-def main(argv: Sequence[str]) -> int:
-    """`keeper.pyz [--root FOLDER] status | send DIGEST | update DIGEST | watch`. Prints one line of
-    JSON; exit status 2 with {"error": …} if the device refuses."""
+@contextlib.contextmanager
+def alone(root: Path, verb: str) -> Iterator[None]:
+    """Let no other process change a device's sets and slots meanwhile; one more may watch a trial.
+    Raises Failed if another one does for LOCK_S: it may be what is left of a call that was cut."""
+    if verb == "status":
+        yield
+        return
+    name = "watch.lock" if verb == "watch" else "keeper.lock"
+    path = root / "run" / f"edgetrain-{name}"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w") as file:
+        until = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise Failed("another command is at work on this device") from None
+            time.sleep(0.1)
+        yield
+
+
+VERBS = ("status", "send", "update", "stop", "watch")
+
+
+def main(argv: Sequence[str], program: Path) -> int:
+    """`keeper.pyz [--root FOLDER] status | send DIGEST [UNIT] | update DIGEST | stop | watch`.
+
+    Prints one line of JSON; exit status 2 with {"error": …} if the device refuses. `program`: its
+    own file.
+    """
     words, root = list(argv), Path("/")
     if words[:1] == ["--root"]:
-        root, words = Path(words[1]), words[2:]
-    keeper = DeviceKeeper(root, run)
+        root, words = Path(words[1]).absolute(), words[2:]
     try:
-        if words[0] == "watch":
-            keeper.watch()
-            return 0
-        verb: Callable[..., dict[str, Any]] = getattr(keeper, words[0])
-        print(json.dumps(verb(*words[1:])), flush=True)
+        keeper = DeviceKeeper(root, run, program=program.read_bytes())
+        if words[0] not in VERBS:
+            raise Failed(f"no verb '{words[0]}'")
+        with alone(root, words[0]):
+            found = getattr(keeper, words[0])(*words[1:])
+        print(json.dumps(found), flush=True)
     except (Failed, OSError) as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return first_boot.BAD
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

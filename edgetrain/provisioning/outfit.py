@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.keyring import Keyring, read_token
 from edgetrain.files.reading import OTHERS_READ, parse_json, read_guarded
 from edgetrain.fleet import cluster, devices
-from edgetrain.fleet.cluster import Cluster, DeviceEntry
+from edgetrain.fleet.cluster import Cluster, DeviceEntry, JobFiles
 from edgetrain.jobs import on_card
 from edgetrain.jobs.bundles import digest_of
 from edgetrain.jobs.job import Job
@@ -47,7 +48,7 @@ def check_profile(workers: Workers, device: DeviceEntry) -> None:
 
 def job_of(found: Cluster) -> Job:
     """The job of a cluster, checked against it. Raises ConfigError."""
-    for table in ("hub", "image", "ssh", "job"):
+    for table in ("hub", "ssh", "job"):
         if getattr(found, table) is None:
             raise ConfigError(
                 f"{found.path}: [{table}] is missing", "`edgetrain devices init` explains it"
@@ -72,6 +73,27 @@ def settings_of(found: Cluster, job: Job, token_s: float, ask: Callable[[str], s
     return flashing.Settings(
         tuple(cluster.ssh_keys(found.ssh)), set_of(found, job), {}, token_s, passphrase
     )
+
+
+def with_job(found: Cluster, path: Path) -> Cluster:
+    """The cluster with this job in place of its own. Its data is the job's own data.folder, if that
+    is here, else that of [job]; its bundle lies beside it. Raises ConfigError."""
+    job = load(path)
+    folder = job.data.get("folder")
+    data = found.job.data if found.job else None
+    if folder and Path(str(folder)).is_dir():
+        data = Path(str(folder))
+    name = job.task.partition("#")[0].partition("@")[0] if "#" in job.task else ""
+    bundle = path.parent / name if name else None
+    if found.hub is None:
+        raise ConfigError(f"{found.path} has no hub", '[hub] addresses = ["tcp://HOST:PORT"]')
+    if folder and data is None:
+        raise ConfigError(
+            f"the job's data.folder is '{folder}', which is not here: devices would lack it",
+            'name a folder of this machine, or job.data = "FOLDER" in the cluster file',
+        )
+    cluster.check_fleet(found, job.fleet.members, job.fleet.device)
+    return replace(found, job=JobFiles(path, data, bundle))
 
 
 def set_of(found: Cluster, job: Job) -> JobSet:

@@ -211,6 +211,7 @@ _RESUMED = "a run of the reader's own: tests/training/test_sweep.py, tests/cli/t
 _RESUMED_HUB = "a hub of the reader's own that was killed: tests/cli/test_resume.py"
 _BENCHMARK = "a benchmark of minutes to hours whose figures stand on the page"
 _HOURS = "hours; a smaller grid of the same verb is run nightly"
+_DEVICES = "boards and ssh: tests/cli/test_desk_cli.py has folders in their place"
 _DASHBOARD = "serves until Ctrl-C: tests/runs/test_dashboard.py"
 
 ELSEWHERE = {
@@ -227,6 +228,11 @@ ELSEWHERE = {
     "edgetrain dashboard --bind lab:8750 --insecure": _DASHBOARD,
     "edgetrain run job.toml --dashboard": _DASHBOARD,
     "edgetrain hub job.toml --dashboard": _DASHBOARD,
+    "edgetrain run job.toml --cluster cluster.toml": _DEVICES,
+    "edgetrain devices send job.toml cluster.toml": _DEVICES,
+    "edgetrain devices update cluster.toml --at-once 4": _DEVICES,
+    "edgetrain devices status cluster.toml": _DEVICES,
+    "edgetrain devices status cluster.toml --watch": _DEVICES,
     "edgetrain devices flash cluster.toml": "SD cards: tests/provisioning/cards",
     "edgetrain devices flash cluster.toml --dry-run": "an image that is fetched, and card readers",
     "edgetrain devices flash cluster.toml --image-out cards": "an image: tests/provisioning/cards",

@@ -82,6 +82,12 @@ class Health:
         flags = self._flags()
         return None if flags is None else bool(flags & _NOW)
 
+    @property
+    def under_voltage(self) -> bool | None:
+        """Whether the supply is too weak now; None: the board does not say."""
+        flags = self._flags()
+        return None if flags is None else bool(flags & 1)
+
 
 def _flags_of(root: Path, mailbox: FirmwareMailbox) -> Callable[[], int | None]:
     """The reader of the firmware's flags on this board."""

@@ -1,0 +1,310 @@
+"""`edgetrain devices send | update | status`, and `edgetrain run --cluster`: devices that run."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgetrain.cli import common
+from edgetrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edgetrain.fleet.cluster import Cluster
+    from edgetrain.provisioning.desk import DeviceDesk, DeviceResult, DeviceState
+    from edgetrain.provisioning.sets import JobSet
+
+_WATCH_S = 2.0
+_STOP_S = 30.0
+
+
+def add_verbs(verbs: Any) -> None:
+    """Add send, update and status to `edgetrain devices`."""
+    send = verbs.add_parser("send", help="give devices their next job, and let them start on it")
+    send.add_argument("job", metavar="JOB", help="a job file")
+    _add_devices(send)
+    send.set_defaults(run=_send)
+    update = verbs.add_parser(
+        "update", help="give devices another version, which takes itself back if it is bad"
+    )
+    _add_devices(update)
+    update.add_argument(
+        "--worker", type=Path, metavar="FILE", help="the archive (default: the devices' system's)"
+    )
+    update.add_argument(
+        "--at-once", type=int, default=16, metavar="N",
+        help="devices at a time, once the first has taken it (default: %(default)s)",
+    )  # fmt: skip
+    update.add_argument("--stop-job", action="store_true", help="let members leave their job first")
+    update.set_defaults(run=_update)
+    status = verbs.add_parser("status", help="how devices are; exit status 1 if one needs a person")
+    _add_devices(status)
+    status.add_argument("--watch", action="store_true", help="look again every two seconds")
+    status.add_argument(
+        "--timeout", type=float, default=20.0, metavar="S",
+        help="seconds that a device may take to answer (default: %(default)s)",
+    )  # fmt: skip
+    status.set_defaults(run=_status)
+    for each in (send, update, status):
+        common.add_keys(each)
+        common.add_json(each)
+
+
+def _add_devices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("cluster", metavar="CLUSTER", help="the cluster file")
+    parser.add_argument("devices", nargs="*", metavar="DEVICE", help="default: all")
+
+
+@contextlib.contextmanager
+def _desk(arguments: argparse.Namespace, found: Cluster) -> Iterator[DeviceDesk]:
+    """The chosen devices of a cluster, and ssh to them."""
+    from edgetrain.exchange.keys.keyring import keys_folder
+    from edgetrain.provisioning.desk import DeviceDesk
+    from edgetrain.provisioning.reaching import hosts_of, open_remote
+
+    devices = found.chosen(tuple(arguments.devices))
+    if not devices:
+        raise ConfigError(f"{found.path} has no [[device]]")
+    hosts = hosts_of(found, devices)
+    ask = _is_yes if sys.stdin.isatty() else None
+    with open_remote(keys_folder(arguments.keys), ask) as remote:
+        yield DeviceDesk(remote, hosts, common.warn)
+
+
+def _is_yes(question: str) -> bool:
+    with contextlib.suppress(EOFError):
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    return False
+
+
+def _report(arguments: argparse.Namespace, results: Sequence[DeviceResult]) -> int:
+    """Say what became of each device; the exit status."""
+    lines = [f"{r.name:16} {'ok' if r.ok else 'FAILED':8} {r.said}" for r in results]
+    bad = sum(not r.ok for r in results)
+    if bad:
+        lines.append(f"{bad} of {len(results)} failed: the same command goes on with them")
+    common.answer(arguments, [dataclasses.asdict(r) for r in results], "\n".join(lines))
+    return int(bad > 0)
+
+
+# -- jobs ----------------------------------------------------------------------------------------
+
+
+def _send(arguments: argparse.Namespace) -> int:
+    from edgetrain.fleet import cluster
+
+    found = cluster.load(arguments.cluster)
+    job, units = _job_for(found, arguments.job)
+    with _desk(arguments, found) as desk:
+        return _report(arguments, desk.send(job, units))
+
+
+def _job_for(found: Cluster, path: str) -> tuple[JobSet, dict[str, str]]:
+    """A job for the devices of a cluster, and their units. Raises ConfigError."""
+    from edgetrain.provisioning import outfit
+    from edgetrain.provisioning.cards.flashing import unit
+
+    found = outfit.with_job(found, Path(path))
+    job = outfit.job_of(found)
+    assert found.hub
+    units = {d.name: unit(found.hub.addresses, found.index(d)) for d in found.devices}
+    return outfit.set_of(found, job), units
+
+
+# -- versions ------------------------------------------------------------------------------------
+
+
+def _update(arguments: argparse.Namespace) -> int:
+    from edgetrain.cli.cards import archive_folder
+    from edgetrain.fleet import cluster
+    from edgetrain.provisioning import desk as desks
+    from edgetrain.provisioning.cards import archive
+    from edgetrain.runs.environment import version
+
+    if not 1 <= arguments.at_once <= 1000:
+        raise ConfigError(f"--at-once {arguments.at_once}: allowed are 1 to 1000")
+    found = cluster.load(arguments.cluster)
+    if arguments.worker is None:
+        there = sorted(archive_folder().glob("*.tar"))
+        if len(there) != 1:
+            raise ConfigError(
+                f"{len(there)} worker archives are in {archive_folder()}",
+                "--worker FILE says which",
+            )
+        arguments.worker = there[0]
+    manifest = archive.check(arguments.worker)
+    protocol = desks.archive_protocol(arguments.worker)
+    with _desk(arguments, found) as desk:
+        states = desk.states(version())
+        desk.check_update(states, manifest, protocol, stops=arguments.stop_job)
+        results = desk.update(arguments.worker, at_once=arguments.at_once, stops=arguments.stop_job)
+        return _report(arguments, results)
+
+
+# -- looking -------------------------------------------------------------------------------------
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from edgetrain.fleet import cluster
+    from edgetrain.runs.environment import version
+
+    if not 0.1 <= arguments.timeout <= 3600:
+        raise ConfigError(f"--timeout {arguments.timeout:g}: allowed are 0.1 to 3600")
+    with _desk(arguments, cluster.load(arguments.cluster)) as desk:
+        while True:
+            states = desk.states(version(), arguments.timeout)
+            common.answer(
+                arguments,
+                [{**dataclasses.asdict(s), "needs_a_person": s.needs_a_person} for s in states],
+                "\n".join(map(_line, states)),
+            )
+            if not arguments.watch:
+                return int(any(state.needs_a_person for state in states))
+            time.sleep(_WATCH_S)
+
+
+def _line(state: DeviceState) -> str:
+    facts = state.facts
+    heat = facts.get("celsius")
+    shown = [
+        f"{state.name:16} {state.state:13}",
+        f"{heat:3.0f} C" if heat is not None else "     ",
+        f"{facts['disk_free_bytes'] / 1e9:6.1f} GB free" if facts else "",
+        ", ".join(state.marks),
+        state.why,
+    ]
+    return "  ".join(part for part in shown if part.strip()).rstrip()
+
+
+# -- edgetrain run --cluster ---------------------------------------------------------------------
+
+
+def run_on_cluster(arguments: argparse.Namespace) -> int:
+    """Send a job to the devices of a cluster, run its hub here, and show how they train.
+
+    Ctrl-C asks whether to stop, or to leave it training; without a terminal it stops.
+    """
+    from edgetrain.fleet import cluster
+    from edgetrain.jobs.reading import load
+    from edgetrain.runs.folder import read_summary
+
+    found = cluster.load(arguments.cluster)
+    if len(arguments.job) != 1 or "=" in arguments.job[0]:
+        raise ConfigError(
+            "--cluster: devices and hub read one job file", "edgetrain run JOB --cluster FILE"
+        )
+    job, units = _job_for(found, arguments.job[0])
+    assert found.hub
+    port = found.hub.addresses[0].rpartition(":")[2]
+    words = ["hub", arguments.job[0], "--bind", f"tcp://*:{port}", "--runs", str(arguments.runs)]
+    words += ["--keys", arguments.keys] if arguments.keys else []
+    arguments.devices = []
+    with _desk(arguments, found) as desk:
+        hub = _HubProcess(words)
+        try:
+            results = desk.send(job, units)
+            _report(argparse.Namespace(json=False), results)
+            here, few = sum(r.ok for r in results), load(arguments.job[0]).first_members
+            if here < few:
+                raise ConfigError(
+                    f"{here} of {len(results)} devices have the job, and it begins with {few}",
+                    "the same command again; or hub.start_with in the job, to begin with fewer",
+                )
+            folder = hub.folder()
+            common.say(f"hub {hub.pid}; run folder: {folder}")
+            follow(hub, folder, len(results))
+        except KeyboardInterrupt:
+            if leaves():
+                common.say(
+                    f"it trains on: `edgetrain watch {hub.folder()}` shows it; the hub is process "
+                    f"{hub.pid} (its lines: {hub.log})"
+                )
+                return 0
+            hub.stop()
+            desk.stop()
+            raise
+        except BaseException:
+            hub.stop()
+            raise
+        summary = read_summary(folder) or {}
+        return int(hub.wait() != 0 or summary.get("status") != "finished")
+
+
+def follow(hub: _HubProcess, folder: Path, members: int) -> None:
+    """Show the hub's run folder until the hub has ended."""
+    from edgetrain.cli.screen import Screen, closing_table
+
+    with Screen(f"hub of {members} devices") as screen:
+        screen.follow(folder)
+        while hub.is_running:
+            time.sleep(0.2)
+    if (table := closing_table(folder)) is not None:
+        common.say(table)
+
+
+def leaves() -> bool:
+    """Whether the user wants it to train on."""
+    if not sys.stdin.isatty():
+        return False
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        asked = input("\nstop the job, or leave it training? [s/L] ")
+        return not asked.strip().lower().startswith("s")
+    return False
+
+
+class _HubProcess:
+    """`edgetrain hub` as a process that outlives this one, if it is left. `log`: its lines."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        file, name = tempfile.mkstemp(prefix="edgetrain-hub-", suffix=".log")
+        self.log = Path(name)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "edgetrain", *words], stdin=subprocess.DEVNULL, stdout=file,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        os.close(file)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def folder(self) -> Path:
+        """Its run folder, once it listens. Raises ConfigError with what it said if it ends."""
+        while True:
+            is_running, said = self.is_running, self.log.read_text("utf-8", "replace")
+            for line in said.splitlines():
+                if line.startswith("waiting for ") and "run folder: " in line:
+                    return Path(line.rpartition("run folder: ")[2])
+            if not is_running:
+                last = said.strip().splitlines()[-1:] or ["it said nothing"]
+                raise ConfigError(f"the hub ended: {last[0]}", f"its lines are in {self.log}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End it behind a last snapshot."""
+        if self.is_running:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def wait(self) -> int:
+        """Its exit status."""
+        return self._process.wait()

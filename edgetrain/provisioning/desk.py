@@ -1,0 +1,354 @@
+"""From one place to devices that run: their next job, their next version, how they are.
+
+The device's half is `keeper`, which is sent along with each call, so that desk and device are
+always of one version. Knows no command line: what people are told, and asked, is handed in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import tarfile
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from edgetrain.errors import ConfigError
+from edgetrain.exchange.messages import PROTOCOL
+from edgetrain.fleet.interpreters import PACKAGE_PARENT
+from edgetrain.fleet.ssh import AT_ONCE, Remote, SshAnswer, SshHost, copy, on_each
+from edgetrain.provisioning.cards.archive import Manifest
+from edgetrain.provisioning.keeper import LOOKING, POLL_S, TRIAL_S
+from edgetrain.provisioning.sets import JobSet
+
+HOT_CELSIUS = 80.0
+"""Raspberry Pi's firmware slows a board down from here on (its documentation, "Frequency
+management")."""
+FULL_BYTES = 256 << 20
+CLOCK_S = 60.0
+"""Seconds that a device's clock may be wrong by."""
+LOOK_S = 20.0
+
+_MODULES = ("edgetrain/provisioning/keeper.py", "edgetrain/provisioning/cards/first_boot.py",
+            "edgetrain/fleet/devices/health.py")  # fmt: skip
+_MAIN = """\
+import sys
+from pathlib import Path
+from edgetrain.provisioning.keeper import main
+sys.exit(main(sys.argv[1:], Path(sys.argv[0])))
+"""
+_CALL = 'f=$(mktemp) && cat > "$f" && python3 "$f" "$@"; s=$?; rm -f "$f"; exit $s'
+
+
+@cache
+def program() -> bytes:
+    """keeper.pyz: what runs on a device, as one file for its Python."""
+    files = {"__main__.py": _MAIN.encode()}
+    for name in _MODULES:
+        files[name] = (PACKAGE_PARENT / name).read_bytes()
+        for folder in list(Path(name).parents)[:-1]:
+            files[f"{folder}/__init__.py"] = b""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in sorted(files.items()):
+            packed.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return out.getvalue()
+
+
+def archive_protocol(path: Path) -> int:
+    """The protocol that a worker archive's edgetrain speaks. Raises ConfigError."""
+    wanted = "edgetrain/exchange/messages.py"
+    with tarfile.open(path) as outer:
+        payload = outer.extractfile("payload.tar.gz")
+        with tarfile.open(fileobj=payload, mode="r|gz") as inner:
+            for entry in inner:
+                file = inner.extractfile(entry) if entry.name == wanted else None
+                text = file.read().decode() if file else ""
+                if found := re.search(r"^PROTOCOL = (\d+)$", text, re.MULTILINE):
+                    return int(found[1])
+    raise ConfigError(f"{path} has no edgetrain in it", "make it anew: edgetrain devices worker")
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    """How one device is."""
+
+    name: str
+    state: str
+    """unreachable, not enrolled, refused, waiting, training, done, off, on trial, stuck"""
+    why: str = ""
+    marks: tuple[str, ...] = ()
+    """hot, throttled, under-voltage, disk nearly full, other version, clock wrong"""
+    facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What the device said."""
+
+    @property
+    def needs_a_person(self) -> bool:
+        """Whether it does not get better by itself."""
+        bad = {"under-voltage", "disk nearly full", "other version", "clock wrong"}
+        states = ("unreachable", "not enrolled", "refused", "stuck")
+        return self.state in states or bool(bad & set(self.marks))
+
+
+def judged(
+    name: str, answer: Mapping[str, Any] | SshAnswer, now: float, version: str
+) -> DeviceState:
+    """How a device is, from what it said at the time `now`; `version`: of this edgetrain."""
+    if isinstance(answer, SshAnswer):
+        return DeviceState(name, "unreachable", answer.why)
+    unit = answer["unit"]
+    state, why = _state(answer, unit)
+    celsius = answer.get("celsius")
+    theirs = answer["version"].get("edgetrain")
+    other = answer["protocol"] not in (None, PROTOCOL) or (theirs and theirs != version)
+    marks = {
+        "hot": celsius is not None and celsius >= HOT_CELSIUS,
+        "throttled": answer.get("throttled"),
+        "under-voltage": answer.get("under_voltage"),
+        "disk nearly full": answer["disk_free_bytes"] < FULL_BYTES,
+        "other version": other,
+        "clock wrong": abs(answer["clock"] - now) > CLOCK_S,
+    }
+    return DeviceState(name, state, why, tuple(m for m, there in marks.items() if there), answer)
+
+
+def _state(answer: Mapping[str, Any], unit: Mapping[str, Any]) -> tuple[str, str]:
+    said = str(unit["text"])
+    if answer["trial"]:
+        return "on trial", said
+    if not answer["enrolled"]:
+        return "not enrolled", "its first boot is not over, or the hub did not let it in"
+    outcome = answer["outcome"]
+    if outcome.get("ended") == "stuck" and unit["active"] not in ("active", "reloading"):
+        return "stuck", f"the update did not become READY, and there is no way back: {said}"
+    if unit["active"] == "failed":
+        return "refused", said or f"exit status {unit['status']}"
+    if unit["active"] == "active":
+        return "training", said
+    if unit["active"] in ("activating", "reloading", "deactivating"):
+        return "waiting", said
+    if unit["result"] == "success" and said:
+        return "done", said
+    return "off", "its member is not running"
+
+
+@dataclass(frozen=True)
+class DeviceResult:
+    """What became of one device."""
+
+    name: str
+    ok: bool
+    said: str
+
+
+class DeviceDesk:
+    """Devices, and a way to them. `tell` gets a line for people; `root` is the devices' root, as
+    the other side sees it."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        hosts: Sequence[SshHost],
+        tell: Callable[[str], None] = lambda line: None,
+        *,
+        root: str = "/",
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.hosts = list(hosts)
+        self._remote, self._tell, self._root, self._sleep = remote, tell, root, sleep
+
+    def call(self, host: SshHost, verb: str, *words: str, seconds: float = 300.0) -> Any:
+        """What a device answers: a table, or the SshAnswer that says why there is none."""
+        command = ["sh", "-c", _CALL, "sh", "--root", self._root, verb, *words]
+        answer = self._remote.run(host, command, program(), seconds=seconds, root=True)
+        try:
+            found = json.loads(answer.stdout or b"")
+        except ValueError:
+            found = None
+        if answer.trouble is not None or not isinstance(found, dict):
+            return answer if not answer.ok else SshAnswer(1, stderr="it answered no JSON")
+        return found
+
+    # -- looking ------------------------------------------------------------------------------
+
+    def states(self, version: str, seconds: float = LOOK_S) -> list[DeviceState]:
+        """How all devices are, each asked for at most this long."""
+        found: dict[str, DeviceState] = {}
+
+        def look(host: SshHost) -> None:
+            answer = self.call(host, "status", seconds=seconds)
+            if isinstance(answer, dict) and "error" in answer:
+                answer = SshAnswer(1, stderr=str(answer["error"]))
+            found[host.name] = judged(host.name, answer, time.time(), version)
+
+        on_each(self.hosts, look, max(AT_ONCE, len(self.hosts)))
+        return [found[host.name] for host in self.hosts]
+
+    # -- jobs ---------------------------------------------------------------------------------
+
+    def send(self, job: JobSet, units: Mapping[str, str]) -> list[DeviceResult]:
+        """Give all devices a job, and let their members start on it. units: the text of each
+        device's unit, by its name."""
+        with tempfile.TemporaryDirectory(prefix="edgetrain-send-") as name:
+            packed = _put(Path(name), job.packed)
+
+            def give(host: SshHost) -> DeviceResult:
+                unit = _put(Path(name), units[host.name].encode())
+                for path in (packed, unit):
+                    if not (done := self._copy(host, path)).ok:
+                        return DeviceResult(host.name, False, done.why)
+                answer = self.call(host, "send", packed.name, unit.name)
+                return _result(host, answer, lambda a: "sent" if a["changed"] else "had it already")
+
+            return self._each(give)
+
+    def stop(self) -> list[DeviceResult]:
+        """Let all members leave their job."""
+        return self._each(lambda host: _result(host, self.call(host, "stop"), lambda _: "stopped"))
+
+    # -- versions -----------------------------------------------------------------------------
+
+    def check_update(
+        self, states: Sequence[DeviceState], manifest: Manifest, protocol: int, *, stops: bool
+    ) -> None:
+        """Tell of another protocol, before anything is sent. Raises ConfigError for an archive that
+        cannot run on a device, and for an older protocol while a device is in a job, unless that is
+        stopped."""
+        for each in states:
+            if not each.facts:
+                continue
+            has = (each.facts["python"], each.facts["machine"])
+            if has != (manifest.python, manifest.machine):
+                raise ConfigError(
+                    f"the worker is for Python {manifest.python} on {manifest.machine}, and "
+                    f"{each.name} has Python {has[0]} on {has[1]}",
+                    "edgetrain devices worker --for ITS SYSTEM, then --worker FILE",
+                )
+            theirs = each.facts["protocol"]
+            if theirs is not None and protocol < theirs and each.state == "training" and not stops:
+                raise ConfigError(
+                    f"{each.name} is in a job, and the update speaks protocol {protocol}, older "
+                    f"than its {theirs}: the job's hub would refuse it",
+                    "--stop-job lets the members leave first; or wait until the job is over",
+                )
+        others = {e.facts["protocol"] for e in states if e.facts} - {protocol, None}
+        if others:
+            old = ", ".join(map(str, sorted(others)))
+            self._tell(
+                f"the protocol changes from {old} to {protocol}: members need a hub of that version"
+            )
+        if protocol != PROTOCOL:
+            self._tell(f"the hub of this machine speaks protocol {PROTOCOL}, not {protocol}")
+
+    def update(
+        self, archive: Path, *, at_once: int = AT_ONCE, stops: bool = False
+    ) -> list[DeviceResult]:
+        """Give all devices a version: one first and, once that has taken it, the others, this many
+        at a time. The first that does not take it ends this: devices after it are left alone."""
+        with archive.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        failed = threading.Event()
+
+        def give(host: SshHost) -> DeviceResult:
+            if failed.is_set():
+                return DeviceResult(host.name, False, "left alone: another did not take the update")
+            result = self._update(host, archive, digest, stops=stops)
+            if not result.ok and result.said.startswith("went back"):
+                failed.set()
+            self._tell(f"{host.name}: {result.said}")
+            return result
+
+        first = next((r for host in self.hosts[:1] if (r := give(host))), None)
+        rest = self.hosts[1:]
+        if first is None:
+            return []
+        if not first.ok:
+            failed.set()
+        return [first, *self._each(give, rest, at_once)]
+
+    def _update(self, host: SshHost, archive: Path, digest: str, *, stops: bool) -> DeviceResult:
+        target = f"{self._root}opt/edgetrain/incoming/{digest}"
+        before = self.call(host, "status")
+        if isinstance(before, dict) and before.get("version", {}).get("digest") == digest:
+            return self._outcome(host, digest)
+        if not isinstance(before, dict) or not _is_on_trial(before):
+            done = copy(self._remote, host, archive, target, digest=digest, root=True)
+            if not done.ok:
+                return DeviceResult(host.name, False, done.why)
+        if stops and isinstance(answer := self.call(host, "stop"), SshAnswer):
+            return DeviceResult(host.name, False, answer.why)
+        answer = self.call(host, "update", digest, seconds=1800.0)
+        problem = _result(host, answer, lambda _: "")
+        return problem if not problem.ok else self._outcome(host, digest)
+
+    def _outcome(self, host: SshHost, digest: str) -> DeviceResult:
+        """Wait for the end of a device's trial. One that waits for a hub is not waited for: it
+        takes itself back if it has to."""
+        for _ in range(int((TRIAL_S + 120.0) / POLL_S)):
+            answer = self.call(host, "status")
+            if isinstance(answer, dict) and "error" not in answer:
+                if not answer["trial"]:
+                    return _ended(host.name, answer, digest)
+                looks = answer["unit"]["text"].startswith(LOOKING)
+                if looks and not answer["trial"]["strict"] and answer["trial"]["phase"] == "trying":
+                    return DeviceResult(host.name, True, "on trial until a hub answers")
+            self._sleep(POLL_S)
+        return DeviceResult(host.name, False, "its trial has not ended: edgetrain devices status")
+
+    # -- tools --------------------------------------------------------------------------------
+
+    def _copy(self, host: SshHost, path: Path) -> SshAnswer:
+        target = f"{self._root}opt/edgetrain/incoming/{path.name}"
+        return copy(self._remote, host, path, target, digest=path.name, root=True)
+
+    def _each(
+        self,
+        work: Callable[[SshHost], DeviceResult],
+        hosts: Sequence[SshHost] | None = None,
+        at_once: int = AT_ONCE,
+    ) -> list[DeviceResult]:
+        chosen = self.hosts if hosts is None else hosts
+        found: dict[str, DeviceResult] = {}
+
+        def one(host: SshHost) -> None:
+            found[host.name] = work(host)
+
+        if chosen:
+            on_each(chosen, one, at_once)
+        return [found[host.name] for host in chosen]
+
+
+def _put(folder: Path, content: bytes) -> Path:
+    """A file named by its SHA-256."""
+    path = folder / hashlib.sha256(content).hexdigest()
+    path.write_bytes(content)
+    return path
+
+
+def _result(host: SshHost, answer: Any, said: Callable[[Mapping[str, Any]], str]) -> DeviceResult:
+    if isinstance(answer, SshAnswer):
+        return DeviceResult(host.name, False, answer.why)
+    if "error" in answer:
+        return DeviceResult(host.name, False, str(answer["error"]))
+    return DeviceResult(host.name, True, said(answer))
+
+
+def _is_on_trial(answer: Mapping[str, Any]) -> bool:
+    return bool(answer.get("trial"))
+
+
+def _ended(name: str, answer: Mapping[str, Any], digest: str) -> DeviceResult:
+    outcome = answer["outcome"]
+    if answer["version"].get("digest") == digest and outcome.get("ended") != "stuck":
+        return DeviceResult(name, True, "updated")
+    if outcome.get("ended") == "stuck":
+        return DeviceResult(name, False, f"stuck without a way back: {outcome.get('why', '')}")
+    return DeviceResult(name, False, f"went back: {outcome.get('why', 'why is not known')}")
