@@ -6,7 +6,9 @@
 
 Each leaves the run folder that its verb leaves, with the same bits, and returns it read
 (`runs/loaded.py`). They raise EdgetrainError and never exit; an interrupted run can be loaded.
-Thin: what a job means, how it runs and what is written of it is elsewhere.
+`run_one` and `run_several` are what the verbs and these functions share: whose folders are made and
+removed, and what is left of an interrupted comparison. Thin: what a job means, how it runs and what
+is written of it is elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs import choosing
@@ -33,6 +35,7 @@ from edgetrain.jobs.reading import load, parse
 from edgetrain.jobs.rules import refuse_gateways
 from edgetrain.runs.folder import create, create_inside, remove_unbegun, write_job, write_summary
 from edgetrain.runs.loaded import Run, Runs
+from edgetrain.runs.summary import interrupted
 from edgetrain.training.host_pace import paced
 from edgetrain.training.simulated import require_simulator
 
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
     from edgetrain.jobs.resolved import Resolved
 
 log = logging.getLogger("edgetrain")
+
+T = TypeVar("T")
 
 JobLike = str | Path | Mapping[str, Any] | None
 """A job file, a job as a dictionary of its tables, or None: the built-in digits job."""
@@ -66,13 +71,11 @@ def simulate(
     """
     found, beside = _job(job, task, DEFAULTS, keys)
     planned = _planned(found, beside, simulated=True)
+    run = _runner(simulated=True)
     folder = create(runs, planned.job.name)
-    with _view([folder], planned, progress, simulated=True) as watch:
-        try:
-            _runner(simulated=True)(planned, folder, watch)
-        except Exception:
-            remove_unbegun(folder)
-            raise
+    run_one(
+        planned, folder, run, partial(_view, planned=planned, progress=progress, simulated=True)
+    )
     return Run(folder)
 
 
@@ -96,25 +99,20 @@ def compare(
 
         emulated.warm_up()
     planned = [_planned(each, beside, simulated=not emulate) for each in jobs]
-    folder = create(runs, f"compare-{planned[0].job.name}")
-    write_job(folder, found.to_dict())
     names = [each.job.strategy.name for each in planned]
-    folders = [create_inside(folder, name) for name in names]
-    summary: dict[str, Any] = {"name": folder.name, "runs": [each.name for each in folders]}
-    with _view(folders, planned[0], progress, simulated=not emulate) as watch:
-        try:
-            summaries = [
-                _runner(simulated=not emulate)(each, inside, watch)
-                for each, inside in zip(planned, folders, strict=True)
-            ]
-        except Exception:
-            for unbegun in (*folders, folder):
-                remove_unbegun(unbegun)
-            raise
+    view = partial(_view, planned=planned[0], progress=progress, simulated=not emulate)
     from edgetrain.runs.reports.comparison import compare as compared
 
-    write_summary(folder, summary | {"comparison": compared(summaries).as_json()})
-    return Runs(folder)
+    def leave(folder: Path, folders: Sequence[Path], summaries: Sequence[dict[str, Any]]) -> Path:
+        summary: dict[str, Any] = {"name": folder.name, "runs": [each.name for each in folders]}
+        if summaries:
+            summary["comparison"] = compared(summaries).as_json()
+        write_summary(folder, summary)
+        return folder
+
+    return Runs(
+        run_several(found, planned, names, runs, _runner(simulated=not emulate), view, leave)
+    )
 
 
 def sweep(
@@ -149,18 +147,11 @@ def sweep(
         chosen = Sweep({}, ())
         table, beside = _job(job, task, DEFAULTS, keys)
     more = [axis(name, list(values)) for name, values in (axes or {}).items()]
-    merged = {each.name: each for each in (*chosen.axes, *more)}
-    chosen = replace(
-        chosen,
-        job=table.to_dict(),
-        axes=tuple(merged.values()),
-        seeds=chosen.seeds if seeds is None else seeds,
-        beside=beside,
-    )
+    chosen = replace(chosen.joined(table, more, seeds), beside=beside)
     chosen.cells()  # ConfigError before there is a folder
     for each in chosen.samples():
         check_names(each)
-    return _swept(chosen, create(runs, f"sweep-{_name(chosen)}"), executor, progress)
+    return _swept(chosen, create(runs, f"sweep-{chosen.called}"), executor, progress)
 
 
 def _swept(chosen: Sweep, folder: Path, executor: Executor | None, progress: bool) -> Runs:
@@ -180,6 +171,64 @@ def _swept(chosen: Sweep, folder: Path, executor: Executor | None, progress: boo
     write_text(folder / CSV, to_csv(rows))
     write_summary(folder, sweeping.results_of(chosen, folder, rows))
     return Runs(folder)
+
+
+# -- shared with the verbs -------------------------------------------------------------------------
+
+Runner = Callable[[Any, Path, Callable[[], None]], dict[str, Any]]
+"""Runs a planned job in a folder, calling what it is given now and then; returns its summary."""
+
+View = Callable[[Sequence[Path]], contextlib.AbstractContextManager[Callable[[], None]]]
+"""Shows what is in these folders while they are run; its value is to be called now and then."""
+
+Leave = Callable[[Path, Sequence[Path], Sequence[dict[str, Any]]], T]
+"""Given the folder of several runs, theirs, and the summaries there are: leaves the comparison."""
+
+
+def run_one(
+    planned: Resolved, folder: Path, run: Runner, view: View, *, keep: bool = False
+) -> dict[str, Any]:
+    """Run a job in a folder that was made for it; its summary. A folder in which nothing began is
+    removed, unless it was there before: `keep`."""
+    try:
+        with view([folder]) as watch:
+            return run(planned, folder, watch)
+    except Exception:
+        if not keep:
+            remove_unbegun(folder)
+        raise
+
+
+def run_several(
+    job: Job,
+    planned: Sequence[Resolved],
+    names: Sequence[str],
+    runs: str | Path,
+    run: Runner,
+    view: View,
+    leave: Leave[T],
+) -> T:
+    """Run jobs one after the other, each in a folder with its name, in a new one that keeps the
+    `job` that they come from. Returns what `leave` makes of them. After Ctrl-C, and after an error
+    once something has begun, `leave` is called with what there is, and the error raised again."""
+    folder = create(runs, f"compare-{planned[0].job.name}")
+    write_job(folder, job.to_dict())
+    folders = [create_inside(folder, name) for name in names]
+    summaries: list[dict[str, Any]] = []
+    try:
+        with view(folders) as watch:
+            for each, inside in zip(planned, folders, strict=True):
+                summaries.append(run(each, inside, watch))
+    except BaseException as error:
+        if not summaries and isinstance(error, Exception):
+            for unbegun in (*folders, folder):
+                remove_unbegun(unbegun)
+        if folder.exists():
+            if isinstance(error, KeyboardInterrupt) and len(summaries) < len(folders):
+                summaries.append(interrupted(folders[len(summaries)]))
+            leave(folder, folders, summaries)
+        raise
+    return leave(folder, folders, summaries)
 
 
 # -- from what a caller gives to a planned job ----------------------------------------------------
@@ -220,7 +269,7 @@ def _planned(job: Job, beside: Path | None, *, simulated: bool) -> Resolved:
     return with_task(paced(found, beside) if simulated else found, beside)
 
 
-def _runner(*, simulated: bool) -> Callable[..., dict[str, Any]]:
+def _runner(*, simulated: bool) -> Runner:
     if simulated:
         require_simulator()
         from edgetrain.training.simulated import simulation
@@ -253,7 +302,3 @@ def _view(
     )
     with view:
         yield view.refresh
-
-
-def _name(chosen: Sweep) -> str:
-    return chosen.name or str(chosen.job.get("name") or chosen.job["task"].rpartition(":")[2])

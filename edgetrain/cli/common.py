@@ -7,7 +7,8 @@ import contextlib
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,6 +21,7 @@ from edgetrain.runs.reports import units
 from edgetrain.training.simulated import require_simulator
 
 if TYPE_CHECKING:
+    from edgetrain.api import View
     from edgetrain.jobs.resolved import Resolved
 
 RUNS = "runs"
@@ -134,11 +136,31 @@ def dashboard(
 ) -> contextlib.AbstractContextManager[None]:
     """With --dashboard, a dashboard of this run until the block ends; `say` is given its address by
     another thread."""
-    if not arguments.dashboard:
+    if not getattr(arguments, "dashboard", False):
         return contextlib.nullcontext()
     from edgetrain.runs.dashboard.child import dashboard_beside
 
     return dashboard_beside(folder, say)
+
+
+def view(arguments: argparse.Namespace, heading: str, metric: str) -> View:
+    """Shows runs while they are run: to stdout, or to stderr if stdout is for programs."""
+    from edgetrain.runs.reports.live.view import LiveView
+
+    @contextlib.contextmanager
+    def show(folders: Sequence[Path]) -> Iterator[Callable[[], None]]:
+        live = LiveView(
+            folders,
+            clock=time.monotonic,
+            heading=heading,
+            metric=metric,
+            out=sys.stderr if arguments.json else sys.stdout,
+            simulated=arguments.simulate,
+        )
+        with dashboard(arguments, folders[0], live.say_above), live:
+            yield live.refresh
+
+    return show
 
 
 def add_keys(parser: argparse.ArgumentParser) -> None:
@@ -266,14 +288,6 @@ def _while_waiting(text: str) -> Iterator[None]:
 def status_of(summaries: Iterable[Mapping[str, Any]]) -> int:
     """The exit status of runs that came to their end: 1 if one of them is incomplete."""
     return int(any(summary["status"] != "finished" for summary in summaries))
-
-
-def interrupted(folder: Path) -> dict[str, Any]:
-    """The summary of a run that Ctrl-C has ended, also if its disk had no room for it."""
-    from edgetrain.runs.folder import read_summary
-    from edgetrain.runs.summary import summarise
-
-    return read_summary(folder) or summarise(folder, {"status": "interrupted"})
 
 
 def say_pictures(pictures: Iterable[Path | None]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -78,9 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     job, beside = common.job_of(arguments, DEMO)
     jobs = _variants(arguments, job)
     found = common.check_before_torch(arguments, jobs)
+    from edgetrain.api import run_several
     from edgetrain.jobs.plan import with_task
-    from edgetrain.runs.folder import create, create_inside, remove_unbegun, write_job
-    from edgetrain.runs.reports.live.view import LiveView
     from edgetrain.training import emulated
 
     run_planned = common.runner(arguments)
@@ -90,41 +87,16 @@ def run(arguments: argparse.Namespace) -> int:
         found = [common.with_host_pace(arguments, each, beside) for each in found]
     planned = [with_task(each, beside) for each in found]
     first = planned[0]
-    folder = create(arguments.runs, f"compare-{first.job.name}")
-    write_job(folder, job.to_dict())
     names = _names(arguments, planned)
-    folders = [create_inside(folder, name) for name in names]
     heading = (
         f"{first.name}: {job.fleet.members} members, network {job.fleet.network}, "
         f"{job.train.steps} steps each: {', '.join(names)}"
     )
     common.say_topology(arguments, planned)
     common.say_start(arguments, first.job.fleet.members)
-    view = LiveView(
-        folders,
-        clock=time.monotonic,
-        heading=heading,
-        metric=first.metric,
-        out=sys.stderr if arguments.json else sys.stdout,
-        simulated=arguments.simulate,
-    )
-    summaries: list[dict[str, Any]] = []
-    try:
-        with view:
-            for each, inside in zip(planned, folders, strict=True):
-                summaries.append(run_planned(each, inside, view.refresh))
-    except BaseException as error:
-        if not summaries and isinstance(error, Exception):
-            for unbegun in (*folders, folder):
-                remove_unbegun(unbegun)
-        if not folder.exists():
-            raise
-        if isinstance(error, KeyboardInterrupt) and len(summaries) < len(folders):
-            summaries.append(common.interrupted(folders[len(summaries)]))
-        _report(arguments, summaries, folder, folders)
-        raise
-    whole = _report(arguments, summaries, folder, folders)
-    return max(common.status_of(summaries), int(not whole))
+    view = common.view(arguments, heading, first.metric)
+    leave = partial(_report, arguments)
+    return run_several(job, planned, names, arguments.runs, run_planned, view, leave)
 
 
 def _variants(arguments: argparse.Namespace, job: Job) -> list[Job]:
@@ -164,12 +136,12 @@ def _refuse_strategy(words: Sequence[str]) -> None:
 
 def _report(
     arguments: argparse.Namespace,
-    summaries: Sequence[dict[str, Any]],
     folder: Path,
     folders: Sequence[Path],
-) -> bool:
+    summaries: Sequence[dict[str, Any]],
+) -> int:
     """Say and draw what the runs came to, and leave it in `folder`, the runs of which are in
-    `folders`. Returns whether the folder is whole."""
+    `folders`. Returns the exit status: 1 if a run is incomplete, or the folder is not whole."""
     from edgetrain.runs.folder import write_summary
     from edgetrain.runs.reports import comparison
     from edgetrain.runs.reports.comparison_table import text
@@ -185,9 +157,10 @@ def _report(
         if not arguments.json:
             common.say(text(compared))
     whole = common.saved(lambda: write_summary(folder, found))
+    status = max(common.status_of(summaries), int(not whole))
     if not summaries:
-        return whole
+        return status
     drawn = folders[: len(summaries)]
     picture = common.picture(partial(comparison_figure, drawn, folder / "compare.png"))
     common.say_end(arguments, compared.as_json(picture), [picture], folder)
-    return whole
+    return status

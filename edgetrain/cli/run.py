@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -85,9 +83,10 @@ def run(arguments: argparse.Namespace) -> int:
         return desk.run_on_cluster(arguments)
     job, beside = _job(arguments)
     (found,) = common.check_before_torch(arguments, [job])
+    from edgetrain.api import run_one
     from edgetrain.jobs.plan import with_task
-    from edgetrain.runs.folder import create, remove_unbegun
-    from edgetrain.runs.reports.live.view import LiveView
+    from edgetrain.runs.folder import create
+    from edgetrain.runs.summary import interrupted
     from edgetrain.training import emulated
 
     run_planned = common.runner(arguments)
@@ -110,23 +109,11 @@ def run(arguments: argparse.Namespace) -> int:
         count, what, run_planned = placement.ranks, "ranks", partial(_run_group, *asked)
     common.say_topology(arguments, [planned])
     common.say_start(arguments, count, what)
-    view = LiveView(
-        [folder],
-        clock=time.monotonic,
-        heading=heading,
-        metric=planned.metric,
-        out=sys.stderr if arguments.json else sys.stdout,
-        simulated=arguments.simulate,
-    )
+    view = common.view(arguments, heading, planned.metric)
     try:
-        with common.dashboard(arguments, folder, view.say_above), view:
-            summary = run_planned(planned, folder, view.refresh)
+        summary = run_one(planned, folder, run_planned, view, keep=arguments.resume is not None)
     except KeyboardInterrupt:
-        _report(arguments, common.interrupted(folder), folder)
-        raise
-    except Exception:
-        if arguments.resume is None:
-            remove_unbegun(folder)
+        _report(arguments, interrupted(folder), folder)
         raise
     _report(arguments, summary, folder)
     return common.status_of([summary])

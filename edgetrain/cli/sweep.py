@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     common.say_loading(arguments)
     run_cell = driver_of(arguments, chosen)
     if folder is None:
-        folder = create(arguments.runs, f"sweep-{_name(chosen)}")
+        folder = create(arguments.runs, f"sweep-{chosen.called}")
         write(folder, chosen)
     out = sys.stderr if arguments.json else sys.stdout
     unique = len({cell.digest for cell in cells})
@@ -199,11 +199,8 @@ def sweep_of(arguments: argparse.Namespace) -> tuple[Sweep, Path | None]:
         beside = None if path is None else path.resolve().parent
         words = words if path else [*SIMULATED, *words]
         found = Sweep(reading.load(path).to_dict(), (), beside=beside)
-    job = reading.parse(found.job, words).to_dict()
-    how = "emulated" if arguments.emulate else found.how
-    seeds = found.seeds if arguments.seeds is None else arguments.seeds
-    merged = {each.name: each for each in (*found.axes, *axes)}
-    return replace(found, job=job, axes=tuple(merged.values()), how=how, seeds=seeds), None
+    found = found.joined(reading.parse(found.job, words), axes, arguments.seeds)
+    return replace(found, how="emulated") if arguments.emulate else found, None
 
 
 def _parted(text: str) -> tuple[str, str]:
@@ -211,10 +208,6 @@ def _parted(text: str) -> tuple[str, str]:
     if not equals or not key.strip():
         raise ConfigError(f"--set {text}: no axis", "write --set optimizer.lr=0.1,0.2")
     return key.strip(), values
-
-
-def _name(chosen: Sweep) -> str:
-    return chosen.name or str(chosen.job.get("name") or chosen.job["task"].rpartition(":")[2])
 
 
 def progress_line(chosen: Sweep, progress: SweepProgress) -> str:
@@ -267,7 +260,7 @@ def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: li
 def _about(chosen: Sweep) -> str:
     """The task, members and steps of a sweep, as far as they are the same in all cells."""
     job, varied = chosen.cells()[0].job, {each.name.rpartition(".")[2] for each in chosen.axes}
-    parts = [_name(chosen)]
+    parts = [chosen.called]
     parts += [f"{job.fleet.members} members"] if "members" not in varied else []
     parts += [f"{job.train.steps} steps"] if "steps" not in varied else []
     return ", ".join(parts)

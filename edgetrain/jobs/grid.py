@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,18 @@ class Sweep:
     """Heading of its pictures."""
     beside: Path | None = None
     """The folder of the job file, where the user's own task may be."""
+
+    @property
+    def called(self) -> str:
+        """What its folder and its pictures are named for."""
+        return self.name or str(self.job.get("name") or self.job["task"].rpartition(":")[2])
+
+    def joined(self, job: Job, axes: Iterable[Axis], seeds: int | None) -> Sweep:
+        """The same of another job, with more `axes`, which win over those of their names, and this
+        many seeds; None: its own."""
+        merged = {each.name: each for each in (*self.axes, *axes)}
+        found = replace(self, job=job.to_dict(), axes=tuple(merged.values()))
+        return found if seeds is None else replace(found, seeds=seeds)
 
     def cells(self) -> list[Cell]:
         """All cells; seeds vary fastest, the first axis slowest. Raises ConfigError.

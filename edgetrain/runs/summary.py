@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from edgetrain.runs.folder import FORMAT, read_job, read_metrics
+from edgetrain.runs.folder import FORMAT, read_job, read_metrics, read_summary
 from edgetrain.runs.metrics.lines import Record, figures
 from edgetrain.runs.metrics.tally import MemberTally, Tally
 
@@ -34,6 +34,11 @@ def summarise(
     summary |= _pace(tally) | _speed(tally) | _quality(tally, summary) | _cost(tally)
     summary |= _least_waiting(tally, summary["members"])
     return summary | _ending(tally, extra.get("status")) | extra
+
+
+def interrupted(folder: Path) -> dict[str, Any]:
+    """The summary of a run that Ctrl-C has ended, also if its disk had no room for it."""
+    return read_summary(folder) or summarise(folder, {"status": "interrupted"})
 
 
 def reached(value: Any, target: float, better: str) -> bool:
