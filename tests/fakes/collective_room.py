@@ -61,7 +61,7 @@ class Wire(Dialled):
 class CollectiveRoom(DirectRoom):
     """As a DirectRoom, with a `topology`. `dies`: by member, the segment at which it is killed.
     `cuts`: (a, b): the segment of a's from which on nothing goes either way between the two.
-    `crashes`: segments of member 0's before which the hub is killed and started again, once
+    `crashes`: (member, segment of its) before which the hub is killed and started again, once
     training has begun."""
 
     def __init__(
@@ -124,7 +124,7 @@ class CollectiveMember(RoomMember):
     def _may_send(self, to):
         room, own = self.room, self.index
         self.sent += 1
-        if own == 0 and self.sent in room.crashes and room.lead.started:
+        if (own, self.sent) in room.crashes and room.lead.started:
             room.crash_lead()
         if self.sent >= room.dies.get(own, np.inf):
             raise Died
