@@ -88,8 +88,8 @@ class QuorumAndDeadline:
     """Seconds after the first whole contribution."""
 
     def due(self, round: RoundView, now: float) -> bool:
-        """See ClosingRule."""
-        return round.contributions >= self.quorum and now - round.opened >= self.deadline_s
+        """See ClosingRule. The time first: counting contributions takes as long as there are."""
+        return now - round.opened >= self.deadline_s and round.contributions >= self.quorum
 
 
 ROUNDS = 16
@@ -135,13 +135,12 @@ class LearnedDeadline:
     def due(self, round: RoundView, now: float) -> bool:
         """See ClosingRule. Until every second member's own contribution is there, a round waits for
         `most_s`: one member that is early would otherwise make all others late."""
-        if round.contributions < self.quorum:
-            return False
         begun = round.begun
         is_over = begun is not None and now - begun >= self.deadline_s
-        return (is_over and 2 * round.in_time >= self._members) or (
-            now - round.opened >= self.most_s
-        )
+        if not is_over and now - round.opened < self.most_s:
+            return False  # before contributions are counted, which takes as long as there are
+        is_in_time = 2 * round.in_time >= self._members or now - round.opened >= self.most_s
+        return is_in_time and round.contributions >= self.quorum
 
     def note_round(self, begun: float, waited_s: Sequence[float], missing: int) -> None:
         """See LearningRule."""

@@ -39,6 +39,8 @@ class Ranges:
 
     def at(self, number: int) -> slice:
         """The range with this number, from 0."""
+        if self.count == 1:
+            return slice(0, self.elements)
         blocks = block_count(self.elements)
         start, stop = (blocks * n // self.count * BLOCK for n in (number, number + 1))
         return slice(start, min(stop, self.elements))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 PAUSE_S = 0.05
-"""Longest wait on one link before the others are looked at."""
+"""Wait on one link before the others are looked at; each further one is twice as long."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class RangedExchange:
 
     def _watch(self, link: Link) -> None:
         link.interrupt, link.while_idle = self._interrupt, partial(self._pulse, link)
-        link.longest_pause_s = PAUSE_S
+        link.first_pause_s = PAUSE_S
 
     def _interrupt(self) -> None:
         self.interrupt()

@@ -405,12 +405,15 @@ class Silence:
             self._received, self.heard, self._pauses = received, now, 0
         if self._reconnecting is None:
             return False
+        silent_s, least_s = now - max(self.heard, self._asked), QUIET_BEATS * self._beat_s
+        if not self._pauses and silent_s <= min(least_s, LONGEST_PAUSE_S):
+            return False  # without a look at the trip: this is asked at each step
         trips_s = QUIET_BEATS * self._reconnecting.traffic().round_trip_s
-        patience_s = min(QUIET_BEATS * self._beat_s + trips_s, LONGEST_PAUSE_S)
+        patience_s = min(least_s + trips_s, LONGEST_PAUSE_S)
         if self._pauses:
             longest_s = max(LONGEST_PAUSE_S / self._reconnecting.addresses, trips_s)
             patience_s = min(patience_s * 2**self._pauses, longest_s)
-        if now - max(self.heard, self._asked) <= patience_s:
+        if silent_s <= patience_s:
             return False
         self._pauses += 1
         self._reconnecting.reconnect()

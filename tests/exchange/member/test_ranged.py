@@ -307,3 +307,32 @@ def test_a_vector_of_nothing_is_one_part_without_bytes():
     nothing.decode(b"", empty)
     with pytest.raises(BadPayload):
         nothing.decode(b"x", empty)
+
+
+class Quiet:
+    """A transport over which nothing comes; `waits` are how long it was waited for."""
+
+    def __init__(self, most):
+        self.waits, self.most = [], most
+
+    def send(self, frames):
+        """Nothing takes it."""
+
+    def receive(self, timeout_s):
+        self.waits.append(timeout_s)
+        if len(self.waits) == self.most:
+            raise InterruptedError
+
+    def received_bytes(self):
+        return 0
+
+
+def test_a_link_that_waits_looks_at_the_others_less_and_less_often():
+    quiet, looks = Quiet(7), []
+    link = Link(quiet, lambda: 0.0)
+    link.first_pause_s, link.while_idle = 0.05, lambda: looks.append(len(quiet.waits))
+    link.ask_in(Request("model"), np.zeros(2, np.float32), 0)
+    with pytest.raises(InterruptedError):
+        link.await_welcome()
+    assert quiet.waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert looks == [1, 2, 3, 4, 5, 6]
