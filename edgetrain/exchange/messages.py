@@ -477,6 +477,19 @@ class Telemetry:
     """-1: not known."""
     versions: str = _text(40, default="")
     """Of edgetrain, Python and torch, in the first of a process; then empty."""
+    disk_mb: int = _optional(_integer(-1, 1 << 40, default=-1))
+    """Free disk, in units of 2^20 bytes. This and what follows change slowly, and are in one
+    message a minute; else, and where they are not known, they have their defaults."""
+    swap_mb: int = _optional(_integer(-1, 1 << 40, default=-1))
+    """Swap that is used, in units of 2^20 bytes."""
+    mhz: int = _optional(_integer(0, 1 << 20, default=0))
+    """The processor's frequency now."""
+    under_voltage: int = _optional(_integer(-1, 1, default=-1))
+    """Whether the supply is too weak now."""
+    wifi_dbm: int = _optional(_integer(-200, 0, default=0))
+    """Level of the wireless signal."""
+    unix_ms: int = _optional(_integer(0, 1 << 50, default=0))
+    """The member's clock: milliseconds since 1970, in UTC."""
 
 
 @dataclass(frozen=True)

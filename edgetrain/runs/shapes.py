@@ -141,7 +141,8 @@ LINES: dict[str, dict[str, Is]] = {
     "step": _STEP,
     "status": _STEP | {
         "about": text, "name": text, "at": seconds, "pace_s": seconds, "round_trip_s": seconds,
-        "celsius": number, "throttled": flag,
+        "celsius": number, "throttled": flag, "disk_free_bytes": size, "swap_bytes": size,
+        "mhz": count, "under_voltage": flag, "wifi_dbm": number, "clock_s": seconds,
     },
     "exchange": _USED | {
         "round": count, "every": count, "delay": count, "submitted_t": seconds,

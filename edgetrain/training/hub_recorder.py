@@ -12,6 +12,7 @@ The metrics file begins with training, because its times count from there:
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -249,6 +250,12 @@ class Statuses:
             "throttled": None if told.throttled < 0 else bool(told.throttled),
             "joules": None if told.joules < 0 else told.joules,
             "versions": told.versions or None,
+            "disk_free_bytes": None if told.disk_mb < 0 else told.disk_mb << 20,
+            "swap_bytes": None if told.swap_mb < 0 else told.swap_mb << 20,
+            "mhz": told.mhz or None,
+            "under_voltage": None if told.under_voltage < 0 else bool(told.under_voltage),
+            "wifi_dbm": told.wifi_dbm or None,
+            "clock_s": told.unix_ms / 1000 - time.time() if told.unix_ms else None,
         }
 
 

@@ -23,7 +23,7 @@ from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.masks.aggregator import Aggregator
 from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.member.link import Link
-from edgetrain.exchange.member.telemetry import Readings, Sums, Telemeter
+from edgetrain.exchange.member.telemetry import Readings, SlowReadings, Sums, Telemeter
 from edgetrain.exchange.messages import PROTOCOL, Base, Join, Masking, Telemetry, pack, unpack
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.transport import Traffic
@@ -35,6 +35,7 @@ from edgetrain.runs.summary import summarise
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.hub_recorder import MOST_NAMES, HubRecorder, Statuses
 from edgetrain.training.member.member import Member, bind, release_of
+from edgetrain.training.member.readings import readings_of
 from edgetrain.vectors.vector import checksum
 
 ZEROS = np.zeros(3, np.float32)
@@ -85,6 +86,32 @@ def test_an_encrypted_member_spends_less_than_25_bytes_a_second():
         4 * 10**9, 4 * 10**9, 900, 71, 0, 500_000,
     )  # fmt: skip
     assert (size(usual) + CURVE_BYTES) / PERIOD_S < 25, size(usual)
+
+
+def test_what_changes_slowly_costs_less_than_a_byte_a_second():
+    usual = Telemetry(70_000, 14_000, 86_400_000, 16_000_000)
+    slow = dataclasses.replace(
+        usual, disk_mb=118_000, swap_mb=900, mhz=2400, under_voltage=0, wifi_dbm=-61,
+        unix_ms=1_790_000_000_000,
+    )  # fmt: skip
+    assert unpack(pack(slow)) == slow
+    assert len(pack(usual)[1]) == len(pack(dataclasses.replace(usual, unix_ms=0))[1])
+    assert (size(slow) - size(usual)) / 60 < 1
+    keys = Statuses().keys_of("a", slow)
+    assert (keys["disk_free_bytes"], keys["wifi_dbm"]) == (118_000 << 20, -61)
+    assert keys["under_voltage"] is False
+    assert abs(keys["clock_s"]) < 1e9
+    assert Statuses().keys_of("a", usual)["clock_s"] is None
+
+
+def test_it_is_read_once_a_minute():
+    now = [0.0]
+    read = readings_of(clock=lambda: now[0])
+    said = []
+    for at in (0.0, 5.0, 59.0, 60.0, 65.0):
+        now[0] = at
+        said.append(read().slow != SlowReadings())
+    assert said == [True, False, False, True, False]
 
 
 # -- the hub --------------------------------------------------------------------------------------
@@ -279,7 +306,7 @@ def test_no_loss_and_no_figure_is_on_the_wire(private, masked):
         assert set(values) == {
             "step", "round", "t_ms", "wait_ms", "overhead_ms", "eval_ms", "end_ms",
             "round_trip_us100", "sent_bytes", "received_bytes", "memory_mb", "celsius", "throttled",
-            "joules",
+            "joules", "disk_mb", "swap_mb", "mhz", "under_voltage", "wifi_dbm", "unix_ms",
         }  # fmt: skip
 
 

@@ -34,6 +34,21 @@ class Sums:
 
 
 @dataclass(frozen=True)
+class SlowReadings:
+    """What changes slowly on a machine; None: it does not say."""
+
+    disk_bytes: int | None = None
+    """Free."""
+    swap_bytes: int | None = None
+    """Used."""
+    megahertz: int | None = None
+    under_voltage: bool | None = None
+    wifi_dbm: int | None = None
+    unix_s: float | None = None
+    """Its clock, in seconds since 1970."""
+
+
+@dataclass(frozen=True)
 class Readings:
     """What a machine says of itself; None: it does not."""
 
@@ -41,6 +56,8 @@ class Readings:
     celsius: float | None = None
     throttled: bool | None = None
     joules: float | None = None
+    slow: SlowReadings = SlowReadings()
+    """Empty but once a minute."""
 
 
 class Telemeter:
@@ -88,7 +105,7 @@ class Telemeter:
 
     def _message(self) -> Telemetry:
         sums, readings, traffic = self.sums(), self.read(), self._traffic()
-        heat, joules = readings.celsius, readings.joules
+        heat, joules, slow = readings.celsius, readings.joules, readings.slow
         return Telemetry(
             step=sums.step,
             round=sums.round,
@@ -105,6 +122,12 @@ class Telemeter:
             throttled=-1 if readings.throttled is None else int(readings.throttled),
             joules=-1 if joules is None else max(0, round(joules)),
             versions=self.versions,
+            disk_mb=-1 if slow.disk_bytes is None else slow.disk_bytes >> 20,
+            swap_mb=-1 if slow.swap_bytes is None else slow.swap_bytes >> 20,
+            mhz=min(1 << 20, max(0, slow.megahertz or 0)),
+            under_voltage=-1 if slow.under_voltage is None else int(slow.under_voltage),
+            wifi_dbm=min(0, max(-200, slow.wifi_dbm or 0)),
+            unix_ms=min(1 << 50, _thousandths(slow.unix_s or 0.0)),
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,7 @@ class Health:
         there = [zone for zone in zones if _number(zone) is not None]
         # A Jetson's PMIC always says 100 degrees.
         self._zones = [zone for zone in there if _is_processor(zone)] or there
+        self._root = root
         self._flags = _flags_of(root, FirmwareMailbox(root / "dev/vcio", ioctl))
 
     @property
@@ -87,6 +89,48 @@ class Health:
         """Whether the supply is too weak now; None: the board does not say."""
         flags = self._flags()
         return None if flags is None else bool(flags & 1)
+
+    @property
+    def megahertz(self) -> int | None:
+        """The first core's frequency now; None: it is not known."""
+        kilohertz = _number(self._root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
+        return None if kilohertz is None else kilohertz // 1000
+
+    @property
+    def swap_bytes(self) -> int | None:
+        """Swap that is used (proc(5), /proc/meminfo)."""
+        lines = _lines(self._root / "proc/meminfo")
+        found = {words[0]: words[1] for line in lines if len(words := line.split()) > 1}
+        total, free = found.get("SwapTotal:", ""), found.get("SwapFree:", "")
+        is_known = total.isdigit() and free.isdigit()
+        return (int(total) - int(free)) << 10 if is_known else None
+
+    @property
+    def wifi_dbm(self) -> int | None:
+        """Level of the strongest wireless signal (/proc/net/wireless: two lines of heading, then
+        one an interface: name, status, link, level, …); None: there is no wireless network."""
+        levels = []
+        for line in _lines(self._root / "proc/net/wireless")[2:]:
+            words = line.split()
+            level = words[3].rstrip(".") if len(words) > 3 else ""
+            if level.lstrip("-").isdigit():
+                levels.append(int(level))
+        return max(levels, default=None)
+
+    @property
+    def disk_bytes(self) -> int | None:
+        """Free bytes of the disk that this process works on."""
+        try:
+            return shutil.disk_usage(Path.cwd()).free
+        except OSError:
+            return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def _flags_of(root: Path, mailbox: FirmwareMailbox) -> Callable[[], int | None]:

@@ -92,3 +92,20 @@ def test_the_hottest_zone_of_the_processor_counts(tmp_path):
     assert Health(board(tmp_path, files)).celsius == 100.0
     files = {f"{zone}1/temp": "61500\n", f"{zone}1/type": "cpu-thermal\n", f"{zone}2/temp": "x\n"}
     assert Health(board(tmp_path, files)).celsius == 61.5
+
+
+def test_what_changes_slowly(tmp_path):
+    board = Health(tmp_path)
+    assert (board.megahertz, board.swap_bytes, board.wifi_dbm) == (None, None, None)
+    for name, text in {
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq": "2400000\n",
+        "proc/meminfo": "MemTotal: 8 kB\nSwapTotal: 2048 kB\nSwapFree: 1024 kB\n",
+        "proc/net/wireless": "Inter-| sta\n face | tus\n wlan0: 0000   54.  -56.  -256  0\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert (board.megahertz, board.swap_bytes, board.wifi_dbm) == (2400, 1 << 20, -56)
+    (tmp_path / "proc/net/wireless").write_text("\x00\n\n wlan0: nothing\n")
+    (tmp_path / "proc/meminfo").write_text("SwapTotal: x\n")
+    assert (board.swap_bytes, board.wifi_dbm) == (None, None)
+    assert board.disk_bytes
