@@ -109,7 +109,9 @@ def _add_number(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Listen, say where, serve until the job is over."""
     with Stop().installed() as stop:
-        job = _job_of(arguments)
+        from edgetrain.jobs.resolved import with_all_members
+
+        job = with_all_members(_job_of(arguments))
         from edgetrain.training.hub import HubRequest, serve_job
 
         request = HubRequest(

@@ -187,6 +187,9 @@ class _Record:
 
 def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     job, beside = common.job_of(arguments)
+    from edgetrain.jobs.resolved import look_up, with_all_members
+
+    job = with_all_members(job)
     from edgetrain.cli.screen import Screen, ScreenHandler
     from edgetrain.exchange.addresses import any_port_of, rotated, wait_for_route
     from edgetrain.fleet.assignment import devices_of
@@ -207,7 +210,6 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     common.say(f"joining {hub} over {via}" + (", encrypted" if any(credentials) else ""))
     service.status(f"joining {hub}")
     from edgetrain.exchange.member.link import PATIENCE_S
-    from edgetrain.jobs.resolved import look_up
     from edgetrain.training.member.train import Place
 
     found = look_up(job)

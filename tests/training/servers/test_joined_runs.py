@@ -5,6 +5,7 @@ from __future__ import annotations
 import joined_runs
 import pytest
 
+from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.plan import check
 from edgetrain.jobs.reading import load
@@ -59,3 +60,9 @@ def test_a_group_is_not_simulated(tmp_path):
     job = load(None, ["fleet.device=host:2, servers", "servers.placement=data=2"])
     with pytest.raises(ConfigError, match="whose speed is not known"):
         simulation.run(check(job), tmp_path)
+
+
+def test_a_list_of_devices_says_how_many_members_a_real_fleet_has(capsys):
+    words = ["fleet.device=host:2, servers", "servers.placement=data=2"]
+    assert main(["member", *words, "--hub", "tcp://127.0.0.1:1", "--index", "3"]) == 2
+    assert "allowed are 0 to 2" in capsys.readouterr().err
