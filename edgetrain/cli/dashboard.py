@@ -53,6 +53,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--insecure", action="store_true", help="let other machines come without --tls"
     )
+    parser.add_argument(
+        "--token",
+        type=Path,
+        metavar="FILE",
+        help="a file with the token that only its owner can read (default: a new token)",
+    )
     parser.add_argument("--until-stdin-ends", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
@@ -62,7 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.runs.dashboard.serve import ListensAt, serve
 
     place = ListensAt(
-        arguments.bind, tuple(arguments.tls) if arguments.tls else None, arguments.insecure
+        arguments.bind,
+        tuple(arguments.tls) if arguments.tls else None,
+        arguments.insecure,
+        arguments.token,
     )
     serve(
         arguments.folder,

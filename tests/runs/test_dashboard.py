@@ -23,6 +23,7 @@ from edgetrain.runs.dashboard import follow, serve
 from edgetrain.runs.dashboard.app import application, page_files
 from edgetrain.runs.dashboard.child import dashboard_beside
 from edgetrain.runs.dashboard.follow import COLUMNS, MOST_POINTS, BoundedCurve, Following
+from edgetrain.runs.dashboard.gauges import exposition
 from edgetrain.runs.dashboard.guard import POLICY, Guard
 from edgetrain.runs.dashboard.hall import Hall
 from edgetrain.runs.dashboard.serve import LOOPBACK, ListensAt
@@ -160,6 +161,20 @@ def test_beyond_loopback_addresses_are_names_and_foreign_names_are_not():
     for host, status in hosts.items():
         answer = asyncio.run(ask(guard, "GET", "/runs", {"Host": host, "Cookie": cookie}))
         assert answer.status == status, host
+
+
+def test_a_program_reads_metrics_with_the_token_and_nothing_else():
+    guard, inside = guarded()
+    token = {"Host": HOST, "Authorization": f"Bearer {guard.token}"}
+    wrong = {"Host": HOST, "Authorization": "Bearer x"}
+    asked = [
+        ("/metrics", token),
+        ("/metrics", wrong),
+        ("/metrics", {"Host": HOST}),
+        ("/runs", token),
+    ]
+    assert [asyncio.run(ask(guard, "GET", *each)).status for each in asked] == [200, 401, 401, 401]
+    assert inside.asked == [("GET", "/metrics")]
 
 
 def test_two_hosts_in_a_request_are_refused():
@@ -426,6 +441,30 @@ def test_streams_have_a_limit_and_unknown_runs_are_told_so(tmp_path, monkeypatch
     assert asyncio.run(ask(app, "GET", "/stream/a", {})).status == 503
 
 
+def test_metrics_are_what_watch_shows_of_runs_under_way(tmp_path):
+    run = write_run(tmp_path / "runs" / "a", SMALL, upto=30)
+    write_run(tmp_path / "runs" / "b", SMALL)  # it is over
+    answer = asyncio.run(ask(application(Hall(tmp_path / "runs")), "GET", "/metrics", {}))
+    watch = FolderWatch(run)
+    watch.read()
+    state = watch.state()
+    found = re.findall(r'^edgetrain_(\w+)\{run="(.*?)".*\} (\S+)$', answer.body.decode(), re.M)
+    values = {name: float(value) for name, _, value in found}
+    assert {name for _, name, _ in found} == {"a"}
+    assert values["step"] == pytest.approx(state.step)
+    assert values["sent_bytes_total"] == pytest.approx(state.sent_bytes)
+    assert values["figure"] == pytest.approx(state.figure)
+    assert values["members"] == 3
+    lines = answer.body.decode().splitlines()
+    assert all(re.match(r"# (HELP|TYPE) |edgetrain_\w+\{", line) for line in lines)
+
+
+def test_a_label_of_metrics_cannot_end_its_line(tmp_path):
+    folder = tmp_path / 'x"} 1'
+    text = exposition([('a"b\\c\nd', FolderWatch(folder).state())])
+    assert '{run="a\\"b\\\\c\\nd"} 0' in text.splitlines()[2]
+
+
 # -- listening ---------------------------------------------------------------------------------
 
 
@@ -451,6 +490,15 @@ def test_bad_places_get_one_line_each(tmp_path):
         tls = (tmp_path / cert, tmp_path / cert)
         assert cert in refused(tmp_path, ListensAt("127.0.0.1:0", tls))
     assert "no folder" in refused(tmp_path / "nosuch", ListensAt("127.0.0.1:0"))
+
+
+def test_a_token_file_is_a_secret_and_no_short_one(tmp_path):
+    file = tmp_path / "token"
+    assert "no such file" in refused(tmp_path, ListensAt("127.0.0.1:0", token=file))
+    for text, mode, said in (("x" * 20, 0o644, "read by others"), ("short", 0o600, "20 or more")):
+        file.write_text(text)
+        file.chmod(mode)
+        assert said in refused(tmp_path, ListensAt("127.0.0.1:0", token=file))
 
 
 def test_without_its_packages_it_says_how_to_get_them(tmp_path, monkeypatch):

@@ -11,9 +11,11 @@ from collections.abc import AsyncIterator
 from importlib.resources import files
 from typing import Any
 
+from edgetrain.runs.dashboard import gauges
 from edgetrain.runs.dashboard.follow import Following
 from edgetrain.runs.dashboard.guard import Asgi
 from edgetrain.runs.dashboard.hall import Hall
+from edgetrain.runs.reports.live.watch import RunState
 from edgetrain.runs.reports.page.document import PATTERNS
 
 LOOK_S = 0.5
@@ -68,6 +70,15 @@ class Channel:
                 self._task.cancel()
                 self._task = None
 
+    async def state(self) -> RunState:
+        """The run as it is now; it is looked at for this where nobody follows it."""
+        while not self.readers:
+            self._following.tick(time.time())
+            if not self._following.is_behind:
+                break
+            await asyncio.sleep(0)
+        return self._following.state()
+
     async def _look(self) -> None:
         while True:
             began = time.thread_time()
@@ -90,6 +101,13 @@ class Desk:
     def rows(self) -> dict[str, Any]:
         """The list of runs."""
         return {"runs": self._hall.rows()}
+
+    async def states(self) -> list[tuple[str, RunState]]:
+        """The newest runs under way, MOST_FOLLOWED at most, and their ids."""
+        rows = await asyncio.to_thread(self._hall.rows)
+        names = [row["id"] for row in rows if row["status"] == "no summary"][:MOST_FOLLOWED]
+        channels = [(name, self.channel(name)) for name in names]
+        return [(name, await each.state()) for name, each in channels if each is not None]
 
     def channel(self, name: str) -> Channel | None:
         """The channel of the run with this id; None: there is no such run."""
@@ -141,6 +159,9 @@ def application(hall: Hall) -> Asgi:
     async def runs(_: Request) -> Response:
         return JSONResponse(await asyncio.to_thread(desk.rows))
 
+    async def metrics(_: Request) -> Response:
+        return Response(gauges.exposition(await desk.states()), media_type=gauges.TYPE)
+
     async def stream(request: Request) -> Response:
         if desk.readers >= MOST_READERS:
             return JSONResponse({"error": f"{MOST_READERS} readers are enough"}, 503)
@@ -154,6 +175,7 @@ def application(hall: Hall) -> Asgi:
             Route("/", page),
             Route("/page/{name}", page),
             Route("/runs", runs),
+            Route("/metrics", metrics),
             Route("/stream/{name:path}", stream),
         ]
     )

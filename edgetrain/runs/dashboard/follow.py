@@ -127,6 +127,10 @@ class Following:
             self._drawn = now
             self._put("timeline", self._timeline())
 
+    def state(self) -> RunState:
+        """The run as it was at the last look."""
+        return self._watch.state()
+
     def since(self, seen: dict[str, int]) -> bytes:
         """A JSON object of the sections that are newer than those `seen`, which is brought up to
         date; b"" if none are."""

@@ -44,12 +44,15 @@ _HEADERS = [
 class Guard:
     """Lets requests through to an application, or answers why not."""
 
-    def __init__(self, app: Asgi, names: Iterable[str], port: int, *, secure: bool) -> None:
+    def __init__(
+        self, app: Asgi, names: Iterable[str], port: int, *, secure: bool, token: str = ""
+    ) -> None:
         """`names`: of this server, beside its IP addresses where it listens beyond loopback.
-        `secure`: it speaks TLS."""
+        `secure`: it speaks TLS. `token`: "": a new one."""
         self._app, self._port, self._secure = app, port, secure
         self._names = frozenset(name.lower() for name in names)
-        self.token, self._session = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        self.token = token or secrets.token_urlsafe(32)
+        self._session = secrets.token_urlsafe(32)
         self._cookie = f"edgetrain-{port}"  # a browser keeps one jar for all ports of a host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,8 +92,10 @@ class Guard:
             return 405, "GET or POST"
         if scope["path"] == "/enter":
             return None if scope["method"] == "POST" else (405, "POST the token")
-        is_file = scope["path"] == "/" or scope["path"].startswith("/page/")
-        if not is_file and not self._has_session(headers.get("cookie", "")):
+        is_open = scope["path"] == "/" or scope["path"].startswith("/page/")
+        if scope["path"] == "/metrics":  # read by a program that is given the token, and no cookie
+            is_open = self._has_token(headers)
+        if not is_open and not self._has_session(headers.get("cookie", "")):
             return 401, "open the address that `edgetrain dashboard` printed"
         return None
 
@@ -118,10 +123,12 @@ class Guard:
             return False
         return found is not None and _same(found.value, self._session)
 
+    def _has_token(self, headers: dict[str, str]) -> bool:
+        return _same(headers.get("authorization", ""), f"Bearer {self.token}")
+
     async def _enter(self, headers: dict[str, str], send: Send) -> None:
         """Give the cookie for the token."""
-        given = headers.get("authorization", "").removeprefix("Bearer ")
-        if not _same(given, self.token):
+        if not self._has_token(headers):
             await _answer(send, 401, "this is not the token of the server that runs now")
             return
         secure = "; Secure" if self._secure else ""

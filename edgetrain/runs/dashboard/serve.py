@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
 import ssl
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from edgetrain.errors import ConfigError
+from edgetrain.files.reading import OTHERS_READ, read_guarded
 from edgetrain.runs.dashboard.app import application
 from edgetrain.runs.dashboard.guard import Guard
 from edgetrain.runs.dashboard.hall import Hall
@@ -38,6 +40,8 @@ class ListensAt:
     """Files of a certificate and its key."""
     insecure: bool = False
     """Whether other machines may come without TLS."""
+    token: Path | None = None
+    """File with the token; None: a new one at each start."""
 
 
 def serve(
@@ -62,7 +66,8 @@ def serve(
         port = listener.getsockname()[1]
         _check_tls(place)
         names = LOOPBACK if _is_loopback(listener) else (*LOOPBACK, host, "*")
-        guard = Guard(application(hall), names, port, secure=place.tls is not None)
+        secure, token = place.tls is not None, _token(place.token)
+        guard = Guard(application(hall), names, port, secure=secure, token=token)
         only = hall.only()
         shown = f"[{host}]" if ":" in host else host
         scheme = "https" if place.tls else "http"
@@ -116,6 +121,21 @@ def _listen(place: ListensAt) -> tuple[str, socket.socket]:
 
 def _is_loopback(listener: socket.socket) -> bool:
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+
+
+def _token(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        token = read_guarded(path, 4096, OTHERS_READ).strip()
+    except FileNotFoundError:
+        raise ConfigError(f"--token {path}: there is no such file", "it has the token") from None
+    if not re.fullmatch(r"[\w.~-]{20,}", token, re.ASCII):
+        raise ConfigError(
+            f"--token {path}: a token has 20 or more letters, digits, '.', '_', '~' and '-'",
+            "python -c 'import secrets; print(secrets.token_urlsafe())' prints one",
+        )
+    return token
 
 
 def _check_tls(place: ListensAt) -> None:
