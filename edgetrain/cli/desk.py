@@ -197,6 +197,11 @@ def run_on_cluster(arguments: argparse.Namespace) -> int:
     from edgetrain.jobs.reading import load
     from edgetrain.runs.folder import read_summary
 
+    for flag in ("simulate", "resume", "print_commands", "json", "dashboard"):
+        if getattr(arguments, flag, None):
+            raise ConfigError(
+                f"--cluster and --{flag.replace('_', '-')} do not go together", "leave one out"
+            )
     found = cluster.load(arguments.cluster)
     if len(arguments.job) != 1 or "=" in arguments.job[0]:
         raise ConfigError(

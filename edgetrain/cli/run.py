@@ -77,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     After Ctrl-C the result is that of what was trained; the interrupt is raised again.
     """
+    if arguments.keys is not None and arguments.cluster is None:
+        raise ConfigError("--keys without --cluster: members on this machine need none")
     if arguments.cluster is not None:
         from edgetrain.cli import desk
 

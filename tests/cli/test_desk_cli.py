@@ -117,6 +117,22 @@ def test_a_slip_is_one_line_and_no_device_is_asked(fleet, capsys, words, message
     assert fleet.commands == []
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--simulate"], "--cluster and --simulate do not go together"),
+        (["--json"], "--cluster and --json do not go together"),
+        (["steps=3"], "devices and hub read one job file"),
+    ],
+)
+def test_what_a_run_on_devices_does_not_go_with(fleet, capsys, words, message):
+    assert main(["run", "job.toml", *words, "--cluster", "cluster.toml"]) == 2
+    assert message in capsys.readouterr().err
+    assert main(["run", "job.toml", "--keys", "hub"]) == 2
+    assert "--keys without --cluster" in capsys.readouterr().err
+    assert fleet.commands == []
+
+
 def test_status_says_who_needs_a_person(fleet, capsys, monkeypatch):
     monkeypatch.setattr(desks, "HOT_CELSIUS", 1000.0)
     monkeypatch.setattr(desks, "FULL_BYTES", 0)
