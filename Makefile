@@ -5,6 +5,7 @@
 #   make test-examples  1,000 examples of each property (25 are in make test, 60 in CI): at night
 #   make test-costs  measure what each file of tests takes, into tests/costs.toml; TESTS="tests/cli" for some
 #   make test-boot  flash a card, boot it under user-mode-linux, let it train (root, mmdebstrap)
+#   make test-fleet  sixteen machines with a real sshd, ten of them in trouble (root, mmdebstrap)
 #   make test-boot-qemu  the same under QEMU, which emulates a whole machine (also -arm64, -raspi3b)
 #   make test-trainers  loops of Accelerate and Lightning, which are installed into .venv-trainers
 #   make test-trackers  TensorBoard, MLflow and W&B read back what they were given (.venv-trackers)
@@ -28,7 +29,7 @@ TRAINERS ?= .venv-trainers
 TRACKERS ?= .venv-trackers
 DOCS ?= .venv-docs
 
-.PHONY: demo test test-examples test-costs chaos test-damages test-trainers test-trackers test-kills test-boot test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers install-docs docs
+.PHONY: demo test test-examples test-costs chaos test-damages test-trainers test-trackers test-kills test-boot test-fleet test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers install-docs docs
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -62,6 +63,9 @@ test-kills: install-dev
 
 test-boot: install-dev
 	$(BIN)/pytest -m boot tests/provisioning/cards
+
+test-fleet: install-dev
+	$(BIN)/pytest -m 'fleet or not fleet' -s tests/provisioning/test_fleet_ssh.py
 
 test-boot-qemu: install-dev
 	$(BIN)/pytest -m boot_qemu -rs -k amd64 tests/provisioning/cards

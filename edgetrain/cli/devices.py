@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.cli import cards, common, desk
+from edgetrain.cli import cards, common, desk, remote
 from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ examples:
   edgetrain devices send job.toml cluster.toml          their next job, no card touched
   edgetrain devices update cluster.toml --at-once 4     their next version; a bad one goes back
   edgetrain devices status cluster.toml                 how each is
+  edgetrain devices provision cluster.toml --check      machines that run: what would change
+  edgetrain devices run cluster.toml -- uptime          a command on all of them
 """
 
 
@@ -32,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
     parser = common.verb(
         subparsers,
         "devices",
-        "device profiles: list, show; real devices: init, worker, flash, send, update, status",
+        "device profiles: list, show; real devices: init, worker, flash, provision, send, …",
         "The boards whose speed and power a job can emulate, each figure with its source; and "
         "cards\nthat make such boards members of a fleet.",
         _EXAMPLES,
@@ -53,6 +55,7 @@ def add_parser(subparsers: Any) -> None:
     init.set_defaults(run=_init)
     cards.add_verbs(verbs)
     desk.add_verbs(verbs)
+    remote.add_verbs(verbs)
     for each in (listing, show):
         common.add_json(each)
 

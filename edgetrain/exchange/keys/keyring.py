@@ -131,18 +131,20 @@ class Keyring:
             for key, name in self._lines("members", 2)
         }
 
-    def allow(self, key: Public, name: str) -> None:
-        """Put a device on the list. Raises ConfigError if another device has the name."""
+    def allow(self, key: Public, name: str, *, replace: bool = False) -> None:
+        """Put a device on the list. Raises ConfigError if another key has the name, unless
+        `replace`: then that one is taken off."""
         _check_name(name)
         with self.locked():
             known = self.members()
             taken = [k for k, n in known.items() if n == name and k != key]
-            if taken:
+            if taken and not replace:
                 raise ConfigError(
                     f"a device named '{name}' is on the list already, with key {short(taken[0])}…",
                     f"edgetrain keys revoke {name}",
                 )
-            self._write_members(known | {key: name})
+            kept = {k: n for k, n in known.items() if k not in taken}
+            self._write_members(kept | {key: name})
 
     def revoke(self, who: str) -> Revoked:
         """Lock a device out, by its name or key: its key is taken off the list, so that a running

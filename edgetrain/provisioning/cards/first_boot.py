@@ -105,7 +105,7 @@ class FirstBoot:
 
     def survives(self) -> None:
         """Refuse a state folder that a reboot would lose, before the token is used up."""
-        kind = self._filesystem_of("/var/lib")
+        kind = filesystem_of(self.root, "/var/lib")
         if kind in FLEETING:
             raise Failed(
                 f"/var/lib is on {kind}: a reboot would lose this device's key. Turn the overlay "
@@ -254,16 +254,17 @@ class FirstBoot:
         environment = {"PYTHONPATH": str(self.slots / "a")}
         return self._run([self._python, "-m", module, *words], environment)
 
-    def _filesystem_of(self, path: str) -> str:
-        """The kind of the file system that holds a path, from /proc/mounts below the root."""
-        best, kind = "", ""
-        table = self.root / "proc/mounts"
-        for line in table.read_text("utf-8").splitlines() if table.exists() else ():
-            _, place, filesystem, *_ = line.split()
-            under = place == "/" or path == place or path.startswith(place.rstrip("/") + "/")
-            if under and len(place) >= len(best):
-                best, kind = place, filesystem
-        return kind
+
+def filesystem_of(root: Path, path: str) -> str:
+    """The kind of the file system that holds a path, from /proc/mounts below the root."""
+    best, kind = "", ""
+    table = root / "proc/mounts"
+    for line in table.read_text("utf-8").splitlines() if table.exists() else ():
+        _, place, filesystem, *_ = line.split()
+        under = place == "/" or path == place or path.startswith(place.rstrip("/") + "/")
+        if under and len(place) >= len(best):
+            best, kind = place, filesystem
+    return kind
 
 
 class Hashing:

@@ -1,0 +1,287 @@
+"""`edgetrain devices provision`, `remove`, `run`, `logs`, `reboot`: devices over ssh."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import getpass
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgetrain.cli import common
+from edgetrain.cli.cards import archive_folder
+from edgetrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edgetrain.exchange.keys.keyring import Keyring
+    from edgetrain.fleet.cluster import Cluster, DeviceEntry
+    from edgetrain.fleet.ssh import SshAnswer, SshClient, SshHost
+    from edgetrain.provisioning.provision import Provisioned
+
+_PROVISION = """\
+examples:
+  edgetrain devices provision cluster.toml --check     what would change; changes nothing
+  edgetrain devices provision cluster.toml             all devices, 16 at a time
+  edgetrain devices provision cluster.toml pi-3 --ask-sudo
+
+For machines that run already: 64-bit Debian, Ubuntu or Raspberry Pi OS with an archive of
+`edgetrain devices worker`. Looks first, then makes only what differs, by the steps of a card's
+first boot; a second run changes nothing. Runs on the hub's machine: the device's key goes on its
+list, without a token. The user of [ssh] needs sudo there.
+
+exit status: 0 all are as they should be, 1 some are not (with --check: or would be changed),
+2 nothing was begun.
+"""
+
+_RUN = """\
+examples:
+  edgetrain devices run cluster.toml -- uptime
+  edgetrain devices run --root cluster.toml pi-3 -- apt-get -y upgrade
+
+Options come before CLUSTER. Each line that is printed has the name of its device. Exit status: 0 if
+the command ended with 0 on all of them, otherwise 1.
+"""
+
+
+def add_verbs(verbs: Any) -> None:
+    """Add the verbs to those of `devices`."""
+    provision = verbs.add_parser(
+        "provision", help="make devices of machines that run", epilog=_PROVISION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    _add_devices(provision)
+    provision.add_argument("--check", action="store_true", help="say what differs, change nothing")
+    provision.add_argument("--worker", type=Path, metavar="FILE", help="the worker archive to use")
+    provision.set_defaults(run=_provision)
+    remove = verbs.add_parser(
+        "remove", help="take edgetrain off devices, and their keys off the list"
+    )
+    _add_devices(remove)
+    remove.add_argument("--yes", action="store_true", help="do not ask")
+    remove.set_defaults(run=_remove)
+    command = verbs.add_parser(
+        "run", help="run a command on devices", epilog=_RUN,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    command.add_argument(
+        "words", nargs=argparse.REMAINDER, metavar="WORDS", help="CLUSTER [DEVICE…] -- COMMAND"
+    )
+    command.add_argument("--root", action="store_true", help="as root, by sudo")
+    command.add_argument(
+        "--timeout", type=float, default=60.0, metavar="SECONDS", help="of each (default: 60)"
+    )
+    command.set_defaults(run=_run)
+    logs = verbs.add_parser("logs", help="the member's journal of each device")
+    _add_devices(logs)
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
+    logs.add_argument("-n", "--lines", type=int, default=20, help="of each (default: 20)")
+    logs.set_defaults(run=_logs)
+    reboot = verbs.add_parser("reboot", help="restart devices; training goes on by itself")
+    _add_devices(reboot)
+    reboot.set_defaults(run=_reboot)
+    for each in (provision, remove, command, logs, reboot):
+        each.add_argument("--ask-sudo", action="store_true", help="ask for the password of sudo")
+        common.add_keys(each)
+        common.add_json(each)
+
+
+def _add_devices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("cluster", type=Path, metavar="CLUSTER", help="a cluster file")
+    parser.add_argument("devices", nargs="*", metavar="DEVICE", help="which (default: all)")
+
+
+@contextlib.contextmanager
+def reach(
+    arguments: argparse.Namespace, found: Cluster
+) -> Iterator[tuple[SshClient, list[tuple[DeviceEntry, SshHost]]]]:
+    """The chosen devices of a cluster, and the way to them."""
+    from edgetrain.exchange.keys.keyring import keys_folder
+    from edgetrain.provisioning.reaching import hosts_of, open_remote
+
+    devices = found.chosen(tuple(arguments.devices))
+    if not devices:
+        raise ConfigError(f"{found.path} has no [[device]]")
+    hosts = hosts_of(found, devices)
+    ask = is_yes if sys.stdin.isatty() else None
+    password = ""
+    if arguments.ask_sudo:
+        if ask is None:
+            raise ConfigError("--ask-sudo, and nobody can be asked", "run it on a terminal")
+        password = getpass.getpass("password of sudo on the devices: ")
+    with open_remote(keys_folder(arguments.keys), ask, password) as remote:
+        yield remote, list(zip(devices, hosts, strict=True))
+
+
+def is_yes(question: str) -> bool:
+    """Ask on the terminal; the end of the input is a no."""
+    with contextlib.suppress(EOFError):
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    return False
+
+
+def _ring(arguments: argparse.Namespace) -> Keyring:
+    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
+
+    ring = Keyring(keys_folder(arguments.keys))
+    if not ring.exists:
+        raise ConfigError(
+            f"the hub's keys are not on this machine (in {ring.path})",
+            "run it on the hub's machine; or here: edgetrain keys init",
+        )
+    return ring
+
+
+# -- provision, remove ---------------------------------------------------------------------------
+
+
+def _provision(arguments: argparse.Namespace) -> int:
+    from edgetrain.fleet import cluster
+    from edgetrain.provisioning import outfit
+    from edgetrain.provisioning.cards import archive, flashing
+    from edgetrain.provisioning.provision import Provisioner
+
+    found = cluster.load(arguments.cluster)
+    job = outfit.job_of(found)
+    workers = archive.workers()
+    for device in found.chosen(tuple(arguments.devices)):
+        outfit.check_profile(workers, device)
+    assert found.ssh
+    keys = tuple(cluster.ssh_keys(found.ssh))
+    settings = flashing.Settings(keys, outfit.set_of(found, job), {}, 0.0)
+    archives = flashing.Archives(workers, arguments.worker, archive_folder())
+    ring = _ring(arguments)
+
+    def line(result: Provisioned) -> str:
+        if not result.ok:
+            return f"{result.name:16} FAILED   {result.why}"
+        if not result.changed:
+            return f"{result.name:16} ok       nothing to change"
+        verb = "would change" if arguments.check else "changed"
+        return f"{result.name:16} {'differs' if arguments.check else 'done':8} {verb}: " + (
+            ", ".join(result.changed)
+        )
+
+    with reach(arguments, found) as (remote, devices):
+        work = Provisioner(found, settings, archives, ring, remote)
+        told = _telling(line)
+        results = work.provision(devices, check=arguments.check, told=told)
+    bad = [result for result in results if not result.ok]
+    differ = sum(bool(result.changed) for result in results if result.ok)
+    lines = [
+        f"{len(results) - len(bad)} of {len(results)} devices are reached and set up, {differ} "
+        + ("of them would be changed" if arguments.check else "of them were changed")
+    ]
+    lines += [line(result) for result in bad]
+    if bad:
+        lines.append("the same command goes on with these")
+    common.answer(arguments, [dataclasses.asdict(result) for result in results], "\n".join(lines))
+    return int(bool(bad) or (arguments.check and differ > 0))
+
+
+def _telling(line: Callable[[Any], str]) -> Callable[[Any], None]:
+    """Says a line as soon as there is one; several threads may."""
+    lock = threading.Lock()
+
+    def told(result: Any) -> None:
+        with lock:
+            common.warn(line(result))
+
+    return told
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    from edgetrain.fleet import cluster
+    from edgetrain.provisioning.provision import remove
+
+    found = cluster.load(arguments.cluster)
+    ring = _ring(arguments)
+    names = ", ".join(device.name for device in found.chosen(tuple(arguments.devices)))
+    if not arguments.yes and not (
+        sys.stdin.isatty() and is_yes(f"take edgetrain, its keys and checkpoints off {names}?")
+    ):
+        raise ConfigError("nothing was removed", "--yes, or a yes on a terminal")
+    with reach(arguments, found) as (remote, devices):
+        results = remove([host for _, host in devices], ring, remote)
+    lines = [f"{r.name:16} {'removed' if r.ok else 'FAILED   ' + r.why}" for r in results]
+    common.answer(arguments, [dataclasses.asdict(r) for r in results], "\n".join(lines))
+    return int(not all(r.ok for r in results))
+
+
+# -- run, logs, reboot ---------------------------------------------------------------------------
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    words = list(arguments.words)
+    at = words.index("--") if "--" in words else len(words)
+    named, command = words[:at], words[at + 1 :]
+    if not named or not command:
+        raise ConfigError(
+            "which command, on which devices?", "edgetrain devices run CLUSTER [DEVICE…] -- COMMAND"
+        )
+    arguments.cluster, arguments.devices = Path(named[0]), named[1:]
+    if not arguments.timeout > 0:
+        raise ConfigError(f"--timeout {arguments.timeout:g}: more than 0 seconds")
+    return _everywhere(arguments, command, seconds=arguments.timeout, root=arguments.root)
+
+
+def _logs(arguments: argparse.Namespace) -> int:
+    if not 0 <= arguments.lines <= 100_000:
+        raise ConfigError(f"--lines {arguments.lines}: allowed are 0 to 100000")
+    words = ["journalctl", "-u", "edgetrain-member", "-u", "edgetrain-first-boot", "--no-pager"]
+    words += ["-n", str(arguments.lines), *(["-f"] if arguments.follow else [])]
+    seconds = math.inf if arguments.follow else 60.0
+    return _everywhere(arguments, words, seconds=seconds, root=True)
+
+
+def _reboot(arguments: argparse.Namespace) -> int:
+    # Later by a second, so that the answer arrives.
+    words = ["sh", "-c", "(sleep 1; exec systemctl reboot) < /dev/null > /dev/null 2>&1 &"]
+    return _everywhere(arguments, words, seconds=30.0, root=True)
+
+
+def _everywhere(
+    arguments: argparse.Namespace, words: Sequence[str], *, seconds: float, root: bool
+) -> int:
+    """Run a command on all chosen devices; each line that it prints has the device's name."""
+    from edgetrain.fleet import cluster
+    from edgetrain.fleet.ssh import on_each
+
+    found = cluster.load(arguments.cluster)
+    answers: dict[str, SshAnswer] = {}
+    lock = threading.Lock()
+
+    def work(item: tuple[DeviceEntry, SshHost]) -> None:
+        host, rest = item[1], bytearray()
+
+        def heard(chunk: bytes) -> None:
+            rest.extend(chunk)
+            *lines, last = bytes(rest).split(b"\n")
+            rest[:] = last
+            show(lines)
+
+        def show(lines: Sequence[bytes]) -> None:
+            with lock:
+                for text in lines:
+                    common.say(f"{host.name}: {text.decode(errors='replace')}")
+
+        told = None if arguments.json else heard
+        answers[host.name] = remote.run(host, words, seconds=seconds, root=root, heard=told)
+        show([bytes(rest)] if rest else [])
+        if not (answer := answers[host.name]).ok and not arguments.json:
+            with lock:
+                common.warn(f"{host.name}: {answer.why}")
+
+    with reach(arguments, found) as (remote, devices):
+        on_each(devices, work, len(devices))
+    if arguments.json:
+        shown = [
+            {"name": name, "status": answer.status, "stdout": answer.text, "why": answer.why}
+            for name, answer in answers.items()
+        ]
+        common.answer(arguments, shown, "")
+    return int(not all(answer.ok for answer in answers.values()))

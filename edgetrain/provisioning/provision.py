@@ -1,0 +1,308 @@
+"""Machines that already run become devices of a cluster, over ssh; and stop being devices.
+
+A device is looked at first, then only what differs is made, by the steps of its first boot
+(`onsite`, `cards.first_boot`). Nothing is enrolled with a token: its key is read over ssh and put
+on the list here, and this hub's key is written there.
+
+    part     due if
+    worker   no slot is in use: /opt/edgetrain/current
+    job      no job set is there: /etc/edgetrain/current
+    keys     it has no key pair, or no list of bundles
+    hub      /var/lib/edgetrain-keys/hubs lacks an address, or has another key
+    list     its key is not on this hub's list under its name
+    user     a key of [ssh] keys is not in the user's authorized_keys
+    tune     the settings of journal and TCP are not there
+    unit     the member's unit has another text
+    start    the unit is not enabled, or a run was cut off before this; or another part was due
+
+Another job or version than the cluster file's is no difference: `devices send` and `devices update`
+bring those. Knows no command line.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import time
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from edgetrain.errors import EdgetrainError
+from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.pairs import public_key, spell
+from edgetrain.fleet.cluster import Cluster, DeviceEntry
+from edgetrain.fleet.interpreters import PACKAGE_PARENT
+from edgetrain.fleet.ssh import Remote, SshAnswer, SshHost, copy, on_each
+from edgetrain.provisioning import onsite
+from edgetrain.provisioning.cards.archive import read_manifest
+from edgetrain.provisioning.cards.first_boot import FLEETING, UNIT
+from edgetrain.provisioning.cards.flashing import Archives, Settings, load_for, unit
+from edgetrain.provisioning.cards.looking import ImageDescription, Partition
+
+LOOK_S, SET_UP_S, COPY_S = 30.0, 900.0, 3600.0
+CLOCK_S = 86_400.0
+"""Seconds by which a device's clock may differ from this machine's."""
+SPARE = 64 << 20
+"""Bytes of the disk that stay free."""
+PARTS = ("worker", "job", "keys", "hub", "list", "user", "tune", "unit", "start")
+_MODULES = ("edgetrain/provisioning/onsite.py", "edgetrain/provisioning/cards/first_boot.py")
+_CALL = """\
+import os, shutil, sys
+file = os.memfd_create("edgetrain")
+with open(file, "wb", closefd=False) as out:
+    shutil.copyfileobj(sys.stdin.buffer, out)
+sys.path.insert(0, f"/proc/self/fd/{file}")
+from edgetrain.provisioning.onsite import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""Runs a program that comes as its input, without a file: a look leaves nothing on the disk."""
+_UNPACK = 'mkdir -p "$1" && tar -x --no-same-owner -C "$1"'
+
+
+@dataclass(frozen=True)
+class Provisioned:
+    """What became of one device."""
+
+    name: str
+    ok: bool
+    changed: tuple[str, ...] = ()
+    """The parts that were made; with `--check`, those that would be."""
+    why: str = ""
+    """Why it is not done, with the way out."""
+
+
+@cache
+def program() -> bytes:
+    """What runs on a device, as one file for its Python."""
+    files: dict[str, bytes] = {}
+    for name in _MODULES:
+        files[name] = (PACKAGE_PARENT / name).read_bytes()
+        files |= {f"{folder}/__init__.py": b"" for folder in list(Path(name).parents)[:-1]}
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in sorted(files.items()):
+            packed.writestr(zipfile.ZipInfo(name), content)
+    return out.getvalue()
+
+
+def call(
+    remote: Remote, host: SshHost, root: str, *words: str, seconds: float = LOOK_S
+) -> SshAnswer:
+    """Call `onsite` on a device, as root."""
+    argv = ["python3", "-c", _CALL, "--root", root, *words]
+    return remote.run(host, argv, program(), seconds=seconds, root=True)
+
+
+def wrong(facts: Mapping[str, Any], now: float) -> str:
+    """Why a machine cannot become a device, with the way out; "" if it can."""
+    if not facts["systemctl"]:
+        return "it has no systemd, which starts the member (Debian, Ubuntu or Raspberry Pi OS)"
+    if facts["read_only"]:
+        return "its root is mounted read-only (mount -o remount,rw / ; then look for why: dmesg)"
+    if facts["filesystem"] in FLEETING and facts["filesystem"] != "overlay":
+        return f"/var/lib is on {facts['filesystem']}: a reboot would lose its key"
+    if abs(facts["clock"] - now) > CLOCK_S:
+        days = (facts["clock"] - now) / 86_400
+        return f"its clock is off by {days:+.0f} days (timedatectl set-ntp true, or date -s)"
+    return ""
+
+
+def due(
+    facts: Mapping[str, Any], wanted: Mapping[str, str], listed: str, users_keys: Sequence[str]
+) -> tuple[str, ...]:
+    """The parts that differ. wanted: texts of "unit" and "hubs"; listed: the key on the hub's list
+    under the device's name."""
+    there = facts["users_keys"].splitlines()
+    text = wanted["unit"].replace("@THREADS@", str(facts["cores"]))
+    lacks = {
+        "worker": not facts["slot"],
+        "job": not facts["set"],
+        "keys": not (facts["key"] and facts["bundles"]),
+        "hub": not set(wanted["hubs"].splitlines()) <= set(facts["hubs"].splitlines()),
+        "list": not facts["key"] or facts["key"] != listed,
+        "user": any(key not in there for key in users_keys),
+        "tune": not facts["tuned"],
+        "unit": facts["unit"] != text,
+        "start": facts["staged"] or not facts["enabled"],
+    }
+    found = tuple(part for part in PARTS if lacks[part])
+    return found if not found or "start" in found else (*found, "start")
+
+
+class Provisioner:
+    """The devices of one cluster, their settings, and the hub's list of keys."""
+
+    def __init__(
+        self,
+        found: Cluster,
+        settings: Settings,
+        archives: Archives,
+        ring: Keyring,
+        remote: Remote,
+        *,
+        root: str = "/",
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """root: the folder on the devices that is set up; another one in tests."""
+        assert found.hub
+        assert found.ssh
+        self._cluster, self._settings, self._archives = found, settings, archives
+        self._ring, self._remote, self._root, self._now = ring, remote, root, now
+        self._user = found.ssh.user
+        key = spell(ring.pair().public)
+        self._hubs = "".join(f"{address} {key}\n" for address in found.hub.addresses)
+
+    def provision(
+        self,
+        devices: Sequence[tuple[DeviceEntry, SshHost]],
+        *,
+        check: bool = False,
+        told: Callable[[Provisioned], None] = lambda _: None,
+    ) -> list[Provisioned]:
+        """Set up these devices, several at a time; those in trouble do not hold up the others."""
+        results: dict[str, Provisioned] = {}
+
+        def work(item: tuple[DeviceEntry, SshHost]) -> None:
+            device, host = item
+            try:
+                result = self._one(device, host, check=check)
+            except EdgetrainError as error:
+                result = Provisioned(device.name, ok=False, why=str(error))
+            results[device.name] = result
+            told(result)
+
+        on_each(devices, work)
+        return [results[device.name] for device, _ in devices]
+
+    def _one(self, device: DeviceEntry, host: SshHost, *, check: bool) -> Provisioned:
+        looked = call(self._remote, host, self._root, "look", self._user)
+        if not looked.ok:
+            return Provisioned(device.name, ok=False, why=_reason(looked))
+        facts = _said(looked)
+        assert self._cluster.hub
+        text = unit(self._cluster.hub.addresses, self._cluster.index(device))
+        wanted = {"unit": text, "hubs": self._hubs}
+        parts = due(facts, wanted, self._listed(device.name), self._settings.ssh_keys)
+        if parts and (why := wrong(facts, self._now()) or self._no_room(facts, device, parts)):
+            return Provisioned(device.name, ok=False, why=why)
+        if check or not parts:
+            return Provisioned(device.name, ok=True, changed=parts)
+        answer = self._set_up(device, host, facts, parts)
+        if not answer.ok:
+            return Provisioned(device.name, ok=False, why=_reason(answer))
+        key = public_key(_said(answer)["key"])
+        self._ring.allow(key, device.name, replace=True)
+        started = call(self._remote, host, self._root, "start", seconds=SET_UP_S)
+        if not started.ok:
+            return Provisioned(device.name, ok=False, changed=parts, why=_reason(started))
+        return Provisioned(device.name, ok=True, changed=parts)
+
+    def _no_room(self, facts: Mapping[str, Any], device: DeviceEntry, parts: Sequence[str]) -> str:
+        """Why the worker does not run, or fit, there; "" if it does."""
+        if "worker" not in parts:
+            return ""
+        path = self._archives.for_card(_look(facts), device)
+        manifest = read_manifest(path)
+        if lacking := sorted(set(manifest.needs) - set(facts["features"])):
+            return (
+                f"torch {manifest.packages.get('torch')} needs {', '.join(lacking)}, which its "
+                "processor does not have (an archive with an older torch)"
+            )
+        needed = path.stat().st_size + manifest.unpacked + SPARE
+        if facts["free_bytes"] < needed:
+            return (
+                f"disk full: {facts['free_bytes'] / 1e6:.0f} MB are free, and {needed / 1e6:.0f} "
+                "MB are needed (free some: apt clean, journalctl --vacuum-size=10M)"
+            )
+        return ""
+
+    def _listed(self, name: str) -> str:
+        """The key on the hub's list under this name; "": none."""
+        keys = [spell(key) for key, listed in self._ring.members().items() if listed == name]
+        return keys[0] if keys else ""
+
+    def _set_up(
+        self, device: DeviceEntry, host: SshHost, facts: Mapping[str, Any], parts: Sequence[str]
+    ) -> SshAnswer:
+        """Send what is due, and make it."""
+        stage = f"{self._root.rstrip('/')}/{onsite.STAGE}/edgetrain"
+        settings = Settings(self._settings.ssh_keys, self._settings.job, {device.name: ""}, 0.0, "")
+        load = load_for(self._cluster, device, settings, self._archives)(_look(facts))
+        files = {name: file for name, file in load.files.items() if isinstance(file, bytes)}
+        del files["token"]
+        if "job" not in parts:
+            files = {UNIT: files[UNIT]}
+        files["config.json"] = json.dumps(load.config).encode()
+        files["hubs"] = self._hubs.encode()
+        files["users_keys"] = "".join(f"{key}\n" for key in settings.ssh_keys).encode()
+        words = ["sh", "-c", _UNPACK, "sh", stage]
+        sent = self._remote.run(host, words, _tar(files), seconds=COPY_S, root=True)
+        worker = load.files["worker.tar"]
+        if sent.ok and "worker" in parts and isinstance(worker, Path):
+            target = f"{stage}/worker.tar"
+            sent = copy(self._remote, host, worker, target, seconds=COPY_S, root=True)
+        if not sent.ok:
+            return sent
+        made = [part for part in parts if part not in ("list", "start")]
+        words = ["set-up", self._user, *made]
+        return call(self._remote, host, self._root, *words, seconds=SET_UP_S)
+
+
+def remove(
+    devices: Sequence[SshHost], ring: Keyring, remote: Remote, root: str = "/"
+) -> list[Provisioned]:
+    """Take all of edgetrain off these devices, and then their keys off the hub's list."""
+    results: dict[str, Provisioned] = {}
+
+    def work(host: SshHost) -> None:
+        answer = call(remote, host, root, "remove", seconds=SET_UP_S)
+        if not answer.ok:
+            why = f"{_reason(answer)}; its key may still join: edgetrain keys revoke {host.name}"
+            results[host.name] = Provisioned(host.name, ok=False, why=why)
+            return
+        if host.name in ring.members().values():
+            ring.revoke(host.name)
+        results[host.name] = Provisioned(host.name, ok=True, changed=("removed",))
+
+    on_each(devices, work)
+    return [results[host.name] for host in devices]
+
+
+def _said(answer: SshAnswer) -> dict[str, Any]:
+    """What `onsite` says: its last line."""
+    said: dict[str, Any] = json.loads(answer.text.splitlines()[-1])
+    return said
+
+
+def _reason(answer: SshAnswer) -> str:
+    """Why a device is not done, with the way out."""
+    if answer.trouble is None:
+        if answer.status == 127:
+            return "it has no python3 (apt install python3)"
+        if "No space left on device" in answer.stderr:
+            return "disk full (free some: apt clean, journalctl --vacuum-size=10M)"
+        if "Read-only file system" in answer.stderr:
+            return "its root is read-only (mount -o remount,rw / ; then look for why: dmesg)"
+    return answer.why
+
+
+def _look(facts: Mapping[str, Any]) -> ImageDescription:
+    """A running system, as an image of it would be described."""
+    none = Partition(0, 0, 0)
+    python = (int(facts["python"][0]), int(facts["python"][1]))
+    return ImageDescription(facts["release"], python, facts["machine"], "", none, none)
+
+
+def _tar(files: Mapping[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o600
+            tar.addfile(entry, io.BytesIO(content))
+    return out.getvalue()

@@ -1,0 +1,235 @@
+"""Devices over a real sshd: sixteen roots, ten of them in trouble; all are finished the next time.
+
+`make test-fleet`. By default four roots, if the root file system is kept (see `ssh_fleet`).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+
+import pytest
+import ssh_fleet
+from remote_laws import LAWS
+
+from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.pairs import Pair
+from edgetrain.fleet import cluster as clusters
+from edgetrain.fleet.ssh import SshClient, SshTrouble
+from edgetrain.provisioning import sets
+from edgetrain.provisioning.cards import archive
+from edgetrain.provisioning.cards.flashing import Archives, Settings
+from edgetrain.provisioning.provision import Provisioner, remove
+from edgetrain.provisioning.reaching import hosts_of
+
+MARK_BYTES = 4 << 20
+STAND_IN = """
+import base64, pathlib, secrets, sys
+if sys.argv[1:3] == ["keys", "init"]:
+    folder = pathlib.Path(sys.argv[sys.argv.index("--keys") + 1])
+    folder.mkdir(parents=True, exist_ok=True)
+    key = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")
+    (folder / "key").write_text(f"public {key}\\nsecret {key}\\n")
+    (folder / "key").chmod(0o600)
+"""
+SLOW_CLOCK = "import time\ntime.time = lambda now=time.time: now() - 69 * 365.25 * 86400\n"
+CUTTING_CAT = """\
+#!/bin/sh
+[ -e /var/log/was-cut ] && exec /usr/bin/cat
+touch /var/log/was-cut
+head -c 1000000
+for each in $(pgrep -f "^sshd: fleet"); do kill -9 $each; done
+"""
+TROUBLES = (
+    "hangs",
+    "closed",
+    "key",
+    "host-key",
+    "full",
+    "other",
+    "sudo",
+    "read-only",
+    "clock",
+    "cut",
+)
+
+
+class RealTown:
+    """A fleet, the keys of its hub, and a cluster file."""
+
+    def __init__(self, fleet: ssh_fleet.SshFleet, names: list[str]) -> None:
+        self.fleet, self.folder = fleet, fleet.folder
+        site = self.folder / "site/edgetrain"
+        site.mkdir(parents=True)
+        (site / "__init__.py").write_text("")
+        (site / "__main__.py").write_text(STAND_IN)
+        (site / "weights.bin").write_bytes(os.urandom(MARK_BYTES))
+        manifest = archive.Manifest("debian-12", "3.11", platform.machine(), {"torch": "2.9.1"})
+        archive.pack(self.folder / "site", manifest, self.folder / "worker.tar")
+        (self.folder / "job.toml").write_text("")
+        devices = "".join(
+            f'[[device]]\nname = "{name}"\nprofile = "raspberry-pi-4b"\n'
+            f'address = "{fleet.add(name).address}/24"\n'
+            for name in names
+        )
+        (self.folder / "cluster.toml").write_text(
+            f'[hub]\naddresses = ["tcp://10.77.0.254:5555"]\n[ssh]\nuser = "{ssh_fleet.USER}"\n'
+            f'keys = ["id.pub"]\n[job]\nfile = "job.toml"\n{devices}'
+        )
+        self.cluster = clusters.load(self.folder / "cluster.toml")
+        self.ring = Keyring(self.folder / "keys")
+        self.ring.init(lambda: Pair(b"h" * 32, b"s" * 32))
+        lines = [f"{m.name} {m.host_key}\n" for m in fleet.machines.values()]
+        self.ring.write("hosts", "".join(lines), 0o644)
+        self.hosts = hosts_of(self.cluster, self.cluster.devices)
+
+    def client(self, password: str = "") -> SshClient:
+        return SshClient(self.ring.hosts(), password=password)
+
+    def provision(self, *, check=False, password=""):
+        settings = Settings((self.fleet.public,), sets.JobSet(b"steps = 1\n", {}), {}, 0.0)
+        archives = Archives(archive.workers(), self.folder / "worker.tar", self.folder)
+        devices = list(zip(self.cluster.devices, self.hosts, strict=True))
+        with self.client(password) as client:
+            work = Provisioner(self.cluster, settings, archives, self.ring, client)
+            return {r.name: r for r in work.provision(devices, check=check)}
+
+    def state(self):
+        return {name: machine.state() for name, machine in self.fleet.machines.items()}
+
+
+@pytest.fixture
+def reached(monkeypatch, tmp_path_factory):
+    """A fleet, and its ssh first on PATH."""
+    with ssh_fleet.fleet(tmp_path_factory.mktemp("fleet")) as fleet:
+        monkeypatch.setenv("PATH", f"{fleet.folder / 'bin'}:{os.environ['PATH']}")
+        yield fleet
+
+
+FOUR = pytest.mark.skipif(
+    bool(ssh_fleet.missing(make=False)), reason=ssh_fleet.missing(make=False) or "-"
+)
+SIXTEEN = pytest.mark.skipif(
+    bool(ssh_fleet.missing(make=True)), reason=ssh_fleet.missing(make=True) or "-"
+)
+
+
+@FOUR
+@pytest.mark.timeout(300)
+def test_four_real_devices_are_set_up_once_and_removed(reached, tmp_path):
+    town = RealTown(reached, [f"pi-{i}" for i in range(4)])
+    machines = reached.machines.values()
+    for machine in machines:
+        reached.start(machine)
+    for machine in machines:
+        reached.wait_until_up(machine)
+    with town.client() as client:
+        for law in LAWS:
+            law(client, town.hosts[0], tmp_path)
+        answer = client.run(town.hosts[0], ["id", "-u"], root=True)
+        assert (answer.text.strip(), answer.why) == ("0", "")
+    reached.machines["pi-0"].in_root("rm", "-rf", f"/home/{ssh_fleet.USER}/a folder")
+    before = town.state()
+    assert all(r.ok and len(r.changed) == 8 for r in town.provision(check=True).values())
+    assert town.state() == before, "--check changes nothing"
+    first = town.provision()
+    assert all(r.ok for r in first.values()), first
+    done = town.state()
+    assert {r.changed for r in town.provision().values()} == {()}
+    assert town.state() == done, "a second run changes no byte"
+    assert sorted(town.ring.members().values()) == sorted(reached.machines)
+    with town.client() as client:
+        assert all(r.ok for r in remove(town.hosts, town.ring, client))
+    left = town.state()
+    assert left == before
+    assert town.ring.members() == {}
+
+
+def prepare(town: RealTown, name: str) -> str:
+    """Put a machine into trouble; returns how it is to be started."""
+    machine = town.fleet.machines[name]
+    if name == "key":
+        (machine.root / f"home/{ssh_fleet.USER}/.ssh/authorized_keys").rename(
+            machine.root / "root/kept"
+        )
+    elif name == "host-key":
+        key = machine.root / "etc/ssh/ssh_host_ed25519_key"
+        for path in (key, key.with_suffix(".pub")):
+            path.rename(machine.root / "root" / path.name)
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    elif name == "sudo":
+        (machine.root / "etc/sudoers.d/fleet").write_text(f"{ssh_fleet.USER} ALL=(ALL) ALL\n")
+        machine.in_root("chpasswd", given=f"{ssh_fleet.USER}:secret word\n")
+    elif name == "clock":
+        (machine.root / "etc/python3.11/sitecustomize.py").write_text(SLOW_CLOCK)
+    elif name == "cut":
+        path = machine.root / "usr/local/bin/cat"
+        path.write_text(CUTTING_CAT)
+        path.chmod(0o755)
+    return name
+
+
+def mend(town: RealTown, name: str) -> None:
+    """Take a machine out of its trouble."""
+    machine = town.fleet.machines[name]
+    if name == "key":
+        (machine.root / "root/kept").rename(
+            machine.root / f"home/{ssh_fleet.USER}/.ssh/authorized_keys"
+        )
+    elif name == "host-key":
+        for path in (machine.root / "root").glob("ssh_host*"):
+            path.replace(machine.root / "etc/ssh" / path.name)
+    elif name == "clock":
+        (machine.root / "etc/python3.11/sitecustomize.py").unlink()
+
+
+SAID = {
+    "hangs": SshTrouble.TIMEOUT.value,
+    "closed": SshTrouble.UNREACHABLE.value,
+    "key": SshTrouble.REFUSED.value,
+    "host-key": SshTrouble.KEY_CHANGED.value,
+    "full": "disk full",
+    "other": "i686",
+    "sudo": SshTrouble.SUDO.value,
+    "read-only": "read-only",
+    "clock": "its clock is off by -25202 days",
+    "cut": SshTrouble.LOST.value,
+}
+
+
+@SIXTEEN
+@pytest.mark.fleet
+@pytest.mark.timeout(1800)
+def test_sixteen_of_which_ten_are_in_trouble(reached, capsys):
+    good = [f"pi-{i}" for i in range(6)]
+    town = RealTown(reached, [*good, *TROUBLES])
+    for name, machine in reached.machines.items():
+        reached.start(machine, prepare(town, name))
+    for name, machine in reached.machines.items():
+        if name != "closed":
+            reached.wait_until_up(machine)
+    began = time.monotonic()
+    found = town.provision()
+    spent = time.monotonic() - began
+    for name, result in found.items():
+        with capsys.disabled():
+            print(f"\n{name:10} {'ok' if result.ok else result.why}", end="")
+        assert result.ok == (name in good), result
+        assert SAID.get(name, "") in result.why
+    for name, machine in reached.machines.items():
+        mend(town, name)
+        if name in ("hangs", "closed", "full", "other", "read-only", "host-key"):
+            reached.start(machine)
+    for machine in reached.machines.values():
+        reached.wait_until_up(machine)
+    again = town.provision(password="secret word")
+    assert {n: r.why for n, r in again.items() if not r.ok} == {}
+    assert all(again[name].changed == () for name in good)
+    done = town.state()
+    assert {r.changed for r in town.provision(password="secret word").values()} == {()}
+    assert town.state() == done
+    assert sorted(town.ring.members().values()) == sorted(reached.machines)
+    with capsys.disabled():
+        print(f"\n16 machines, 10 in trouble: {spent:.1f} s")

@@ -1,0 +1,277 @@
+"""Machines that run become devices: only what differs is made, and a second run changes nothing.
+
+Devices are folders; the same against a real sshd is in `test_fleet_ssh.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+from folder_remote import FolderRemote
+
+from edgetrain.errors import ConfigError
+from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.pairs import Pair, spell
+from edgetrain.fleet import cluster as clusters
+from edgetrain.fleet.ssh import SshAnswer, SshHost, SshTrouble
+from edgetrain.provisioning import provision as module
+from edgetrain.provisioning import sets
+from edgetrain.provisioning.cards import archive
+from edgetrain.provisioning.cards.flashing import Archives, Settings
+from edgetrain.provisioning.provision import Provisioner, due, remove, wrong
+
+KEYS = {name: bytes([number]) * 32 for number, name in enumerate(("pi-0", "pi-1", "pi-2"), 1)}
+USERS_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIG3kTrqjLUdJWLGMV5RZEHZ4HIPYgJXKMHRZUKhNlL0g me"
+STAND_IN = """
+import pathlib, sys
+if sys.argv[1:3] == ["keys", "init"]:
+    folder = pathlib.Path(sys.argv[sys.argv.index("--keys") + 1])
+    folder.mkdir(parents=True, exist_ok=True)
+    name = folder.resolve().parents[2].name
+    keys = %r
+    (folder / "key").write_text(f"public {keys[name]}\\nsecret {keys[name]}\\n")
+"""
+
+
+class CutRemote(FolderRemote):
+    """Loses its connection once, before or after a command is run."""
+
+    at, after = -1, True
+
+    def run(self, host, words, stdin=b"", **options):
+        self.at -= 1
+        if self.at == 0 and not self.after:
+            return SshAnswer(-1, trouble=SshTrouble.LOST)
+        answer = super().run(host, words, stdin, **options)
+        return SshAnswer(-1, trouble=SshTrouble.LOST) if self.at == 0 else answer
+
+
+def state(folder: Path) -> dict[str, str]:
+    """What is in a folder: a digest of each file, where each link leads."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            found[name] = str(path.readlink())
+        elif path.is_file() and path.name != "commands":
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+class Town:
+    """Three machines, a hub's keys, and a cluster file of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.remote = folder, CutRemote(folder / "machines")
+        names = list(KEYS)
+        for name in names:
+            (folder / "machines" / name / "etc").mkdir(parents=True)
+            (folder / "machines" / name / "etc/os-release").write_text(
+                'ID=debian\nVERSION_ID="12"\n'
+            )
+            (folder / "machines" / name / "home/fleet").mkdir(parents=True)
+            (folder / "machines" / name / "etc/ssh").mkdir()
+            for end in ("", ".pub"):
+                (folder / "machines" / name / f"etc/ssh/ssh_host_ed25519_key{end}").write_text("k")
+            (folder / "machines" / name / "etc/passwd").write_text(
+                f"fleet:x:{os.getuid()}:{os.getgid()}::/home/fleet:/bin/bash\n"
+            )
+        self.ring = Keyring(folder / "keys")
+        self.ring.init(lambda: Pair(b"h" * 32, b"s" * 32))
+        site = folder / "site/edgetrain"
+        site.mkdir(parents=True)
+        spelled = {name: spell(key) for name, key in KEYS.items()}
+        (site / "__main__.py").write_text(STAND_IN % spelled)
+        (site / "__init__.py").write_text("")
+        python = ".".join(map(str, os.sys.version_info[:2]))
+        machine = os.uname().machine
+        self.manifest = archive.Manifest("debian-12", python, machine, {"torch": "2.9.1"})
+        archive.pack(folder / "site", self.manifest, folder / "worker.tar")
+        (folder / "job.toml").write_text("")
+        text = "".join(
+            f'[[device]]\nname = "{n}"\nprofile = "raspberry-pi-4b"\naddress = "10.0.0.{i}/24"\n'
+            for i, n in enumerate(names, 1)
+        )
+        (folder / "cluster.toml").write_text(
+            '[hub]\naddresses = ["tcp://10.0.0.99:5555"]\n[ssh]\nuser = "fleet"\nkeys = ["k.pub"]\n'
+            '[job]\nfile = "job.toml"\n' + text
+        )
+        self.cluster = clusters.load(folder / "cluster.toml")
+
+    def provision(self, *, check: bool = False, now=time.time) -> dict[str, module.Provisioned]:
+        settings = Settings((USERS_KEY,), sets.JobSet(b"steps = 1\n", {"job": "x"}), {}, 0.0)
+        archives = Archives(archive.workers(), self.folder / "worker.tar", self.folder)
+        work = Provisioner(
+            self.cluster, settings, archives, self.ring, self.remote, root=".", now=now
+        )
+        hosts = [SshHost(d.name, "10.0.0.1", "root") for d in self.cluster.devices]
+        found = work.provision(list(zip(self.cluster.devices, hosts, strict=True)), check=check)
+        return {result.name: result for result in found}
+
+    def state(self) -> dict[str, str]:
+        return state(self.folder / "machines") | state(self.folder / "keys")
+
+
+@pytest.fixture
+def town(tmp_path, monkeypatch):
+    program = tmp_path / "bin/systemctl"
+    program.parent.mkdir()
+    program.write_text(
+        '#!/bin/sh\necho "$@" >> commands\n[ "$1" = enable ] || exit 0\n'
+        "cd etc/systemd/system && mkdir -p multi-user.target.wants\n"
+        'ln -sf "/etc/systemd/system/$2" "multi-user.target.wants/$2"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return Town(tmp_path)
+
+
+ALL = ("worker", "job", "keys", "hub", "list", "user", "tune", "unit", "start")
+
+
+def test_it_sets_up_what_is_missing_and_a_second_run_changes_nothing(town):
+    before = town.state()
+    looked = town.provision(check=True)
+    assert {r.changed for r in looked.values()} == {ALL}
+    assert town.state() == before, "--check changes nothing"
+    assert all(r.ok for r in town.provision().values())
+    assert town.ring.members() == {k: n for n, k in KEYS.items()}
+    machine = town.folder / "machines/pi-1"
+    assert (
+        "--hub tcp://10.0.0.99:5555 --index 1"
+        in (machine / "etc/systemd/system/edgetrain-member.service").read_text()
+    )
+    assert (machine / "etc/edgetrain/current/job.toml").read_bytes() == b"steps = 1\n"
+    assert (machine / "home/fleet/.ssh/authorized_keys").read_text() == f"{USERS_KEY}\n"
+    assert not (machine / "var/lib/edgetrain-setup/stage").exists()
+    done, town.remote.commands[:] = town.state(), []
+    assert {(r.ok, r.changed) for r in town.provision().values()} == {(True, ())}
+    assert town.state() == done
+    assert len(town.remote.commands) == 3, "one look at each"
+
+
+def test_a_changed_address_is_the_only_thing_that_is_made(town):
+    town.provision()
+    path = town.folder / "cluster.toml"
+    path.write_text(path.read_text().replace("10.0.0.99", "10.0.0.98"))
+    town.cluster = clusters.load(path)
+    assert {r.changed for r in town.provision().values()} == {("hub", "unit", "start")}
+    assert {r.changed for r in town.provision().values()} == {()}
+
+
+def test_one_in_trouble_does_not_hold_up_the_others_and_is_finished_next(town):
+    trouble = town.remote.troubles["pi-1"] = SshTrouble.KEY_CHANGED
+    found = town.provision()
+    assert [r.ok for r in found.values()] == [True, False, True]
+    assert trouble.value in found["pi-1"].why
+    assert trouble.way_out in found["pi-1"].why
+    assert not (town.folder / "machines/pi-1/opt").exists()
+    town.remote.troubles.clear()
+    assert all(r.ok for r in town.provision().values())
+
+
+COMMANDS = ("look", "files", "is the worker there", "the worker", "set-up", "start")
+
+
+def test_cut_off_at_any_command_the_next_run_ends_in_the_same_state(town):
+    """Before it runs, or once it has."""
+    path = town.folder / "cluster.toml"
+    path.write_text(path.read_text().partition('[[device]]\nname = "pi-1"')[0])
+    town.cluster = clusters.load(path)
+    host, clean = SshHost("pi-0", ""), None
+    for command, _ in enumerate(COMMANDS, 1):
+        town.remote.at, town.remote.after = command, command % 2 == 0
+        cut = town.provision()["pi-0"]
+        assert (cut.ok, town.remote.at) == (False, 0), command
+        again = town.provision()["pi-0"]
+        assert again.ok
+        assert again.changed or command == len(COMMANDS)
+        clean = clean or town.state()
+        assert town.state() == clean, command
+        assert list(town.ring.members().values()) == ["pi-0"]
+        assert remove([host], town.ring, town.remote, ".")[0].ok
+        assert town.ring.members() == {}
+
+
+def test_remove_leaves_the_files_that_were_there_before(town):
+    before = state(town.folder / "machines")
+    town.provision()
+    hosts = [SshHost(d.name, "", "root") for d in town.cluster.devices]
+    town.remote.troubles["pi-2"] = SshTrouble.UNREACHABLE
+    found = remove(hosts, town.ring, town.remote, ".")
+    assert [r.ok for r in found] == [True, True, False]
+    assert "edgetrain keys revoke pi-2" in found[2].why
+    assert list(town.ring.members().values()) == ["pi-2"], "the others' keys are off the list"
+    town.remote.troubles.clear()
+    assert remove(hosts, town.ring, town.remote, ".")[2].ok
+    left = state(town.folder / "machines")
+    keys = {name for name in left if name.endswith("authorized_keys")}
+    assert {n: v for n, v in left.items() if n not in keys} == before, "and the user's way in"
+
+
+FACTS = {
+    "systemctl": True, "read_only": False, "filesystem": "ext4", "clock": 1e9, "slot": True,
+    "set": True, "key": "k", "bundles": True, "hubs": "a k\nb k\n", "unit": "threads 4", "cores": 4,
+    "enabled": True, "staged": False, "tuned": True, "users_keys": "one\ntwo\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fact", "said"),
+    [
+        ({"systemctl": False}, "no systemd"),
+        ({"read_only": True}, "read-only"),
+        ({"filesystem": "tmpfs"}, "a reboot would lose"),
+        ({"clock": 1e9 - 69 * 365.25 * 86400}, "off by -25202 days"),
+    ],
+)
+def test_a_machine_that_cannot_be_a_device_is_named_with_the_way_out(fact, said):
+    assert said in wrong(FACTS | fact, 1e9)
+    assert wrong(FACTS, 1e9) == ""
+
+
+@pytest.mark.parametrize(
+    ("fact", "part"),
+    [
+        ({"slot": False}, "worker"),
+        ({"set": False}, "job"),
+        ({"bundles": False}, "keys"),
+        ({"hubs": "a k\n"}, "hub"),
+        ({"users_keys": "one\n"}, "user"),
+        ({"tuned": False}, "tune"),
+        ({"unit": "threads 2"}, "unit"),
+        ({"enabled": False}, "start"),
+        ({"staged": True}, "start"),
+    ],
+)
+def test_each_difference_is_one_part(fact, part):
+    wanted = {"unit": "threads @THREADS@", "hubs": "a k\nb k\n"}
+    assert due(FACTS, wanted, "k", ["two"]) == ()
+    assert due(FACTS, wanted, "other", ["two"]) == ("list", "start")
+    assert set(due(FACTS | fact, wanted, "k", ["two"])) == {part, "start"}
+
+
+def test_another_architecture_and_a_full_disk_are_named(town, monkeypatch):
+    arm = archive.Manifest("debian-12", "3.11", "aarch64", {"torch": "2.9.1"})
+    archive.pack(town.folder / "site", arm, town.folder / "worker.tar")
+    found = town.provision()
+    assert all("aarch64" in r.why and not r.ok for r in found.values())
+    monkeypatch.setattr(module, "SPARE", 1 << 60)
+    archive.pack(town.folder / "site", town.manifest, town.folder / "worker.tar")
+    assert all(r.why.startswith("disk full") for r in town.provision().values())
+    clock = town.provision(now=lambda: time.time() - 1e8)
+    assert all("its clock is off by +1157 days" in r.why for r in clock.values())
+
+
+def test_a_name_keeps_one_key(tmp_path):
+    ring = Keyring(tmp_path)
+    ring.init(lambda: Pair(b"h" * 32, b"s" * 32))
+    ring.allow(b"a" * 32, "pi-0")
+    with pytest.raises(ConfigError):
+        ring.allow(b"b" * 32, "pi-0")
+    ring.allow(b"b" * 32, "pi-0", replace=True)
+    assert ring.members() == {b"b" * 32: "pi-0"}
