@@ -9,6 +9,7 @@ import platform
 import random
 import subprocess
 import sys
+import threading
 import zipfile
 
 import pytest
@@ -259,6 +260,9 @@ def test_each_device_is_asked_once_and_for_the_time_limit(room):
 # -- kills ----------------------------------------------------------------------------------------
 
 
+_COUNTING = threading.Lock()
+
+
 class DeskKilled(BaseException):
     """SIGKILL, where it waits for an answer."""
 
@@ -270,13 +274,15 @@ class Mortal(FolderRemote):
     fuse, how = -1, "before"
 
     def run(self, host, words, stdin=b"", *, seconds=60.0, root=False, heard=None):
-        self.fuse -= 1
-        if self.fuse == 0 and self.how == "before":
+        with _COUNTING:
+            self.fuse -= 1
+            is_last = self.fuse == 0
+        if is_last and self.how == "before":
             raise DeskKilled
-        if self.fuse == 0 and self.how == "cut":
+        if is_last and self.how == "cut":
             self.cuts[host.name] = random.Random(seconds).randint(0, 3000)
         answer = super().run(host, words, stdin, seconds=seconds, root=root, heard=heard)
-        if self.fuse == 0:
+        if is_last:
             raise DeskKilled
         return answer
 
