@@ -629,6 +629,8 @@ def _check_topology(found: Resolved) -> None:
 def why_not_topology(name: str, found: Resolved) -> Refusal | None:
     """What speaks against a topology in a job, and the way out; None: nothing does. `name`: as
     `fleet.topology` says it, or "hubs" (several), or "gateways"."""
+    if name != "star" and has_group(found.job):
+        return "a group of servers, as one member, joins one hub yet", "one hub, topology = 'star'"
     if name in (DIRECT, *COLLECTIVES) and (refused := _why_not_among_members(found)):
         return refused
     if name in COLLECTIVES:
@@ -669,7 +671,7 @@ def _why_not_collective(found: Resolved) -> Refusal | None:
 
 
 def _check_gateways(found: Resolved) -> None:
-    if found.job.fleet.gateways and (refused := _why_no_gateways(found)):
+    if found.job.fleet.gateways and (refused := why_not_topology("gateways", found)):
         raise ConfigError(f"fleet.gateways = true: {refused[0]}", refused[1])
 
 

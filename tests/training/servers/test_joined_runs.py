@@ -47,6 +47,12 @@ def test_a_group_comes_back_after_a_rank_was_killed(tmp_path):
           "noise=1"], "a group clips no examples"),
         (["fleet.device=host:2, servers", "servers.placement=data=2", "fallback=when-needed"],
          "it is there"),
+        (["fleet.device=host:2, servers", "servers.placement=data=2", "topology=ring",
+          "strategy=fedavg"], "joins one hub yet"),
+        (["fleet.device=host:2, servers", "servers.placement=data=2", "topology=direct",
+          "strategy.ranges=4"], "joins one hub yet"),
+        (["fleet.device=host:2, servers", "servers.placement=data=2", "gateways=true"],
+         "joins one hub yet"),
     ],
 )  # fmt: skip
 def test_what_a_group_in_a_fleet_cannot_have_is_refused_in_a_line(words, said):
