@@ -70,6 +70,8 @@ class Request:
     """Where members connect to each other: see `messages.Join`."""
     behind: int = 0
     """Members of the site that a gateway joins for; 0: it is a member itself."""
+    foretells: bool = True
+    """Whether it may choose a correction that foretells replies. The hub is not told."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.hub.terms import Policy
 from edgetrain.exchange.member.driver import Driver, FlatVectors
-from edgetrain.exchange.seam import Entry
+from edgetrain.exchange.seam import Entry, Request
 from edgetrain.strategies.streaming import Streaming
 from edgetrain.vectors.blocks import BLOCK
 from edgetrain.vectors.pool import VectorPool
@@ -297,7 +297,7 @@ def test_a_member_that_is_asked_to_stop_sends_what_is_left_of_all_fragments():
         delay=Delay(50), codec="fp32", is_masked=False, round=0, applied=0,
         checksum=checksum(params), resend=0,
     )  # fmt: skip
-    driver = Driver(Nowhere(), FlatVectors(params), Down(), entry, 1.0, lambda: 0.0)
+    driver = Driver(Nowhere(), FlatVectors(params), Down(), entry, Request(""), lambda: 0.0)
     driver.begin()
     for _ in range(11):
         driver.step()

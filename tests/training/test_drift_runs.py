@@ -70,6 +70,19 @@ def test_members_say_what_they_chose_and_train_as_if_the_job_had_said_it(
     assert all(e["reason"].startswith(f"{chosen}: its first 3 rounds") for e in events)
 
 
+@pytest.mark.parametrize(("steps", "batch", "chosen"), [
+    (20, 200, "own"), (20, 8, "drift"), (80, 200, "drift"),
+])  # fmt: skip
+def test_in_a_short_run_members_whose_steps_have_all_samples_keep_own_progress(
+    tmp_path, steps, batch, chosen
+):
+    """1,437 digits, 8 members: 180 samples each."""
+    words = ("members=8", f"steps={steps}", f"batch={batch}", "data.partition=dirichlet(0.1)")
+    one = simulated(tmp_path, "one", *words, "strategy=dga", batched=False)
+    said = simulated(tmp_path, "said", *words, f"strategy=dga({chosen})", batched=False)
+    assert one["final"] == said["final"]
+
+
 def test_with_momentum_and_equal_data_members_leave_a_part_and_land(tmp_path):
     auto = simulated(tmp_path, "auto", "strategy=dga", batched=True)
     own = simulated(tmp_path, "own", "strategy=dga(own)", "landing=0", batched=True)

@@ -222,19 +222,20 @@ class Driver:
         flat: Flat,
         optimizer: Stepper,
         entry: Entry,
-        weight: float,
+        request: Request,
         clock: Callable[[], float],
         release: Release | None = None,
     ) -> None:
         """Over an exchange that was joined with this `entry`; it is not used here. Call `begin` (or
         `half.start`, where the base is older) before the first step.
 
-        `weight` is the number of samples the member holds. `release` makes from each contribution
+        `request` is what the member joined with. `release` makes from each contribution
         what others may see of it; None: all of it.
         """
         self.exchange, self.flat, self.entry = exchange, flat, entry
         self.strategy = strategies.find(entry.strategy)
-        self.half: MemberHalf = self.strategy.member_half(
+        row = self.strategy if request.foretells else self.strategy.without_choice()
+        self.half: MemberHalf = row.member_half(
             flat.params, flat.gradient, entry.every_now or entry.every, entry.delay.steps,
             exchange.memory,
             exchange.factors(),
@@ -248,12 +249,11 @@ class Driver:
         """Called after each exchange."""
         self.is_mid_step = self.is_drained = False
         self.optimizer, self.clock, self._release = optimizer, clock, release
-        self._weight = float(weight) if self.strategy.weighted else 1.0
+        self._weight = float(request.weight) if self.strategy.weighted else 1.0
         is_measured = entry.delay.is_measured or isinstance(codecs.parse(entry.codec), codecs.Auto)
         self._meter = DelayMeter() if is_measured else None
         self._longest = 0
-        """With an automatic delay, the longest it may be until the first reply says the delay; 0:
-        it is known."""
+        """The longest an automatic delay may be until the first reply says it; 0: it is known."""
         if entry.delay.is_measured and not (entry.applied or entry.round):
             self._longest = entry.delay.steps
             self.half.delay = min(self._longest, self.half.every)
@@ -285,7 +285,7 @@ class Driver:
         into the model. Raises Refused, HubUnreachable, Diverged."""
         entry = exchange.join(request, flat.params, checksum(flat.params))
         flat.push_params()
-        driver = cls(exchange, flat, optimizer, entry, request.weight, clock, release)
+        driver = cls(exchange, flat, optimizer, entry, request, clock, release)
         driver.begin()
         return driver
 

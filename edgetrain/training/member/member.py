@@ -123,7 +123,7 @@ class Member:
             exchange.vanish()
             raise
         flat.push_params()
-        driver = Driver(exchange, flat, optimizer, entry, request.weight, clock, release)
+        driver = Driver(exchange, flat, optimizer, entry, request, clock, release)
         try:
             if saved is None:
                 driver.begin()

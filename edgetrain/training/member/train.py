@@ -28,9 +28,9 @@ from edgetrain.exchange.zeromq.standby_socket import member_end
 from edgetrain.fleet import devices
 from edgetrain.jobs.job import COLLECTIVES, DIRECT, Job
 from edgetrain.jobs.lookup import buffers_of, pace_of, samples_of, task_of, tuning_of, work_of
-from edgetrain.jobs.resolved import Resolved
+from edgetrain.jobs.resolved import SHORTEST, Resolved
 from edgetrain.jobs.rules import refuse_checkpoint, settle, why_not_topology
-from edgetrain.jobs.shares import weight_of
+from edgetrain.jobs.shares import samples_of_member, weight_of
 from edgetrain.runs.environment import Meter
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
@@ -285,8 +285,13 @@ def prepare(
 def request_of(found: Resolved, place: Place, task: Task, digest: str = "") -> Request:
     """What a member of this job says of itself; `digest` is the job's, where it is known."""
     weight = weight_of(found.job, task, place.index)
-    terms = found.mask_terms or False
-    return Request("", place.name, weight, digest or found.job.digest(), secure=terms)
+    terms, train = found.mask_terms or False, found.job.train
+    # Steps that all have the same samples, and few of them: replies foretold from the first rounds
+    # lead astray (docs/decisions/027).
+    few = samples_of_member(found.job, task, place.index) <= train.batch * train.accumulate
+    foretells = not (few and 0 < train.steps < SHORTEST * found.strategy.every)
+    request = Request("", place.name, weight, digest or found.job.digest(), secure=terms)
+    return replace(request, foretells=foretells)
 
 
 def step_times(job: Job, place: Place, seconds: float) -> Callable[[int], float]:
