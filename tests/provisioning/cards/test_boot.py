@@ -110,9 +110,7 @@ def test_a_flashed_card_boots_enrols_joins_and_trains(trained):
 def test_no_secret_is_left_on_the_boot_partition(trained):
     for secret in (trained.token, trained.token[-43:], card_job.PSK, "PRIVATE KEY", "\nsecret "):
         assert not in_boot_partition(trained.card, secret.encode()), secret[:12]
-    assert in_boot_partition(trained.card, card_job.job(STEPS).encode()), (
-        "what is no secret is found"
-    )
+    assert in_boot_partition(trained.card, b'name = "boot"\n'), "what is no secret is found"
 
 
 def test_firstrun_leaves_no_secret_and_its_device_trains(tmp_path, space):
