@@ -26,6 +26,9 @@ examples:
   edgetrain devices status cluster.toml                 how each is
   edgetrain devices provision cluster.toml --check      machines that run: what would change
   edgetrain devices run cluster.toml -- uptime          a command on all of them
+  edgetrain devices logs cluster.toml pi-3 --follow     what a member says
+  edgetrain devices reboot cluster.toml pi-3            it goes on by itself
+  edgetrain devices remove cluster.toml pi-3            nothing of edgetrain is left on it
 """
 
 

@@ -202,7 +202,7 @@ BESIDE = {
 """What is typed on other machines while a command runs."""
 
 _TRACKERS = "tests/trackers: those packages are not installed here"
-_DEVICES = "devices that run: tests/provisioning/test_provision.py"
+_REACHED = "devices that run: tests/provisioning/test_provision.py"
 _MACHINES = "several machines: tests/cli/test_hub_screen.py runs a hub and members with keys"
 _INTERFACE = "an interface eth0, and members: tests/exchange/test_addresses.py"
 _SEVERAL_HUBS = "several machines: tests/cli/test_hubs_cli.py runs three hubs and members"
@@ -239,14 +239,15 @@ ELSEWHERE = {
     "edgetrain devices flash cluster.toml --image-out cards": "an image: tests/provisioning/cards",
     "edgetrain devices flash cluster.toml --tokens tokens.json": "SD cards: see above",
     "edgetrain devices flash cluster.toml pi-3 --to /dev/sdb --yes": "an SD card",
-    "edgetrain devices provision cluster.toml": _DEVICES,
-    "edgetrain devices provision cluster.toml --check": _DEVICES,
-    "edgetrain devices provision cluster.toml pi-3 --ask-sudo": _DEVICES,
-    "edgetrain devices logs -f cluster.toml": _DEVICES,
-    "edgetrain devices run cluster.toml -- uptime": _DEVICES,
-    "edgetrain devices reboot cluster.toml pi-3": _DEVICES,
-    "edgetrain devices remove cluster.toml pi-3": _DEVICES,
-    "edgetrain devices run --root cluster.toml pi-3 -- apt-get -y upgrade": _DEVICES,
+    "edgetrain devices provision cluster.toml": _REACHED,
+    "edgetrain devices provision cluster.toml --check": _REACHED,
+    "edgetrain devices provision cluster.toml pi-3 --ask-sudo": _REACHED,
+    "edgetrain devices logs -f cluster.toml": _REACHED,
+    "edgetrain devices logs cluster.toml pi-3 --follow": _REACHED,
+    "edgetrain devices run cluster.toml -- uptime": _REACHED,
+    "edgetrain devices reboot cluster.toml pi-3": _REACHED,
+    "edgetrain devices remove cluster.toml pi-3": _REACHED,
+    "edgetrain devices run --root cluster.toml pi-3 -- apt-get -y upgrade": _REACHED,
     "edgetrain devices worker --for raspberry-pi-os-13": "fetches all of torch for arm64",
     "edgetrain devices worker --for ubuntu-24.04 -o worker.tar": "fetches all of torch for arm64",
     "edgetrain member job.toml --hub tcp://localhost:5555 --index 0": "beside `edgetrain hub`",
