@@ -22,7 +22,13 @@ pytestmark = pytest.mark.usefixtures("own_imports")
 KINDS = ("step", "exchange", "eval", "round", "status", "figure", "event")
 RARE = {
     "line": {"cut": "a line of more than 4096 bytes"},
-    "status": {"celsius": "a sensor", "throttled": "a Raspberry Pi's firmware"},
+    "status": {
+        "celsius": "a sensor",
+        "throttled": "a Raspberry Pi's firmware",
+        "under_voltage": "a Raspberry Pi's firmware",
+        "mhz": "a processor that says its frequency",
+        "wifi_dbm": "a Wi-Fi link",
+    },
     "round": {
         "lands": "a run that lands: tests/strategies/test_landing_laws.py",
         "ages": "members out of step: tests/training/simulated/test_out_of_step_runs.py",
