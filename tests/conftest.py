@@ -62,9 +62,6 @@ def pytest_configure(config):
 
 def pytest_addoption(parser):
     parser.addoption("--tries", type=int, default=1, help="run each test this often, and count")
-    parser.addoption(
-        "--beside", type=int, metavar="PID", help="leave a processor to this process while it runs"
-    )
     parser.addoption("--costs", action="store_true", help="tell where the time went")
     parser.addoption("--write-costs", action="store_true", help="write tests/costs.toml")
     parser.addoption(
@@ -89,8 +86,7 @@ def pytest_xdist_make_scheduler(config, log):
         return None
     from scheduling import Scheduling
 
-    beside = config.getoption("beside")
-    return Scheduling(config, log, costs.read(), lambda: beside and costs.runs(beside))
+    return Scheduling(config, log, costs.read())
 
 
 SPENT = pytest.StashKey[float]()

@@ -48,15 +48,14 @@ class Node:
         return len(self.left) > (0 if self.shutting_down else 1)
 
 
-def handed_out(count: int, seconds: dict[str, Cost], occupied_s: float = 0.0) -> list[list[str]]:
-    """The files of each of so many workers, of which who is behind is next; a processor is occupied
-    by something else at first."""
+def handed_out(count: int, seconds: dict[str, Cost]) -> list[list[str]]:
+    """The files of each of so many workers, of which who is behind is next."""
     config = SimpleNamespace(
         getvalue=lambda name: ["popen"] * count, option=SimpleNamespace(loadscopereorder=False)
     )
     log = Producer("log", enabled=False)
-    now, nodes = [0.0], [Node() for _ in range(count)]
-    scheduler = Scheduling(config, log, seconds, lambda: now[0] < occupied_s)
+    nodes = [Node() for _ in range(count)]
+    scheduler = Scheduling(config, log, seconds)
     for node in nodes:
         scheduler.add_node(node)
     items = [SimpleNamespace(nodeid=name) for name in TESTS]
@@ -70,9 +69,7 @@ def handed_out(count: int, seconds: dict[str, Cost], occupied_s: float = 0.0) ->
         node = min(ready, key=lambda each: clock[each])
         index = node.left.pop(0)
         node.done.append(order[index])
-        now[0] = clock[node] = (
-            max(clock[node], now[0]) + seconds[order[index].partition("::")[0]].wall / 3
-        )
+        clock[node] += seconds[order[index].partition("::")[0]].wall / 3
         scheduler.mark_test_complete(node, index)
     assert sorted(name for node in nodes for name in node.done) == sorted(TESTS)
     assert all(node.shutting_down for node in nodes)
@@ -91,13 +88,6 @@ def test_who_has_no_file_left_to_compute_takes_one_that_waits():
     first, second, third = handed_out(3, seconds)
     assert {*first, *second} & {*SHORT}
     assert "tests/long.py" not in third
-
-
-def test_the_second_takes_none_while_something_else_has_its_processor():
-    first, second, _ = handed_out(3, COSTS, occupied_s=70.0)
-    assert first[:2] == ["tests/long.py", "tests/medium.py"]
-    assert 0 < len(second) < len(SHORT)
-    assert handed_out(3, COSTS, occupied_s=1e9)[1] == []
 
 
 @pytest.mark.parametrize("count", [1, 2])

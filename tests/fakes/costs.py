@@ -76,14 +76,6 @@ def _after_name(stat: Path) -> list[str]:
     return stat.read_text().rpartition(")")[2].split()
 
 
-def runs(pid: int) -> bool:
-    """Whether a process has not ended."""
-    try:
-        return _after_name(Path(f"/proc/{pid}/stat"))[0] != "Z"
-    except OSError:
-        return False
-
-
 def cpu_seconds() -> float:
     """CPU seconds of this process and those it started, as far as they are its children, or have
     been waited for by one that is."""

@@ -6,7 +6,7 @@ links. It needs no processor of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 from costs import Cost
@@ -16,30 +16,13 @@ from xdist.workermanage import WorkerController
 
 class Scheduling(LoadFileScheduling):
     """Hands out files. Of three workers or more, the last takes those that wait, and the others
-    take them when they have no other. While `occupied()`, the second one takes none."""
+    take them when they have no other."""
 
-    def __init__(
-        self,
-        config: pytest.Config,
-        log: object,
-        costs: Mapping[str, Cost],
-        occupied: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, config: pytest.Config, log: object, costs: Mapping[str, Cost]) -> None:
         super().__init__(config, log)  # type: ignore[arg-type]
         self._waiting = {name for name, cost in costs.items() if cost.waits}
-        self._occupied = occupied
-
-    def mark_test_complete(
-        self, node: WorkerController, item_index: int, duration: float = 0
-    ) -> None:
-        super().mark_test_complete(node, item_index, duration)
-        second = self.nodes[1:2]
-        if second and not self.assigned_work[second[0]]:
-            self._reschedule(second[0])
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        if node in self.nodes[1:2] and self._occupied():
-            return
         mine = [each for each in self.workqueue if self._suits(each, node)]
         self.workqueue.move_to_end((mine or list(self.workqueue))[0], last=False)
         super()._assign_work_unit(node)
