@@ -25,6 +25,7 @@ __all__ = [
     "Sparing",
     "__version__",
     "compare",
+    "export",
     "join",
     "load",
     "simulate",
@@ -40,6 +41,7 @@ _HOMES = {
     "Runs": "edgetrain.runs.loaded",
     "Sparing": "edgetrain.exchange.member.checkpoint",
     "compare": "edgetrain.api",
+    "export": "edgetrain.training.export",
     "join": "edgetrain.training.member.joining",
     "load": "edgetrain.runs.loaded",
     "simulate": "edgetrain.api",
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from edgetrain.exchange.member.checkpoint import Keep, Sparing
     from edgetrain.jobs.job import Privacy
     from edgetrain.runs.loaded import Run, Runs, load
+    from edgetrain.training.export import export
     from edgetrain.training.member.joining import join
     from edgetrain.training.member.member import Member
 

@@ -23,7 +23,8 @@ TORCH = ("tasks/", "training/")
 TORCH_INSIDE_FUNCTIONS = {"fleet/devices/cost.py"}
 DISTRIBUTED = re.compile(r"torch\.distributed|from torch import .*distributed")
 """One folder knows it."""
-LAZY_ONLY = ("matplotlib", "rich", "sklearn", "dp_accounting", "starlette", "uvicorn")
+LAZY_ONLY = ("matplotlib", "rich", "sklearn", "dp_accounting", "starlette", "uvicorn", "onnx",
+             "onnxruntime")  # fmt: skip
 CRYPTOGRAPHY = ("cryptography", "Crypto")
 PRIMITIVES = "exchange/masks/primitives.py"
 """The one module that imports them. Nothing loads it before a job is secure."""
@@ -251,7 +252,7 @@ def test_pure_modules_know_no_socket_no_clock_and_no_thread():
 def test_what_the_package_exports_is_pinned():
     assert sorted(edgetrain.__all__) == [
         "EdgetrainError", "Keep", "Member", "Privacy", "Run", "Runs", "Sparing", "__version__",
-        "compare", "join", "load", "simulate", "sweep",
+        "compare", "export", "join", "load", "simulate", "sweep",
     ]  # fmt: skip
     for name in edgetrain.__all__:
         assert getattr(edgetrain, name) is not None

@@ -26,6 +26,7 @@ VERBS = (
         "runs",
         "report",
         "track",
+        "export",
         "init",
         "hub",
         "hubs",

@@ -42,10 +42,10 @@ VERBS = dict(verbs(parser()))
 def test_the_verbs_are_these():
     top = {path[0] for path in VERBS if len(path) == 1}
     assert top == {
-        "bundle", "calibrate", "capacity", "codecs", "compare", "completion",
-        "devices", "doctor", "gateway", "hub", "hubs", "init", "keys", "member", "networks", "plan",
-        "dashboard", "privacy", "rank", "report", "run", "runs", "strategies", "sweep", "topology",
-        "track", "watch",
+        "bundle", "calibrate", "capacity", "codecs", "compare", "completion", "devices", "doctor",
+        "export", "gateway", "hub", "hubs", "init", "keys", "member", "networks", "plan",
+        "dashboard", "privacy", "rank", "report", "run", "runs", "strategies", "sweep",
+        "topology", "track", "watch",
     }  # fmt: skip
 
 

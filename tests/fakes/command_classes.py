@@ -74,6 +74,7 @@ QUICK = {
 }
 
 NIGHTLY = {
+    "edgetrain run --simulate members=4 network=none steps=200": "run folder",
     "edgetrain compare": r"dga .*yes|dga .*NO",
     "edgetrain compare --simulate": "dga ",
     "edgetrain compare --simulate network=wan-200ms": "dga ",
@@ -212,10 +213,15 @@ _RESUMED = "a run of the reader's own: tests/training/test_sweep.py, tests/cli/t
 _RESUMED_HUB = "a hub of the reader's own that was killed: tests/cli/test_resume.py"
 _BENCHMARK = "a benchmark of minutes to hours whose figures stand on the page"
 _HOURS = "hours; a smaller grid of the same verb is run nightly"
+_EXPORTED = "a trained run: tests/training/test_export.py"
 _DEVICES = "boards and ssh: tests/cli/test_desk_cli.py has folders in their place"
 _DASHBOARD = "serves until Ctrl-C: tests/runs/test_dashboard.py"
 
 ELSEWHERE = {
+    "edgetrain export": _EXPORTED,
+    "edgetrain export runs/20260131-142501-digits --onnx --int8 -o for-the-pi": _EXPORTED,
+    "edgetrain export runs/20260131-142501-digits --torch": _EXPORTED,
+    "edgetrain export --onnx --int8 -o for-the-pi": _EXPORTED,
     "edgetrain track --to tensorboard": _TRACKERS,
     "edgetrain track runs/20260131-142501-digits --to tensorboard --follow": _TRACKERS,
     "edgetrain track runs/sweep --to mlflow --into sqlite:///mlflow.db --project digits": _TRACKERS,
