@@ -42,10 +42,11 @@ def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Job:
 
 
 def parse(table: Mapping[str, Any], overrides: Iterable[str] = (), source: str = "job") -> Job:
-    """A job from plain values, as `load`."""
+    """A job from plain values, as `load`. An override of a whole table (`optimizer=adam`) comes
+    before those of its keys, in whatever order they are said."""
     values = {key: dict(v) if isinstance(v, Mapping) else v for key, v in table.items()}
-    for override in overrides:
-        _override(values, override)
+    for path, text in sorted(map(_split, overrides), key=lambda each: len(each[0])):
+        _set(values, path, text)
     job = _build(Job, values, "", source)
     assert isinstance(job, Job)
     return job
@@ -114,7 +115,8 @@ def _full_key(key: str) -> str:
     )
 
 
-def _override(values: dict[str, Any], override: str) -> None:
+def _split(override: str) -> tuple[list[str], str]:
+    """The full key's parts, and the text of the value."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"'{override}' is not an override", "it reads key=value, as steps=200")
@@ -123,16 +125,20 @@ def _override(values: dict[str, Any], override: str) -> None:
             f"'{key[:LONGEST_SHOWN]}…' has {key.count('.') + 1} parts",
             f"a key has at most {MOST_DEPTH}, as strategy.codec has two",
         )
-    *path, last = _full_key(key.strip()).split(".")
-    if [*path, last] == ["train", "optimizer"] and not text.strip().startswith("{"):
-        text = f'{{ name = "{text.strip()}" }}'  # another optimizer has other settings
-    table = values
-    for depth, part in enumerate(path):
-        inner = table.get(part)
-        if inner is None and path[: depth + 1] == ["train", "optimizer"]:
+    path, text = _full_key(key.strip()).split("."), text.strip()
+    if path == ["train", "optimizer"] and not text.startswith("{"):
+        text = f'{{ name = "{text}" }}'  # another optimizer has other settings
+    return path, text
+
+
+def _set(values: dict[str, Any], path: list[str], text: str) -> None:
+    *tables, last = path
+    for depth, part in enumerate(tables):
+        inner = values.get(part)
+        if inner is None and tables[: depth + 1] == ["train", "optimizer"]:
             inner = _sgd()
-        table[part] = table = dict(inner or {})
-    table[last] = _value(text.strip())
+        values[part] = values = dict(inner or {})
+    values[last] = _value(text)
 
 
 def _value(text: str) -> Any:

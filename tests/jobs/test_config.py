@@ -128,6 +128,7 @@ def test_overrides_win_one_after_the_other_and_leave_the_table_alone():
 def test_lr_keeps_the_rest_of_the_optimizer():
     assert parse({}, ["lr=0.5"]).train.optimizer == {"name": "sgd", "lr": 0.5, "momentum": 0.9}
     assert parse({}, ["optimizer=adam", "lr=0.5"]).train.optimizer == {"name": "adam", "lr": 0.5}
+    assert parse({}, ["lr=0.5", "optimizer=adam"]).train.optimizer == {"name": "adam", "lr": 0.5}
 
 
 @pytest.mark.parametrize(
