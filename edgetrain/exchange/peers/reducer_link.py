@@ -51,6 +51,8 @@ class ReducerLink(Link):
             head = self._heads[round]
             self.merged |= dict(head.merged)
             self.outbox.drop_answered(head)
+            # Those whose own replies this member missed, as it caught up with a base.
+            self.outbox.drop_merged(self.merged.get(self.name, 0))
         self._heads = {number: head for number, head in self._heads.items() if number > round}
         return reply
 
