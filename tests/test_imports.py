@@ -132,6 +132,27 @@ def test_a_hub_needs_no_torch():
     assert "torch" not in loaded
 
 
+def test_a_simulated_run_loads_no_compiler_and_pictures_only_at_its_end(tmp_path):
+    words = ["run", "--simulate", "members=2", "steps=2", "device=raspberry-pi-4b", "--runs", "."]
+    compilers = ("torch._dynamo", "torch._inductor", "sympy", "sklearn", "matplotlib.pyplot")
+    code = f"""
+import sys
+from edgetrain.__main__ import main
+from edgetrain.training.simulated.simulation import Simulation
+verdict = Simulation.verdict
+def trained(self):
+    assert "matplotlib" not in sys.modules
+    return verdict(self)
+Simulation.verdict = trained
+assert main({words!r}) == 0
+print("loaded", *[name for name in {compilers!r} if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "loaded"
+
+
 def test_cryptography_is_loaded_for_secure_jobs_only():
     plain = (
         "from edgetrain.jobs import building, plan, reading, rules\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -55,9 +56,25 @@ def optimizer_for(
     for group in groups:
         _check_group(name, cls, group, trained if is_whole else None)
     try:
-        return cls(_grouped(trained, groups), **settings)
+        plain = _uncompiled(cls)  # type: ignore[arg-type]  # a class, whose instances have no hash
+        return plain(_grouped(trained, groups), **settings)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optimizer '{name}' with {settings}: {error}") from None
+
+
+@functools.cache
+def _uncompiled(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """`cls` without what keeps torch.compile out of its methods: nothing of ours compiles them, and
+    for that they import torch._dynamo, a second of processor time and 100 MB of a process."""
+    plain = inspect.unwrap(cls.step)
+
+    def step(self: torch.optim.Optimizer, *args: Any, **named: Any) -> Any:
+        with torch.set_grad_enabled(self.defaults.get("differentiable", False)):
+            return plain(self, *args, **named)
+
+    names = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+    methods = {name: inspect.unwrap(getattr(cls, name)) for name in names}
+    return type(cls.__name__, (cls,), {**methods, "step": step})
 
 
 VECTORS = "vectors"

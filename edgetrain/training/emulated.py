@@ -30,7 +30,6 @@ from edgetrain.training.outcome import at_gateways, recorded, write_errors
 from edgetrain.training.processes import Child
 
 PRELOAD = (
-    "torch._dynamo",  # the first optimizer of a process imports it
     "edgetrain.training.member.train",
     "edgetrain.exchange.hub.serve",
     "edgetrain.exchange.hub.protocol",

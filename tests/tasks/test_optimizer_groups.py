@@ -63,3 +63,30 @@ def test_a_group_that_cannot_be_is_one_line(group, said):
         optimizer_for(model(), {"name": "adamw", "groups": [group]})
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adagrad", "rmsprop", "lbfgs"])
+def test_an_optimizer_steps_saves_and_calls_hooks_as_torchs_own_does(name):
+    kind = {cls.lower(): cls for cls in vars(torch.optim)}
+    models, called = [nn.Linear(3, 2) for _ in range(2)], []
+    models[1].load_state_dict(models[0].state_dict())
+    theirs = getattr(torch.optim, kind[name])(models[0].parameters(), lr=0.1)
+    ours = optimizer_for(models[1], {"name": name, "lr": 0.1})
+    ours.register_step_pre_hook(lambda *_: called.append("before"))
+    ours.register_step_post_hook(lambda *_: called.append("after"))
+    x = torch.randn(5, 3)
+    for _ in range(3):
+        for model, optimizer in zip(models, (theirs, ours), strict=True):
+
+            def closure(model=model, optimizer=optimizer):
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+        ours.load_state_dict(ours.state_dict())
+    assert called == ["before", "after"] * 3
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert str(theirs.state_dict()) == str(ours.state_dict())

@@ -26,25 +26,39 @@ def measure_step(
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils.flop_counter import FlopCounterMode
+    from torch.utils.flop_counter import flop_registry
 
-    class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        """Counts calls that compute; views of a tensor cost almost nothing."""
+    class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        """Counts flops, and calls that compute: views of a tensor cost almost nothing."""
 
-        count = 0
+        flops = calls = 0
+        inside = False
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            """False: torch would import its compiler, to keep it out."""
+            return False
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            self.count += not func.is_view
-            return func(*args, **(kwargs or {}))
+            named = kwargs or {}
+            formula = flop_registry.get(func._overloadpacket)
+            self.calls += not (func.is_view or self.inside)
+            if formula is None:  # the flops of a composite operator are those of its parts
+                before, self.inside = self.inside, True
+                with self:
+                    out = func.decompose(*args, **named)
+                self.inside = before
+                if out is not NotImplemented:
+                    return out
+            out = func(*args, **named)
+            if formula is not None:
+                self.flops += formula(*args, **named, out_val=out)
+            return out
 
     own = copy.deepcopy(model)
     own.zero_grad(set_to_none=True)
-    # Two passes: the flop counter decomposes composite operators, which would count twice.
-    with torch.random.fork_rng(), FlopCounterMode(display=False) as flops:
+    with torch.random.fork_rng(), Counter() as counter:  # type: ignore[no-untyped-call]
         loss(own, batch).backward()  # type: ignore[no-untyped-call]
-    own.zero_grad(set_to_none=True)
-    with torch.random.fork_rng(), Operators() as operators:  # type: ignore[no-untyped-call]
-        loss(own, batch).backward()  # type: ignore[no-untyped-call]
-    return flops.get_total_flops(), operators.count
+    return counter.flops, counter.calls

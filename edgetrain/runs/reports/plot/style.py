@@ -135,7 +135,8 @@ def styled(more: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """A context with the settings of this module and `more`, whatever the user's own are."""
     import matplotlib as mpl
 
-    settings: Any = mpl.rcParamsDefault | _STYLE | dict(more)
+    settings: dict[Any, Any] = dict(mpl.rcParamsDefault) | _STYLE | dict(more)
+    del settings["backend"]  # setting it imports pyplot, which no picture of ours needs
     return mpl.rc_context(settings)
 
 
