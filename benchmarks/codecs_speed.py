@@ -210,19 +210,28 @@ def hub(stage: Stage) -> Iterator[Row]:
     for _ in range(MESSAGES):
         shift = int(rng.integers(stage.elements))
         messages.append(codec.encode(np.ascontiguousarray(np.roll(stage.gradient, shift))))
-    entries = 0
-    for message in messages:
-        for i, payload in enumerate(message):
-            elements = min(codec.part_elements, stage.elements - i * codec.part_elements)
-            entries += codec.entries(payload, elements)[0].size  # type: ignore[attr-defined]
     weights, total = [1 / MESSAGES] * MESSAGES, stage.residual
+    decoded, entries = [], 0
+    for i in range(len(messages[0])):
+        part = total[i * codec.part_elements : (i + 1) * codec.part_elements]
+        of_part = [codec.entries(message[i], part.size) for message in messages]  # type: ignore[attr-defined]
+        decoded.append((part, of_part))
+        entries += sum(positions.size for positions, _ in of_part)
 
     def merge() -> None:
         for i in range(len(messages[0])):
             part = total[i * codec.part_elements : (i + 1) * codec.part_elements]
             codec.add_many([message[i] for message in messages], weights, part)
 
-    _, ms = stage.ratio(merge)
+    def add() -> None:
+        run = kernels.current()
+        for part, of_part in decoded:
+            for positions, values in of_part:
+                run.scatter(part, positions, values, weights[0])
+
+    ratio, ms = stage.ratio(merge)
+    bound, _ = stage.ratio(add)
+    yield Row("hub: decode + add / the add alone", bound / ratio, "times", None, True)
     goal = GOALS["hub_ns"] if backend().name == "c" else None
     assert goal is None or isinstance(goal, float)
     note = f"{ms:.1f} ms, {entries / 1e6:.2f} M entries of {MESSAGES} messages"

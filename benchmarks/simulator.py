@@ -32,11 +32,14 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain import strategies
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.runs.folder import create
 from edgetrain.strategies.spelling import split_list
 from edgetrain.training.simulated import simulation
+from edgetrain.training.simulated.batched import Rows
 
 DEFAULT = [10, 100, 1000, 10_000]
 """Members of the fleets."""
@@ -54,25 +57,7 @@ def measure(
     args: argparse.Namespace, members: int, strategy: str = "fedavg", words: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Simulate one fleet; what it took. `words`: what its job says besides."""
-    rounds = min(args.rounds, max(1, args.most // members))
-    row = strategies.find(strategy)
-    job = load(
-        None,
-        [
-            f"members={members}",
-            "device=raspberry-pi-4b",
-            f"network={args.network}",
-            f"steps={rounds * (args.every if row.has_local_steps else 1)}",
-            f"batch={args.batch}",
-            "optimizer={ name = 'sgd', lr = 0.05 }",
-            f"strategy={strategy}",
-            *([f"every={args.every * row.ranges}"] if row.has_local_steps else []),
-            f"delay={args.every if row.delays else 0}",
-            "data.partition=shared(64)",
-            f"message_s={args.message_s}",
-            *words,
-        ],
-    )
+    rounds, job = rounds_of(args, members), job_of(args, members, strategy, words)
     began, began_cpu = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         planned = plan(job)
@@ -89,6 +74,52 @@ def measure(
         "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         "final": summary["final"]["accuracy"],
         "how": summary["emulation"]["reason"],
+    }
+
+
+def job_of(args: argparse.Namespace, members: int, strategy: str, words: Sequence[str]) -> Job:
+    """A fleet's job; `words`: what it says besides."""
+    row = strategies.find(strategy)
+    return load(
+        None,
+        [
+            f"members={members}",
+            "device=raspberry-pi-4b",
+            f"network={args.network}",
+            f"steps={rounds_of(args, members) * (args.every if row.has_local_steps else 1)}",
+            f"batch={args.batch}",
+            "optimizer={ name = 'sgd', lr = 0.05 }",
+            f"strategy={strategy}",
+            *([f"every={args.every * row.ranges}"] if row.has_local_steps else []),
+            f"delay={args.every if row.delays else 0}",
+            "data.partition=shared(64)",
+            f"message_s={args.message_s}",
+            *words,
+        ],
+    )
+
+
+def rounds_of(args: argparse.Namespace, members: int) -> int:
+    """Rounds of a fleet of this size."""
+    return int(min(args.rounds, max(1, args.most // members)))
+
+
+def bare(args: argparse.Namespace, members: int) -> dict[str, float]:
+    """The same gradients and steps, batched in as many threads, without hub, links and protocol."""
+    found = plan(job_of(args, members, "fedavg", ()))
+    began, began_cpu = time.perf_counter(), time.process_time()
+    rows = Rows(task_of(found.job, found.beside), found)
+    work = [rows.member(index)[2] for index in range(members)]
+    for _ in range(rounds_of(args, members)):
+        for loss in [each.backward(args.every - 1) for each in work]:
+            loss()
+        for _ in range(args.every - 1):
+            for each in work:
+                each.backward()
+    rows.close()
+    return {
+        "seconds": time.perf_counter() - began,
+        "cpu_seconds": time.process_time() - began_cpu,
     }
 
 

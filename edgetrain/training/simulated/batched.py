@@ -42,7 +42,7 @@ from edgetrain.tasks.vmapped import LossModule, batchable_attention
 from edgetrain.tasks.work import Local, optimizer_for
 from edgetrain.vectors.vector import Vector
 
-BLOCK = 512
+BLOCK = 256
 """Rows in a block, whose gradients are computed together."""
 
 TOLERANCE = 1e-3
