@@ -2,8 +2,9 @@
 
 The root file system comes from mmdebstrap and is kept in the folder EDGETRAIN_FLEET_CACHE (default:
 ~/.cache/edgetrain/fleet). A machine's files are links to it, or copies where it writes. Its
-`systemctl` is a stand-in: it enables and disables units and starts nothing. Needs root. What a
-machine is made of, and its end, are those of `held`.
+`systemctl` is `unit_runner`, which follows the unit files; its Python finds this one's packages, so
+that a member can train there. Needs root. What a machine is made of, and its end, are those of
+`held`.
 """
 
 from __future__ import annotations
@@ -19,23 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import held
+import numpy
+import unit_runner
 
 PACKAGES = "openssh-server,sudo,python3,iproute2,procps"
 USER, NETWORK = "fleet", "10.77.0"
+PACKAGES_FOLDER = Path(numpy.__file__).resolve().parents[1]
 _COPIED = ("etc", "var", "home", "root", "tmp", "usr/local")
 """Folders in which a machine writes: not shared with the others."""
-SYSTEMCTL = """\
-#!/bin/sh
-echo "$*" >> /var/log/systemctl
-wants=/etc/systemd/system/multi-user.target.wants
-case "$1" in
-  enable) mkdir -p $wants; for unit in "$@"; do :; done; ln -sf "/etc/systemd/system/$unit" "$wants/$unit";;
-  disable) for unit in "$@"; do :; done; rm -f "$wants/$unit";;
-esac
-"""  # noqa: E501
 _START = """\
 set -e
-root=$1 number=$2 bridge=$3 network=$4 how=$5
+root=$1 number=$2 bridge=$3 network=$4 packages=$5 how=$6
 mount --bind "$root" "$root"
 mount -t proc proc "$root/proc"
 mount -t tmpfs dev "$root/dev"
@@ -43,6 +38,8 @@ for name in null zero random urandom; do
   touch "$root/dev/$name"; mount --bind "/dev/$name" "$root/dev/$name"
 done
 mount -t tmpfs run "$root/run"
+mount --bind "$packages" "$root/srv/packages"
+mount -o remount,bind,ro "$root/srv/packages"
 mkdir "$root/run/sshd"
 ip link set lo up
 there="nsenter --net=/proc/$bridge/ns/net ip link"
@@ -64,6 +61,7 @@ while True:
   read-only) mount -o remount,bind,ro "$root";;
   other) exec setarch i686 chroot "$root" /usr/sbin/sshd -D -e;;
 esac
+[ "$how" = read-only ] || chroot "$root" systemctl boot
 exec chroot "$root" /usr/sbin/sshd -D -e
 """
 
@@ -113,8 +111,10 @@ def make_root(into: Path) -> None:
     words = ["useradd", "-m", "-s", "/bin/sh", "-p", "*", USER]
     subprocess.run(["chroot", str(into), *words], check=True)
     (into / "etc/sudoers.d/fleet").write_text(f"{USER} ALL=(ALL) NOPASSWD: ALL\n")
-    (into / "usr/local/bin/systemctl").write_text(SYSTEMCTL)
+    shutil.copyfile(Path(unit_runner.__file__), into / "usr/local/bin/systemctl")
     (into / "usr/local/bin/systemctl").chmod(0o755)
+    (into / "srv/packages").mkdir()
+    (into / "usr/local/lib/python3.11/dist-packages/packages.pth").write_text("/srv/packages\n")
 
 
 @dataclass
@@ -194,7 +194,7 @@ class SshFleet:
         """Switch a machine on; how: see `_START`."""
         self.stop(machine)
         words = ["unshare", "--mount", "--net", "sh", "-c", _START, "sh", str(machine.root)]
-        words += [str(machine.number), str(self.space.process), NETWORK, how]
+        words += [str(machine.number), str(self.space.process), NETWORK, str(PACKAGES_FOLDER), how]
         with (self.folder / f"{machine.name}.log").open("ab") as log:
             machine.process = subprocess.Popen(
                 held.held(words), stdin=subprocess.DEVNULL, stdout=log, stderr=log

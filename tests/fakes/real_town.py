@@ -1,0 +1,102 @@
+"""A fleet of machines with a real sshd, as the devices of a cluster file, and the keys of its hub."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import ssh_fleet
+
+from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.zeromq.curve import new_pair
+from edgetrain.fleet import cluster as clusters
+from edgetrain.fleet.interpreters import PACKAGE_PARENT
+from edgetrain.fleet.ssh import SshClient
+from edgetrain.provisioning import sets
+from edgetrain.provisioning.cards import archive
+from edgetrain.provisioning.cards.flashing import Archives, Settings
+from edgetrain.provisioning.provision import Provisioner
+from edgetrain.provisioning.reaching import hosts_of
+
+MARK_BYTES = 4 << 20
+STAND_IN = """
+import base64, pathlib, secrets, sys
+if sys.argv[1:3] == ["keys", "init"]:
+    folder = pathlib.Path(sys.argv[sys.argv.index("--keys") + 1])
+    folder.mkdir(parents=True, exist_ok=True)
+    key = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")
+    (folder / "key").write_text(f"public {key}\\nsecret {key}\\n")
+    (folder / "key").chmod(0o600)
+"""
+
+
+def stand_in_site(site: Path) -> None:
+    """A worker that makes keys, and trains nothing."""
+    (site / "edgetrain").mkdir(parents=True)
+    (site / "edgetrain/__init__.py").write_text("")
+    (site / "edgetrain/__main__.py").write_text(STAND_IN)
+    (site / "weights.bin").write_bytes(os.urandom(MARK_BYTES))
+
+
+def real_site(site: Path) -> None:
+    """edgetrain itself; what it imports is in each machine already."""
+    left_out = shutil.ignore_patterns("__pycache__")
+    for name in ("edgetrain", "devices", "netem"):
+        shutil.copytree(PACKAGE_PARENT / name, site / name, ignore=left_out)
+
+
+class RealTown:
+    """A fleet, the keys of its hub, and a cluster file."""
+
+    def __init__(
+        self,
+        fleet: ssh_fleet.SshFleet,
+        names: list[str],
+        make_site: Callable[[Path], None] = stand_in_site,
+        job: str = "",
+    ) -> None:
+        self.fleet, self.folder = fleet, fleet.folder
+        make_site(self.folder / "site")
+        manifest = archive.Manifest("debian-12", "3.11", platform.machine(), {"torch": "2.9.1"})
+        archive.pack(self.folder / "site", manifest, self.folder / "worker.tar")
+        (self.folder / "job.toml").write_text(job)
+        devices = "".join(
+            f'[[device]]\nname = "{name}"\nprofile = "raspberry-pi-4b"\n'
+            f'address = "{fleet.add(name).address}/24"\n'
+            for name in names
+        )
+        (self.folder / "cluster.toml").write_text(
+            f'[hub]\naddresses = ["tcp://10.77.0.254:5555"]\n[ssh]\nuser = "{ssh_fleet.USER}"\n'
+            f'keys = ["id.pub"]\n[job]\nfile = "job.toml"\n{devices}'
+        )
+        self.cluster = clusters.load(self.folder / "cluster.toml")
+        self.ring = Keyring(self.folder / "keys")
+        self.ring.init(new_pair)
+        lines = [f"{m.name} {m.host_key}\n" for m in fleet.machines.values()]
+        self.ring.write("hosts", "".join(lines), 0o644)
+        self.hosts = hosts_of(self.cluster, self.cluster.devices)
+
+    def client(self, password: str = "") -> SshClient:
+        return SshClient(self.ring.hosts(), password=password)
+
+    def provision(self, *, check=False, password=""):
+        settings = Settings((self.fleet.public,), sets.JobSet(b"steps = 1\n", {}), {}, 0.0)
+        archives = Archives(archive.workers(), self.folder / "worker.tar", self.folder)
+        devices = list(zip(self.cluster.devices, self.hosts, strict=True))
+        with self.client(password) as client:
+            work = Provisioner(self.cluster, settings, archives, self.ring, client)
+            return {r.name: r for r in work.provision(devices, check=check)}
+
+    def edgetrain(self, *words: str) -> list[str]:
+        """The command line, on the hub's machine."""
+        words = (sys.executable, "-m", "edgetrain", *words, "--keys", str(self.ring.path))
+        return self.fleet.space.within(*words)
+
+    def state(self):
+        return {name: machine.state() for name, machine in self.fleet.machines.items()}
+
+
