@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
+from edgetrain.cli.remote import add_devices, add_ways, reach
 from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ def add_verbs(verbs: Any) -> None:
     """Add send, update and status to `edgetrain devices`."""
     send = verbs.add_parser("send", help="give devices their next job, and let them start on it")
     send.add_argument("job", metavar="JOB", help="a job file")
-    _add_devices(send)
+    add_devices(send)
     send.set_defaults(run=_send)
     update = verbs.add_parser(
         "update", help="give devices another version, which takes itself back if it is bad"
     )
-    _add_devices(update)
+    add_devices(update)
     update.add_argument(
         "--worker", type=Path, metavar="FILE", help="the archive (default: the devices' system's)"
     )
@@ -47,7 +48,7 @@ def add_verbs(verbs: Any) -> None:
     update.add_argument("--stop-job", action="store_true", help="let members leave their job first")
     update.set_defaults(run=_update)
     status = verbs.add_parser("status", help="how devices are; exit status 1 if one needs a person")
-    _add_devices(status)
+    add_devices(status)
     status.add_argument("--watch", action="store_true", help="look again every two seconds")
     status.add_argument(
         "--timeout", type=float, default=20.0, metavar="S",
@@ -55,35 +56,16 @@ def add_verbs(verbs: Any) -> None:
     )  # fmt: skip
     status.set_defaults(run=_status)
     for each in (send, update, status):
-        common.add_keys(each)
-        common.add_json(each)
-
-
-def _add_devices(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("cluster", metavar="CLUSTER", help="the cluster file")
-    parser.add_argument("devices", nargs="*", metavar="DEVICE", help="default: all")
+        add_ways(each)
 
 
 @contextlib.contextmanager
 def _desk(arguments: argparse.Namespace, found: Cluster) -> Iterator[DeviceDesk]:
     """The chosen devices of a cluster, and ssh to them."""
-    from edgetrain.exchange.keys.keyring import keys_folder
     from edgetrain.provisioning.desk import DeviceDesk
-    from edgetrain.provisioning.reaching import hosts_of, open_remote
 
-    devices = found.chosen(tuple(arguments.devices))
-    if not devices:
-        raise ConfigError(f"{found.path} has no [[device]]")
-    hosts = hosts_of(found, devices)
-    ask = _is_yes if sys.stdin.isatty() else None
-    with open_remote(keys_folder(arguments.keys), ask) as remote:
-        yield DeviceDesk(remote, hosts, common.warn)
-
-
-def _is_yes(question: str) -> bool:
-    with contextlib.suppress(EOFError):
-        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-    return False
+    with reach(arguments, found) as (remote, devices):
+        yield DeviceDesk(remote, [host for _, host in devices], common.warn)
 
 
 def _report(arguments: argparse.Namespace, results: Sequence[DeviceResult]) -> int:
@@ -103,21 +85,26 @@ def _send(arguments: argparse.Namespace) -> int:
     from edgetrain.fleet import cluster
 
     found = cluster.load(arguments.cluster)
-    job, units = _job_for(found, arguments.job)
+    job = _job_for(arguments, found, arguments.job)
     with _desk(arguments, found) as desk:
-        return _report(arguments, desk.send(job, units))
+        return _report(arguments, desk.send(*job))
 
 
-def _job_for(found: Cluster, path: str) -> tuple[JobSet, dict[str, str]]:
-    """A job for the devices of a cluster, and their units. Raises ConfigError."""
+def _job_for(
+    arguments: argparse.Namespace, found: Cluster, path: str
+) -> tuple[JobSet, dict[str, str], str]:
+    """A job for the devices of a cluster, their units, and the hub's keys. Raises ConfigError."""
+    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.provisioning import outfit
     from edgetrain.provisioning.cards.flashing import unit
+    from edgetrain.provisioning.reaching import hub_keys
 
     found = outfit.with_job(found, Path(path))
     job = outfit.job_of(found)
     assert found.hub
     units = {d.name: unit(found.hub.addresses, found.index(d)) for d in found.devices}
-    return outfit.set_of(found, job), units
+    keys = hub_keys(found, Keyring(keys_folder(arguments.keys)))
+    return outfit.set_of(found, job), units, keys
 
 
 # -- versions ------------------------------------------------------------------------------------
@@ -207,16 +194,16 @@ def run_on_cluster(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "--cluster: devices and hub read one job file", "edgetrain run JOB --cluster FILE"
         )
-    job, units = _job_for(found, arguments.job[0])
+    job = _job_for(arguments, found, arguments.job[0])
     assert found.hub
     port = found.hub.addresses[0].rpartition(":")[2]
     words = ["hub", arguments.job[0], "--bind", f"tcp://*:{port}", "--runs", str(arguments.runs)]
     words += ["--keys", arguments.keys] if arguments.keys else []
-    arguments.devices = []
+    arguments.devices, arguments.ask_sudo = [], False
     with _desk(arguments, found) as desk:
         hub = _HubProcess(words)
         try:
-            results = desk.send(job, units)
+            results = desk.send(*job)
             _report(argparse.Namespace(json=False), results)
             here, few = sum(r.ok for r in results), load(arguments.job[0]).first_members
             if here < few:

@@ -54,14 +54,14 @@ def add_verbs(verbs: Any) -> None:
         "provision", help="make devices of machines that run", epilog=_PROVISION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    _add_devices(provision)
+    add_devices(provision)
     provision.add_argument("--check", action="store_true", help="say what differs, change nothing")
     provision.add_argument("--worker", type=Path, metavar="FILE", help="the worker archive to use")
     provision.set_defaults(run=_provision)
     remove = verbs.add_parser(
         "remove", help="take edgetrain off devices, and their keys off the list"
     )
-    _add_devices(remove)
+    add_devices(remove)
     remove.add_argument("--yes", action="store_true", help="do not ask")
     remove.set_defaults(run=_remove)
     command = verbs.add_parser(
@@ -77,20 +77,26 @@ def add_verbs(verbs: Any) -> None:
     )
     command.set_defaults(run=_run)
     logs = verbs.add_parser("logs", help="the member's journal of each device")
-    _add_devices(logs)
+    add_devices(logs)
     logs.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
     logs.add_argument("-n", "--lines", type=int, default=20, help="of each (default: 20)")
     logs.set_defaults(run=_logs)
     reboot = verbs.add_parser("reboot", help="restart devices; training goes on by itself")
-    _add_devices(reboot)
+    add_devices(reboot)
     reboot.set_defaults(run=_reboot)
     for each in (provision, remove, command, logs, reboot):
-        each.add_argument("--ask-sudo", action="store_true", help="ask for the password of sudo")
-        common.add_keys(each)
-        common.add_json(each)
+        add_ways(each)
 
 
-def _add_devices(parser: argparse.ArgumentParser) -> None:
+def add_ways(parser: argparse.ArgumentParser) -> None:
+    """Add how devices are reached, and how the answer is printed."""
+    parser.add_argument("--ask-sudo", action="store_true", help="ask for the password of sudo")
+    common.add_keys(parser)
+    common.add_json(parser)
+
+
+def add_devices(parser: argparse.ArgumentParser) -> None:
+    """Add the cluster file, and which of its devices."""
     parser.add_argument("cluster", type=Path, metavar="CLUSTER", help="a cluster file")
     parser.add_argument("devices", nargs="*", metavar="DEVICE", help="which (default: all)")
 
@@ -107,7 +113,7 @@ def reach(
     if not devices:
         raise ConfigError(f"{found.path} has no [[device]]")
     hosts = hosts_of(found, devices)
-    ask = is_yes if sys.stdin.isatty() else None
+    ask = _is_yes if sys.stdin.isatty() else None
     password = ""
     if arguments.ask_sudo:
         if ask is None:
@@ -117,8 +123,7 @@ def reach(
         yield remote, list(zip(devices, hosts, strict=True))
 
 
-def is_yes(question: str) -> bool:
-    """Ask on the terminal; the end of the input is a no."""
+def _is_yes(question: str) -> bool:
     with contextlib.suppress(EOFError):
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
     return False
@@ -202,7 +207,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     ring = _ring(arguments)
     names = ", ".join(device.name for device in found.chosen(tuple(arguments.devices)))
     if not arguments.yes and not (
-        sys.stdin.isatty() and is_yes(f"take edgetrain, its keys and checkpoints off {names}?")
+        sys.stdin.isatty() and _is_yes(f"take edgetrain, its keys and checkpoints off {names}?")
     ):
         raise ConfigError("nothing was removed", "--yes, or a yes on a terminal")
     with reach(arguments, found) as (remote, devices):

@@ -194,18 +194,20 @@ class DeviceDesk:
 
     # -- jobs ---------------------------------------------------------------------------------
 
-    def send(self, job: JobSet, units: Mapping[str, str]) -> list[DeviceResult]:
+    def send(self, job: JobSet, units: Mapping[str, str], hubs: str = "") -> list[DeviceResult]:
         """Give all devices a job, and let their members start on it. units: the text of each
-        device's unit, by its name."""
+        device's unit, by its name. hubs: the hub's addresses, each with its key; "": devices keep
+        those that they have."""
         with tempfile.TemporaryDirectory(prefix="edgetrain-send-") as name:
             packed = _put(Path(name), job.packed)
 
             def give(host: SshHost) -> DeviceResult:
-                unit = _put(Path(name), units[host.name].encode())
-                for path in (packed, unit):
+                files = [packed, _put(Path(name), units[host.name].encode())]
+                files += [_put(Path(name), hubs.encode())] if hubs else []
+                for path in files:
                     if not (done := self._copy(host, path)).ok:
                         return DeviceResult(host.name, False, done.why)
-                answer = self.call(host, "send", packed.name, unit.name)
+                answer = self.call(host, "send", *(path.name for path in files))
                 return _result(host, answer, lambda a: "sent" if a["changed"] else "had it already")
 
             return self._each(give)

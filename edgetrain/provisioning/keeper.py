@@ -257,10 +257,10 @@ class DeviceKeeper:
 
     # -- job sets -----------------------------------------------------------------------------
 
-    def send(self, digest: str, unit: str = "") -> dict[str, Any]:
+    def send(self, digest: str, unit: str = "", hubs: str = "") -> dict[str, Any]:
         """Take the set that lies in `incoming` under this SHA-256, and the text of the member's
-        unit under that one, if one is sent; then restart the member. Raises Failed; then the
-        device trains what it trained."""
+        unit and the hub's key for each address under those, if they are sent; then restart the
+        member. Raises Failed; then the device trains what it trained."""
         current = self.settings / "current"
         due = self.settings / "restart.due"
         changed = self._facts(current / "set.json").get("digest") != digest
@@ -268,14 +268,15 @@ class DeviceKeeper:
             folder = self._unpacked_set(digest)
             self._disk.write(due, b"")
             self._disk.link(current, f"jobs/{folder.name}")
-        unit_changed = bool(unit) and self._write_unit(self._arrived(unit))
-        if changed or unit_changed or due.exists():
+        changed |= bool(unit) and self._write_unit(self._arrived(unit))
+        changed |= bool(hubs) and self._write_hubs(self._arrived(hubs))
+        if changed or due.exists():
             self._restart()
             self._disk.remove(due)
         self._drop_old_sets()
-        for name in {digest, unit} - {""}:
+        for name in {digest, unit, hubs} - {""}:
             self._disk.remove(self.incoming / name)
-        return {"changed": changed or unit_changed, "set": self._facts(current / "set.json")}
+        return {"changed": changed, "set": self._facts(current / "set.json")}
 
     def _unpacked_set(self, digest: str) -> Path:
         """The set with this digest, in its place."""
@@ -324,6 +325,17 @@ class DeviceKeeper:
         text = source.read_text("utf-8").replace("@THREADS@", str(os.cpu_count() or 1))
         place = self._units / UNIT
         if place.exists() and place.read_text("utf-8") == text:
+            return False
+        self._disk.write(self.settings / "restart.due", b"")
+        self._disk.write(place, text.encode())
+        return True
+
+    def _write_hubs(self, source: Path) -> bool:
+        """Let the member know the hub by its key at each of these addresses. Returns whether one
+        was missing."""
+        text, place = source.read_text("utf-8"), self._keys / "hubs"
+        there = place.read_text("utf-8").splitlines() if place.exists() else []
+        if set(text.splitlines()) <= set(there):
             return False
         self._disk.write(self.settings / "restart.due", b"")
         self._disk.write(place, text.encode())
@@ -524,7 +536,7 @@ VERBS = ("status", "send", "update", "stop", "watch")
 
 
 def main(argv: Sequence[str], program: Path) -> int:
-    """`keeper.pyz [--root FOLDER] status | send DIGEST [UNIT] | update DIGEST | stop | watch`.
+    """`keeper.pyz [--root R] VERB`: status, send SET [UNIT [HUBS]], update DIGEST, stop, watch.
 
     Prints one line of JSON; exit status 2 with {"error": …} if the device refuses. `program`: its
     own file.

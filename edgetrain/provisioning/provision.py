@@ -43,6 +43,7 @@ from edgetrain.provisioning.cards.archive import read_manifest
 from edgetrain.provisioning.cards.first_boot import FLEETING, UNIT
 from edgetrain.provisioning.cards.flashing import Archives, Settings, load_for, unit
 from edgetrain.provisioning.cards.looking import ImageDescription, Partition
+from edgetrain.provisioning.reaching import hub_keys
 
 LOOK_S, SET_UP_S, COPY_S = 30.0, 900.0, 3600.0
 CLOCK_S = 86_400.0
@@ -154,8 +155,7 @@ class Provisioner:
         self._cluster, self._settings, self._archives = found, settings, archives
         self._ring, self._remote, self._root, self._now = ring, remote, root, now
         self._user = found.ssh.user
-        key = spell(ring.pair().public)
-        self._hubs = "".join(f"{address} {key}\n" for address in found.hub.addresses)
+        self._hubs = hub_keys(found, ring)
 
     def provision(
         self,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.pairs import spell
 from edgetrain.fleet.cluster import DHCP, Cluster, DeviceEntry
 from edgetrain.fleet.ssh import SshClient, SshHost
 
@@ -26,6 +27,13 @@ def hosts_of(cluster: Cluster, devices: Sequence[DeviceEntry]) -> list[SshHost]:
         SshHost(d.name, f"{d.name}.local" if d.address == DHCP else d.address.split("/")[0], user)
         for d in devices
     ]
+
+
+def hub_keys(cluster: Cluster, ring: Keyring) -> str:
+    """What devices know the hub by: a line "ADDRESS KEY" for each of its addresses; "" if the hub's
+    keys are not on this machine."""
+    addresses = cluster.hub.addresses if cluster.hub and ring.exists else ()
+    return "".join(f"{address} {spell(ring.pair().public)}\n" for address in addresses)
 
 
 def open_remote(

@@ -59,7 +59,7 @@ def fleet(tmp_path, monkeypatch):
     for name in NAMES:
         flashed(tmp_path / "devices" / name)
     remote = Local(tmp_path / "devices")
-    monkeypatch.setattr(reaching, "open_remote", lambda keys, ask=None: remote)
+    monkeypatch.setattr(reaching, "open_remote", lambda keys, ask, password: remote)
     before = desks.DeviceDesk.__init__
 
     def here(self, *words, **more):

@@ -1,4 +1,4 @@
-"""A fleet of machines with a real sshd, as the devices of a cluster file, and the keys of its hub."""
+"""Machines with a real sshd as the devices of a cluster file, and the keys of their hub."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ if sys.argv[1:3] == ["keys", "init"]:
     (folder / "key").chmod(0o600)
 """
 
+FINISHING = '"""After the last reply: the model is the fleet\'s, and is evaluated as such."""'
+SAY_BASE = 'print("base", self._member.half.applied, self._member.half.checksum, flush=True)'
+"""Added to a member in these machines: the base that it ends with."""
+
 
 def stand_in_site(site: Path) -> None:
     """A worker that makes keys, and trains nothing."""
@@ -47,6 +51,10 @@ def real_site(site: Path) -> None:
     left_out = shutil.ignore_patterns("__pycache__")
     for name in ("edgetrain", "devices", "netem"):
         shutil.copytree(PACKAGE_PARENT / name, site / name, ignore=left_out)
+    loop = site / "edgetrain/training/member/loop.py"
+    before = loop.read_text()
+    loop.write_text(before.replace(FINISHING, f"{FINISHING}\n        {SAY_BASE}"))
+    assert loop.read_text() != before
 
 
 class RealTown:
@@ -96,7 +104,13 @@ class RealTown:
         words = (sys.executable, "-m", "edgetrain", *words, "--keys", str(self.ring.path))
         return self.fleet.space.within(*words)
 
+    def bases(self) -> dict[str, list[str]]:
+        """What the last base of each machine's members is, job after job."""
+        found = {}
+        for name, machine in self.fleet.machines.items():
+            log = machine.root / "var/log/journal/edgetrain-member.service.log"
+            found[name] = [x for x in log.read_text().splitlines() if x.startswith("base ")]
+        return found
+
     def state(self):
         return {name: machine.state() for name, machine in self.fleet.machines.items()}
-
-

@@ -22,7 +22,11 @@ import sys
 import time
 from pathlib import Path
 
-UNITS, STATES, WANTS = Path("/etc/systemd/system"), Path("/run/systemctl"), "multi-user.target.wants"
+UNITS, STATES, WANTS = (
+    Path("/etc/systemd/system"),
+    Path("/run/systemctl"),
+    "multi-user.target.wants",
+)
 DYNAMIC_USER = 61184
 SHOWN = {"ActiveState": "inactive", "SubState": "dead", "Result": "success", "ExecMainStatus": 0,
          "StatusText": "", "NRestarts": 0}  # fmt: skip
@@ -158,7 +162,9 @@ class Unit:
                 text = text.replace(word, value)
             return text
 
-        pairs = (filled(p).split("=", 1) for e in settings.get("Environment", []) for p in e.split())
+        pairs = (
+            filled(p).split("=", 1) for e in settings.get("Environment", []) for p in e.split()
+        )
         environment = {"PATH": os.environ["PATH"], "HOME": "/", **dict(pairs)}
         notify = STATES / f"{self.name}.notify"
         notify.unlink(missing_ok=True)
@@ -173,8 +179,9 @@ class Unit:
                 environment["WATCHDOG_USEC"] = f"{1e6 * watchdog_s:.0f}"
         self.put(StatusText="", ActiveState="activating" if is_notify else "active",
                  SubState="start" if is_notify else "running")  # fmt: skip
-        Path("/var/log/journal").mkdir(exist_ok=True)
-        with open(f"/var/log/journal/{self.name}.log", "ab") as log:
+        journal = Path("/var/log/journal", f"{self.name}.log")
+        journal.parent.mkdir(exist_ok=True)
+        with journal.open("ab") as log:
             child = subprocess.Popen(
                 filled(last["ExecStart"]).split(), env=environment, stdout=log, stderr=log,
                 stdin=subprocess.DEVNULL, cwd=filled(last.get("WorkingDirectory", "/")),
@@ -216,21 +223,24 @@ def main(argv: list[str]) -> int:
     names = [word for word in words if not word.startswith("-")]
     wants = UNITS / WANTS
     if verb == "boot":
-        verb, names = "start", [p.name for p in sorted(wants.glob("*")) if (UNITS / p.name).exists()]
+        verb, names = (
+            "start",
+            [p.name for p in sorted(wants.glob("*")) if (UNITS / p.name).exists()],
+        )
     if verb == "show":
         state = Unit(names[0]).state()
         print("".join(f"{key}={state[key]}\n" for key in SHOWN), end="")
         return 0
-    with open(STATES / "lock", "w") as lock:
+    with (STATES / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name in names:
             unit = Unit(name)
             if verb == "enable":
-                wants.mkdir(parents=True, exist_ok=True)
+                WANTS.mkdir(parents=True, exist_ok=True)
                 with contextlib.suppress(FileExistsError):
-                    (wants / name).symlink_to(f"/etc/systemd/system/{name}")
+                    (WANTS / name).symlink_to(f"/etc/systemd/system/{name}")
             if verb == "disable":
-                (wants / name).unlink(missing_ok=True)
+                (WANTS / name).unlink(missing_ok=True)
             if verb == "reset-failed" and not unit.watcher:
                 unit.put(**SHOWN)
             if verb in ("stop", "restart") or (verb == "disable" and "--now" in words):
