@@ -24,7 +24,7 @@ MAY = {
     "jobs": GROUND | {"vectors", "codecs", "fleet", "runs", "strategies", "tasks", "exchange"},
 }
 MAY["training"] = MAY["jobs"] | {"jobs"}
-MAY["provisioning"] = GROUND | {"vectors", "fleet", "exchange", "jobs"}
+MAY["provisioning"] = GROUND | {"vectors", "fleet", "runs", "exchange", "jobs"}
 MAY["cli"] = MAY["training"] | {"training", "provisioning", "api"}
 FACES = {"__init__", "__main__", "api"}
 ROOT = {*MAY, *FACES, "py.typed"}

@@ -54,6 +54,7 @@ def add_verbs(verbs: Any) -> None:
         "--timeout", type=float, default=20.0, metavar="S",
         help="seconds that a device may take to answer (default: %(default)s)",
     )  # fmt: skip
+    common.add_output(status, json=False)
     status.set_defaults(run=_status)
     for each in (send, update, status):
         add_ways(each)
@@ -142,13 +143,15 @@ def _update(arguments: argparse.Namespace) -> int:
 
 def _status(arguments: argparse.Namespace) -> int:
     from edgetrain.fleet import cluster
+    from edgetrain.provisioning.in_job import states_in_job
     from edgetrain.runs.environment import version
 
     if not 0.1 <= arguments.timeout <= 3600:
         raise ConfigError(f"--timeout {arguments.timeout:g}: allowed are 0.1 to 3600")
     with _desk(arguments, cluster.load(arguments.cluster)) as desk:
         while True:
-            states = desk.states(version(), arguments.timeout)
+            known = states_in_job(arguments.runs, version(), time.time())
+            states = desk.states(version(), arguments.timeout, known)
             common.answer(
                 arguments,
                 [{**dataclasses.asdict(s), "needs_a_person": s.needs_a_person} for s in states],
@@ -161,11 +164,11 @@ def _status(arguments: argparse.Namespace) -> int:
 
 def _line(state: DeviceState) -> str:
     facts = state.facts
-    heat = facts.get("celsius")
+    heat, free = facts.get("celsius"), facts.get("disk_free_bytes")
     shown = [
         f"{state.name:16} {state.state:13}",
         f"{heat:3.0f} C" if heat is not None else "     ",
-        f"{facts['disk_free_bytes'] / 1e9:6.1f} GB free" if facts else "",
+        f"{free / 1e9:6.1f} GB free" if free is not None else "",
         ", ".join(state.marks),
         state.why,
     ]
@@ -227,6 +230,10 @@ def run_on_cluster(arguments: argparse.Namespace) -> int:
         except BaseException:
             hub.stop()
             raise
+        for result in desk.fetch(folder):
+            if not result.ok:
+                common.warn(f"{result.name}: no run folder of its own: {result.said}")
+        common.say(f"the members' own run folders are in {folder / 'members'}")
         summary = read_summary(folder) or {}
         return int(hub.wait() != 0 or summary.get("status") != "finished")
 

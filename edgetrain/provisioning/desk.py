@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from edgetrain.errors import ConfigError
@@ -26,6 +27,7 @@ from edgetrain.exchange.messages import PROTOCOL
 from edgetrain.fleet.interpreters import PACKAGE_PARENT
 from edgetrain.fleet.ssh import AT_ONCE, Remote, SshAnswer, SshHost, copy, on_each
 from edgetrain.provisioning.cards.archive import Manifest
+from edgetrain.provisioning.fetching import FOLDER, fetch
 from edgetrain.provisioning.keeper import LOOKING, POLL_S, TRIAL_S
 from edgetrain.provisioning.sets import JobSet
 
@@ -106,18 +108,25 @@ def judged(
         return DeviceState(name, "unreachable", answer.why)
     unit = answer["unit"]
     state, why = _state(answer, unit)
-    celsius = answer.get("celsius")
     theirs = answer["version"].get("edgetrain")
     other = answer["protocol"] not in (None, PROTOCOL) or (theirs and theirs != version)
+    marks = marks_of(answer, answer["clock"] - now, other=bool(other))
+    return DeviceState(name, state, why, marks, answer)
+
+
+def marks_of(facts: Mapping[str, Any], clock_s: float, *, other: bool) -> tuple[str, ...]:
+    """What stands beside a device's state. clock_s: its clock less this one; other: whether it has
+    another version."""
+    celsius, free = facts.get("celsius"), facts.get("disk_free_bytes")
     marks = {
         "hot": celsius is not None and celsius >= HOT_CELSIUS,
-        "throttled": answer.get("throttled"),
-        "under-voltage": answer.get("under_voltage"),
-        "disk nearly full": answer["disk_free_bytes"] < FULL_BYTES,
+        "throttled": facts.get("throttled"),
+        "under-voltage": facts.get("under_voltage"),
+        "disk nearly full": free is not None and free < FULL_BYTES,
         "other version": other,
-        "clock wrong": abs(answer["clock"] - now) > CLOCK_S,
+        "clock wrong": abs(clock_s) > CLOCK_S,
     }
-    return DeviceState(name, state, why, tuple(m for m, there in marks.items() if there), answer)
+    return tuple(mark for mark, there in marks.items() if there)
 
 
 def _state(answer: Mapping[str, Any], unit: Mapping[str, Any]) -> tuple[str, str]:
@@ -179,9 +188,14 @@ class DeviceDesk:
 
     # -- looking ------------------------------------------------------------------------------
 
-    def states(self, version: str, seconds: float = LOOK_S) -> list[DeviceState]:
-        """How all devices are, each asked for at most this long."""
-        found: dict[str, DeviceState] = {}
+    def states(
+        self,
+        version: str,
+        seconds: float = LOOK_S,
+        known: Mapping[str, DeviceState] = MappingProxyType({}),
+    ) -> list[DeviceState]:
+        """How all devices are; those that are not `known` are asked, each for at most this long."""
+        found = dict(known)
 
         def look(host: SshHost) -> None:
             answer = self.call(host, "status", seconds=seconds)
@@ -189,7 +203,9 @@ class DeviceDesk:
                 answer = SshAnswer(1, stderr=str(answer["error"]))
             found[host.name] = judged(host.name, answer, time.time(), version)
 
-        on_each(self.hosts, look, max(AT_ONCE, len(self.hosts)))
+        asked = [host for host in self.hosts if host.name not in known]
+        if asked:
+            on_each(asked, look, len(asked))
         return [found[host.name] for host in self.hosts]
 
     # -- jobs ---------------------------------------------------------------------------------
@@ -211,6 +227,15 @@ class DeviceDesk:
                 return _result(host, answer, lambda a: "sent" if a["changed"] else "had it already")
 
             return self._each(give)
+
+    def fetch(self, run: Path) -> list[DeviceResult]:
+        """Bring all members' own run folders to the hub's, `run`."""
+
+        def one(host: SshHost) -> DeviceResult:
+            why = fetch(self._remote, host, run, self._root)
+            return DeviceResult(host.name, not why, why or f"{run / FOLDER / host.name}")
+
+        return self._each(one)
 
     def stop(self) -> list[DeviceResult]:
         """Let all members leave their job."""

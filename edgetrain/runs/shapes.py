@@ -143,6 +143,7 @@ LINES: dict[str, dict[str, Is]] = {
         "about": text, "name": text, "at": seconds, "pace_s": seconds, "round_trip_s": seconds,
         "celsius": number, "throttled": flag, "disk_free_bytes": size, "swap_bytes": size,
         "mhz": count, "under_voltage": flag, "wifi_dbm": number, "clock_s": seconds,
+        "versions": text,
     },
     "exchange": _USED | {
         "round": count, "every": count, "delay": count, "submitted_t": seconds,

@@ -164,7 +164,9 @@ case "$*" in
 *restart*edgetrain-member*)
     PYTHONPATH={folder} {python} -m edgetrain member etc/edgetrain/current/job.toml \\
         --hub tcp://127.0.0.1:{port} --index "${{name#pi-}}" --keys {folder}/"$name"-keys \\
-        --hub-key {public} --wait --runs runs > said 2>&1 < /dev/null & ;;
+        --hub-key {public} --wait --runs run/edgetrain > said 2>&1 < /dev/null &
+    echo $! > pid ;;
+show) kill -0 "$(cat pid)" && echo ActiveState=active || echo ActiveState=inactive ;;
 esac
 """
 
@@ -191,6 +193,9 @@ def test_run_trains_on_devices_without_the_one_that_is_dead(fleet, capsys, tmp_p
     assert summary["status"] == "finished"
     (started,) = [r for r in read_metrics(folder, "event") if r["event"] == "started"]
     assert started["reason"] == "2 of 3 members"
+    assert sorted(path.name for path in folder.glob("members/*")) == ["pi-0", "pi-2"]
+    own = read_summary(folder / "members/pi-0")
+    assert (own["status"], own["steps"]) == ("finished", 30)
 
 
 @pytest.mark.timeout(120)

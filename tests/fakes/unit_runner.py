@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import selectors
+import shlex
 import shutil
 import signal
 import socket
@@ -22,11 +23,8 @@ import sys
 import time
 from pathlib import Path
 
-UNITS, STATES, WANTS = (
-    Path("/etc/systemd/system"),
-    Path("/run/systemctl"),
-    "multi-user.target.wants",
-)
+UNITS, STATES = Path("/etc/systemd/system"), Path("/run/systemctl")
+WANTS = UNITS / "multi-user.target.wants"
 DYNAMIC_USER = 61184
 SHOWN = {"ActiveState": "inactive", "SubState": "dead", "Result": "success", "ExecMainStatus": 0,
          "StatusText": "", "NRestarts": 0}  # fmt: skip
@@ -182,6 +180,9 @@ class Unit:
         journal = Path("/var/log/journal", f"{self.name}.log")
         journal.parent.mkdir(exist_ok=True)
         with journal.open("ab") as log:
+            for line in settings.get("ExecStartPre", []):
+                before = shlex.split(filled(line))
+                subprocess.run(before, user=user, group=user, stdout=log, stderr=log, check=False)
             child = subprocess.Popen(
                 filled(last["ExecStart"]).split(), env=environment, stdout=log, stderr=log,
                 stdin=subprocess.DEVNULL, cwd=filled(last.get("WorkingDirectory", "/")),
@@ -221,12 +222,9 @@ def main(argv: list[str]) -> int:
     STATES.mkdir(exist_ok=True)
     verb, *words = argv
     names = [word for word in words if not word.startswith("-")]
-    wants = UNITS / WANTS
     if verb == "boot":
-        verb, names = (
-            "start",
-            [p.name for p in sorted(wants.glob("*")) if (UNITS / p.name).exists()],
-        )
+        enabled = [path.name for path in sorted(WANTS.glob("*"))]
+        verb, names = "start", [name for name in enabled if (UNITS / name).exists()]
     if verb == "show":
         state = Unit(names[0]).state()
         print("".join(f"{key}={state[key]}\n" for key in SHOWN), end="")

@@ -103,8 +103,12 @@ def test_two_jobs_and_another_address_of_the_hub(room):
     room.desk.send(SET, UNITS)
     third = dataclasses.replace(SET, job=b"name = 'third'\n")
     moved = {name: text.replace("member", "member --hub tcp://b:5") for name, text in UNITS.items()}
-    assert all(result.said == "sent" for result in room.desk.send(third, moved))
+    pins = "tcp://b:5 key\n"
+    assert all(result.said == "sent" for result in room.desk.send(third, moved, pins))
     root = room.folder / "pi-1"
+    assert (root / "var/lib/edgetrain-keys/hubs").read_text() == pins
+    assert all(r.said == "had it already" for r in room.desk.send(third, moved, pins))
+    assert not list((root / "opt/edgetrain/incoming").glob("*"))
     assert (root / "etc/edgetrain/current/job.toml").read_bytes() == third.job
     assert "tcp://b:5" in (root / "etc/systemd/system/edgetrain-member.service").read_text()
 

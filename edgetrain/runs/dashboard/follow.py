@@ -43,10 +43,11 @@ _DRAWN_EVERY_S = 4.0
 COLUMNS = (
     "name", "enrolled", "standing", "step", "pace_s", "wait_share", "round_trip_s", "sent_bytes",
     "received_bytes", "celsius", "throttled", "loss", "peak_bytes", "cut",
+    "disk_free_bytes", "swap_bytes", "mhz", "under_voltage", "wifi_dbm", "clock_s",
 )  # fmt: skip
 """Columns of the fleet, attributes of MemberState."""
 
-_ROUNDED = ("pace_s", "wait_share", "round_trip_s", "celsius", "loss", "cut")
+_ROUNDED = ("pace_s", "wait_share", "round_trip_s", "celsius", "loss", "cut", "clock_s")
 
 
 class BoundedCurve:

@@ -58,6 +58,18 @@ class MemberTally:
     round_trip_s: float | None = None
     celsius: float | None = None
     throttled: bool | None = None
+    disk_free_bytes: float | None = None
+    """This and the next five: as last reported, once a minute."""
+    swap_bytes: float | None = None
+    mhz: float | None = None
+    under_voltage: bool | None = None
+    wifi_dbm: float | None = None
+    clock_s: float | None = None
+    """Its clock less the hub's."""
+    versions: str = ""
+    """Versions of edgetrain, Python and torch there."""
+    heard_t: float | None = None
+    """When it last reported to the hub."""
     has_own_lines: bool = False
     """Whether it writes into this folder itself; its reports to the hub then repeat these lines."""
 
@@ -85,10 +97,10 @@ class MemberTally:
     def add_status(self, record: Record) -> None:
         """Add what it reported to the hub: a "status" line."""
         self.name = str(record.get("name") or self.name)
-        for key in ("pace_s", "round_trip_s", "celsius"):
-            value = record.get(key)
-            if isinstance(value, int | float):
-                setattr(self, key, value)
+        self.heard_t = record["t"]
+        for key in _LAST:
+            if record.get(key) is not None:
+                setattr(self, key, record[key])
         self.throttled = record.get("throttled")
         if not self.has_own_lines:
             self._add_sums(self._bounded(record))
@@ -315,6 +327,10 @@ _PARTS = ("compute_s", "wait_s", "overhead_s", "eval_s", "end_s")
 _SUMS = (
     "lines", "step", "t", "compute_s", "wait_s", "overhead_s", "eval_s", "end_s",
     "sent_bytes", "received_bytes", "cpu_s", "joules",
+)  # fmt: skip
+_LAST = (
+    "pace_s", "round_trip_s", "celsius", "disk_free_bytes", "swap_bytes", "mhz", "under_voltage",
+    "wifi_dbm", "clock_s", "versions",
 )  # fmt: skip
 _STANDINGS = ("joined", "started", "late", "gone", "back", "left", "finished", "failed")
 _OVER = ("finished", "left")

@@ -45,6 +45,11 @@ const HEADINGS = [
   ["received_bytes", "down", size],
   ["celsius", "heat", value => known(value) ? value.toFixed(0) + " C" : "-"],
   ["peak_bytes", "memory", size],
+  ["disk_free_bytes", "disk free", size],
+  ["swap_bytes", "swap", size],
+  ["mhz", "MHz", plain],
+  ["wifi_dbm", "signal", value => known(value) ? plain(value) + " dBm" : "-"],
+  ["clock_s", "clock", value => known(value) ? value.toFixed(1) + " s" : "-"],
   ["loss", "loss", value => known(value) ? value.toFixed(3) : "-"],
 ];
 const BAD = new Set(["gone", "failed", "lost"]);
@@ -152,8 +157,9 @@ function drawFleet() {
       } else {
         setText(cell, say(value));
         if (key === "celsius") {
-          setText(cell, say(value) + (columns.throttled[member] ? " !" : ""));
-          setClass(cell, columns.throttled[member] ? "bad" : "");
+          const weak = columns.under_voltage[member], slow = columns.throttled[member];
+          setText(cell, say(value) + (weak ? " under-voltage" : slow ? " !" : ""));
+          setClass(cell, weak || slow ? "bad" : "");
         } else if (key === "wait_share") setClass(cell, value > 0.5 ? "bad" : "");
       }
     }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.columns import Column, as_rich, column, fit, total_width
+from edgetrain.runs.reports.live.plain import machine_in_words
 from edgetrain.runs.reports.live.watch import MemberState, RunState
 
 if TYPE_CHECKING:
@@ -179,6 +180,10 @@ def _reported(members: Sequence[MemberState]) -> list[Column]:
     if any(member.celsius is not None for member in members):
         hot = ("red" if member.throttled else "" for member in members)
         shown.append(column("heat", map(_heat, members), styles=hot, rank=1))
+    machines = [", ".join(machine_in_words(member)) for member in members]
+    if any(machines):
+        weak = ("red" if member.under_voltage else "" for member in members)
+        shown.append(column("machine", machines, styles=weak, rank=2))
     return shown
 
 

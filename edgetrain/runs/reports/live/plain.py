@@ -9,6 +9,8 @@ from edgetrain.runs.metrics.lines import HUB, Record
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.live.watch import MemberState, RunState
 
+ODD_CLOCK_S = 1.0
+"""A clock that is off by less is not worth a word."""
 _ROUTINE = ("joined", "started", "finished", "left")
 """Events of every member of a healthy run: counted together, not shown one by one."""
 
@@ -69,9 +71,23 @@ def _member_in_words(member: MemberState) -> str:
     ]
     if member.celsius is not None:
         parts.append(f"{member.celsius:.0f} C" + (" throttled" if member.throttled else ""))
+    parts += machine_in_words(member)
     if member.standing in ("late", "gone", "failed"):
         parts.append(member.standing)
     return f"{member.called}: " + ", ".join(parts)
+
+
+def machine_in_words(member: MemberState) -> list[str]:
+    """What a member said of its machine that is known, and not as it is everywhere."""
+    said = {
+        "under-voltage": member.under_voltage,
+        f"disk {units.size(member.disk_free_bytes)} free": member.disk_free_bytes is not None,
+        f"swap {units.size(member.swap_bytes)}": member.swap_bytes,
+        f"{member.mhz or 0:.0f} MHz": member.mhz,
+        f"Wi-Fi {member.wifi_dbm or 0:.0f} dBm": member.wifi_dbm,
+        f"clock {member.clock_s or 0:+.1f} s": abs(member.clock_s or 0) >= ODD_CLOCK_S,
+    }
+    return [words for words, there in said.items() if there]
 
 
 def _split_in_words(state: RunState) -> str:

@@ -43,6 +43,12 @@ class MemberState:
     round_trip_s: float | None = None
     celsius: float | None = None
     throttled: bool | None = None
+    disk_free_bytes: float | None = None
+    swap_bytes: float | None = None
+    mhz: float | None = None
+    under_voltage: bool | None = None
+    wifi_dbm: float | None = None
+    clock_s: float | None = None
 
     @property
     def called(self) -> str:
@@ -275,4 +281,10 @@ def _member(name: str, tally: MemberTally) -> MemberState:
         round_trip_s=tally.round_trip_s,
         celsius=tally.celsius,
         throttled=tally.throttled,
+        disk_free_bytes=tally.disk_free_bytes,
+        swap_bytes=tally.swap_bytes,
+        mhz=tally.mhz,
+        under_voltage=tally.under_voltage,
+        wifi_dbm=tally.wifi_dbm,
+        clock_s=tally.clock_s,
     )
