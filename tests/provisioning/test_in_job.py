@@ -37,7 +37,9 @@ def run(tmp_path):
     folder = tmp_path / "runs/one"
     folder.mkdir(parents=True)
     write_tiny(folder)
-    (folder / METRICS).write_text("".join(f"{json.dumps(line)}\n" for line in LINES))
+    (folder / METRICS).write_text(
+        "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in LINES)
+    )
     return folder
 
 
