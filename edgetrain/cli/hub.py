@@ -111,7 +111,8 @@ def run(arguments: argparse.Namespace) -> int:
     with Stop().installed() as stop:
         from edgetrain.jobs.resolved import with_all_members
 
-        job = with_all_members(_job_of(arguments))
+        job, beside_job = _job_of(arguments)
+        job = with_all_members(job)
         from edgetrain.training.hub import HubRequest, serve_job
 
         request = HubRequest(
@@ -125,6 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.runs,
             number=arguments.number,
             spare=arguments.spare,
+            beside=beside_job,
         )
         from edgetrain.cli.screen import Screen, closing_table
 
@@ -168,11 +170,11 @@ def _check_replica(arguments: argparse.Namespace) -> None:
             )
 
 
-def _job_of(arguments: argparse.Namespace) -> Job:
+def _job_of(arguments: argparse.Namespace) -> tuple[Job, Path]:
     if arguments.resume is None:
-        return common.job_of(arguments)[0]
+        return common.job_of(arguments)
     if arguments.no_journal:
         raise ConfigError("--resume goes on from a journal, and --no-journal says there is none")
     from edgetrain.training.hub import job_to_resume
 
-    return job_to_resume(arguments.resume, arguments.job)
+    return job_to_resume(arguments.resume, arguments.job), Path.cwd()

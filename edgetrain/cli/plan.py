@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     job, beside = common.job_of(arguments)
     if arguments.placement:
         job = replace(job, servers=replace(job.servers, placement=arguments.placement))
+    from edgetrain.jobs.fallback import in_words
     from edgetrain.jobs.placement.beside import group_job
     from edgetrain.jobs.placement.decision import decide
     from edgetrain.jobs.placement.question import question_of
@@ -62,11 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.training.servers.rehearsing import rehearsal
 
     found = resolve(with_all_members(job))
-    note = ""
+    note, while_it_runs = "", in_words(found.job)
     if has_group(job):
         found, note = resolve(group_job(found.job)), "this is the member 'servers' of the fleet"
     question = question_of(found, beside)
-    question = replace(question, notes=(*question.notes, *filter(None, [note])))
+    question = replace(question, notes=(*question.notes, *filter(None, [note, while_it_runs])))
     decision = decide(question, rehearsal(found.job, beside))
     plan = plain(question, decision) | {"name": job.name or job.task.rpartition(":")[2]}
     common.answer(arguments, plan, text(plan))

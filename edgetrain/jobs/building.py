@@ -18,6 +18,7 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.reducer import ReducerHub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import MAX_ELEMENTS, MAX_HEADER_BYTES
+from edgetrain.jobs.fallback import NAME, quorum_of, steps_in
 from edgetrain.jobs.job import AUTO, COLLECTIVES, DIRECT, Job
 from edgetrain.jobs.privacy.promise import fix_noise
 from edgetrain.jobs.resolved import Resolved
@@ -86,7 +87,7 @@ def reducer_of(found: Resolved, first: int, end: int) -> ReducerHub:
 def _policy(job: Job, most_elements: int, site: int = 0) -> Policy:
     """How patient a hub is; `site`: the members of a gateway's, 0: it is the job's."""
     # A site's round has to be on its way while the hub above still waits for it.
-    quorum, wait = (1, SITE_WAIT) if site else (job.hub.quorum, 1.0)
+    quorum, wait = (1, SITE_WAIT) if site else (quorum_of(job), 1.0)
     return Policy(
         site or job.fleet.members,
         quorum,
@@ -101,6 +102,7 @@ def _policy(job: Job, most_elements: int, site: int = 0) -> Policy:
         job.fleet.members,
         job.hub.start_with,
         job.hub.start_after_s,
+        NAME if steps_in(job) else "",
     )
 
 

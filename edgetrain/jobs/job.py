@@ -232,6 +232,10 @@ class ServersTable:
         "auto", "compare a small batch with one process before the first step: auto, off"
     )
     shares: int = _ranged(1, 1, 100_000, "members whose data a group beside devices has")
+    after_s: float = _ranged(
+        30.0, 0.1, 1e6, "when-needed: a group steps in for devices gone so long"
+    )
+    back_s: float = _ranged(60.0, 0.1, 1e6, "and out when enough have been back for so long")
     data: dict[str, Any] = field(
         default_factory=dict, metadata={"doc": "options of the task that differ on servers"}
     )

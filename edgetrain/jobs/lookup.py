@@ -14,7 +14,7 @@ from edgetrain.fleet import devices
 from edgetrain.jobs import bundles, schedule
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.resolved import Resolved
-from edgetrain.jobs.shares import samples_of_member, shares_of
+from edgetrain.jobs.shares import shares_of
 from edgetrain.runs.environment import free_memory
 from edgetrain.vectors.noise import Gaussian, Source, system
 
@@ -93,7 +93,7 @@ def samples_of(job: Job, task: Task) -> tuple[int, ...]:
     """How many samples each member holds, where the job's privacy depends on it; else ()."""
     if job.privacy.unit != "example":
         return ()
-    return tuple(samples_of_member(job, task, index) for index in range(job.fleet.members))
+    return tuple(shares_of(job, index).samples(task) for index in range(job.fleet.members))
 
 
 def built(task: Task) -> torch.nn.Module:
@@ -134,14 +134,14 @@ def work_of(
 
         table = job.privacy
         poisson = table.sampling == "poisson"
-        sampling = private_work.Sampling(own.first, own.of, job.train.batch, job.seed, poisson)
+        sampling = private_work.Sampling(own.held[0], own.of, job.train.batch, job.seed, poisson)
         mechanism = Gaussian(table.clip, table.noise)
         return private_work.work(task, model, flat, sampling, mechanism, source)
     from edgetrain.tasks import batches_from
     from edgetrain.tasks.work import OneModel
 
     batches = batches_from(
-        task, own.first, own.of, job.train.batch, job.seed, taken * job.train.accumulate
+        task, own.held[0], own.of, job.train.batch, job.seed, taken * job.train.accumulate
     )
     return OneModel(task, model, flat, batches, job.train.accumulate)
 

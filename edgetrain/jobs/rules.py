@@ -15,6 +15,7 @@ from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.masks import terms as masks
 from edgetrain.fleet.presence import Presence
 from edgetrain.jobs import schedule
+from edgetrain.jobs.fallback import quorum_of, steps_in
 from edgetrain.jobs.job import AUTO, COLLECTIVES, DIRECT, TOPOLOGIES, Job, Privacy, ServersTable
 from edgetrain.jobs.placement.words import EDGE, parse
 from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS, fix_noise
@@ -75,6 +76,7 @@ def check(found: Resolved) -> None:
     _check_topology(found)
     _check_gateways(found)
     check_group_beside(found.job)
+    _check_fallback(found)
 
 
 def refuse_group(job: Job, what: str) -> None:
@@ -84,6 +86,15 @@ def refuse_group(job: Job, what: str) -> None:
         raise ConfigError(
             f"fleet.device = '{job.fleet.device}': {what} 'servers', whose speed is not known",
             "edgetrain run emulates them; or name a device of the catalog in their place",
+        )
+
+
+def refuse_fallback(job: Job, what: str) -> None:
+    """ConfigError for a fleet that a group may step in for, where `what` cannot have that."""
+    if steps_in(job):
+        raise ConfigError(
+            f"servers.fallback = 'when-needed' with servers.data: {what} a group that steps in",
+            "`edgetrain run` and `edgetrain hub` have it; or say servers.fallback=never",
         )
 
 
@@ -137,6 +148,34 @@ def check_group_beside(job: Job) -> None:
     for is_there, why in refused:
         if is_there:
             raise ConfigError(f"{what}, and {why}", "leave one of both out")
+
+
+def _check_fallback(found: Resolved) -> None:
+    """ConfigError for a job in which no group could step in for devices that go, and that asks for
+    it."""
+    job, strategy = found.job, found.strategy
+    if not steps_in(job):
+        return
+    refused = (
+        (not strategy.allows_late_join, f"{strategy.name}: the optimizer's state is only in the "
+         "members, and none may join after the start"),
+        (not strategy.in_step, f"{strategy.spelled}: without rounds there is no hub.quorum"),
+        (len(job.hub.hubs) > 1, "hub.hubs: a group joins one hub yet"),
+        (job.hub.replica, "hub.replica: which of the two hubs would start it"),
+        (job.fleet.gateways, "fleet.gateways: the hub does not see which devices are there"),
+        (job.fleet.topology not in ("star", AUTO),
+         f"fleet.topology = '{job.fleet.topology}': a group joins one hub yet"),
+        (job.strategy.secure, "strategy.secure: masks are agreed on by the members of the start"),
+        (job.privacy.unit != "none",
+         f"privacy.unit = '{job.privacy.unit}': servers would have members' data"),
+        (job.train.rate_for, f"train.rate_for = {job.train.rate_for}: ranks are not members"),
+    )  # fmt: skip
+    for is_there, why in refused:
+        if is_there:
+            raise ConfigError(
+                f"servers.fallback = 'when-needed' with servers.data, and {why}",
+                "leave servers.data out, then no group steps in while the job runs",
+            )
 
 
 def _divide(data: int, shares: int, batch: int) -> bool:
@@ -330,7 +369,7 @@ def _check_start(found: Resolved) -> None:
             "leave it out, or choose dga or fedavg",
         )
     least = found.mask_terms.threshold if found.mask_terms else 0
-    for key, fewest in (("hub.quorum", job.hub.quorum), ("strategy.threshold", least)):
+    for key, fewest in (("hub.quorum", quorum_of(job)), ("strategy.threshold", least)):
         if few < fewest:
             raise ConfigError(
                 f"hub.start_with = {few} and {key} = {fewest}: rounds could not close until more "

@@ -18,11 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataShares:
-    """The shares of one member: `count` of all `of`, from `first` on."""
+    """The shares of one member, by number, of all `of`."""
 
-    first: int
-    count: int
+    held: tuple[int, ...]
     of: int
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return len(self.held)
+
+    def samples(self, task: Task) -> int:
+        """How many samples they have."""
+        return sum(task.samples(share, self.of) for share in self.held)
 
 
 def groups_of(job: Job) -> list[int]:
@@ -38,23 +46,18 @@ def has_group(job: Job) -> bool:
     return SERVERS in devices_of(job.fleet.device)
 
 
-def shares_of(job: Job, index: int) -> DataShares:
-    """The shares of the member `index`."""
+def shares_of(job: Job, index: int, missing: tuple[int, ...] = ()) -> DataShares:
+    """The shares of the member `index`, or of the group that stands in for these `missing`."""
+    if missing:
+        return DataShares(missing, job.fleet.members)
     more = job.servers.shares - 1
     groups = groups_of(job) if more else []
     before = sum(group < index for group in groups)
     count = 1 + more * (index in groups)
-    return DataShares(index + more * before, count, job.fleet.members + more * len(groups))
+    first = index + more * before
+    return DataShares(tuple(range(first, first + count)), job.fleet.members + more * len(groups))
 
 
-def samples_of_member(job: Job, task: Task, index: int) -> int:
-    """How many samples a member holds."""
-    own = shares_of(job, index)
-    return sum(task.samples(share, own.of) for share in range(own.first, own.first + own.count))
-
-
-def weight_of(job: Job, task: Task, index: int) -> float:
+def weight_of(job: Job, task: Task, own: DataShares) -> float:
     """What a member counts for, where members are weighed."""
-    if job.strategy.weigh == "shares":
-        return float(shares_of(job, index).count)
-    return float(samples_of_member(job, task, index))
+    return float(own.count if job.strategy.weigh == "shares" else own.samples(task))

@@ -229,6 +229,7 @@ def hub_process(
     """A hub of an emulated job; number 0 leads, and is recorded."""
     from edgetrain.exchange.hub.serve import serve
     from edgetrain.exchange.zeromq.hub_socket import HubSocket
+    from edgetrain.training.fallback import SteppingIn, Told
     from edgetrain.training.hub_recorder import HubRecorder
 
     attachment.enter()
@@ -240,9 +241,13 @@ def hub_process(
     recorder = HubRecorder(folder, time.monotonic, socket.traffic, on_start=on_start)
     recorder.reducers = planned.reducers_in_words()
     observe = (lambda effect: None) if number else recorder
+    told = Told(planned.job, socket.address, folder.resolve(), planned.beside, None, False)
+    beside = SteppingIn(told, time.monotonic, observe)
+    hub = hub_of(planned, number=number)
     try:
-        serve(hub_of(planned, number=number), socket, time.monotonic, observe)
+        serve(hub, socket, time.monotonic, beside, look=beside.look)
     finally:
+        beside.close()
         recorder.close()
         socket.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,14 +35,16 @@ from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.files.toml import read_toml
 from edgetrain.fleet.networks.congestion import restarts_after_idle
 from edgetrain.jobs.building import hub_of, message_limit
+from edgetrain.jobs.fallback import NAME, steps_in
 from edgetrain.jobs.job import COLLECTIVES, DIRECT, Job
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved, journal_settings
-from edgetrain.jobs.rules import doubts_of, resolve
+from edgetrain.jobs.rules import doubts_of, refuse_fallback, resolve
 from edgetrain.jobs.topology import take_star
 from edgetrain.runs import folder as run_folders
 from edgetrain.runs.environment import free_memory, utc
 from edgetrain.runs.summary import summarise
+from edgetrain.training.fallback import SteppingIn, Told
 from edgetrain.training.gateway import Uplink
 from edgetrain.training.hub_recorder import HubRecorder
 from edgetrain.training.orders import taking_orders
@@ -87,6 +90,8 @@ class HubRequest:
     """To the hub above, where this is the gateway of a site; None: it is not."""
     number: int = 1
     """Which of the job's hubs this is, as hub.hubs counts them; the first leads."""
+    beside: Path | None = None
+    """The folder of the job file, for a group that steps in."""
     spare: bool = False
     """It has no ranges until people order that some move to it."""
 
@@ -170,7 +175,6 @@ def serve_job(
     Stopped, ConfigError, NetworkError, and EdgetrainError if the journal cannot be written, or if
     too few members are left to unmask anything.
     """
-    job = request.job
     listening = wait_to_listen(*split_address(request.bind), say=say)
     gate = gate_of(request, listening)
     found, journal = _looked_up(request, say, warn), None
@@ -182,7 +186,7 @@ def serve_job(
         on_error.callback(socket.close)
         folder, earlier_s = make_run_folder(request)
         if request.journal is not False:
-            journal = Journal(_journal_folder(request, folder), journal_settings(job), warn)
+            journal = Journal(_journal_folder(request, folder), journal_settings(request.job), warn)
             on_error.callback(journal.close)
             hub = _restored(hub, fresh, journal, request, clock, say)
         on_error.pop_all()
@@ -195,13 +199,14 @@ def serve_job(
         on_start=lambda at: began.append(utc(clock() - at)),
     )  # fmt: skip
     recorder.above, recorder.reducers = request.traffic_above, request.reducers_in_words(found)
+    beside = _beside(request, listening, socket.port, folder, gate, recorder, clock, earlier_s)
     socket.refusals.report = lambda line: recorder(Note("refused", "?", line))
     try:
         stop.defer()
         keys = None if gate is None else gate.allowed
-        with taking_orders(folder, isinstance(hub, SharedHub)) as orders:
+        with taking_orders(folder, isinstance(hub, SharedHub)) as orders, closing(beside):
             asked = partial(getattr, stop, "asked")
-            serve(hub, socket, clock, recorder, asked, journal, keys, earlier_s, orders)
+            serve(hub, socket, clock, beside, asked, journal, keys, earlier_s, orders, beside.look)
     finally:
         if (stop.asked and not hub.finished) or hub.rounds.ended_short:
             _save_last(hub, journal, folder, say, request.verb)
@@ -216,10 +221,31 @@ def serve_job(
     return hub.round
 
 
+def _beside(
+    request: HubRequest,
+    listening: Listening,
+    port: int,
+    folder: Path,
+    gate: Gate | None,
+    observe: HubRecorder,
+    clock: Callable[[], float],
+    earlier_s: float,
+) -> SteppingIn:
+    """What has a group step in, if the job asks for it."""
+    host = listening.reachable[0].address
+    address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    told = Told(
+        request.job, address, folder.resolve(), request.beside, request.keys, gate is not None
+    )
+    return SteppingIn(told, clock, observe, earlier_s)
+
+
 def _looked_up(request: HubRequest, say: Say, warn: Say) -> Resolved:
     """The job with what it names; says what `fleet.topology = "auto"` takes here, and what may be
     amiss."""
     _check_connections(request.members, warn)
+    if request.any_job:
+        refuse_fallback(request.job, "--any-job does not know the members of")
     found = take_star(resolve(request.job), _LINKS_UNKNOWN)
     if found.topology_choice:
         say(found.topology_choice)
@@ -346,7 +372,7 @@ def gate_of(request: HubRequest, listening: Listening) -> Gate | None:
             f"{request.bind} lets other machines in, and this machine has no keys",
             "make them with `edgetrain keys init`; inside a network you trust --insecure will do",
         )
-    return Gate(ring)
+    return Gate(ring, own_name=NAME if steps_in(request.job) else "")
 
 
 def _names(gate: Gate | None) -> Callable[[bytes], str]:

@@ -100,7 +100,7 @@ def from_json(text: str) -> HubRequest:
     table = json.loads(text)
     folders = {
         name: Path(table[name])
-        for name in ("keys", "journal", "resume", "runs")
+        for name in ("keys", "journal", "resume", "runs", "beside")
         if isinstance(table[name], str)
     }
     return HubRequest(**{**table, **folders, "job": reading.parse(table["job"])})

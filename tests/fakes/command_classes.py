@@ -126,6 +126,7 @@ NIGHTLY = {
     "edgetrain run examples/gpu-group.toml": "run folder",
     "edgetrain run examples/mixed-fleet.toml": "run folder",
     "edgetrain run examples/mixed-fleet.toml servers.shares=4 strategy.weigh=shares": "run folder",
+    "edgetrain run examples/fallback.toml": "run folder",
     "edgetrain run examples/private.toml": "epsilon",
     "edgetrain run examples/llama.toml": "run folder",
     'edgetrain run examples/llama.toml servers.placement="sequence=2 tensor=2"': "run folder",

@@ -26,12 +26,12 @@ def test_every_share_of_the_data_is_one_members(groups, shares):
     names = ", ".join("servers" if group else "host" for group in groups)
     job = with_all_members(load(None, [f"fleet.device={names}", f"servers.shares={shares}"]))
     found = [shares_of(job, index) for index in range(len(groups))]
-    held = [share for each in found for share in range(each.first, each.first + each.count)]
+    held = [share for each in found for share in each.held]
     assert held == list(range(found[0].of))
     assert [each.count for each in found] == [shares if group else 1 for group in groups]
     weighed = replace(job, strategy=replace(job.strategy, weigh="shares"))
-    assert weight_of(weighed, Sized(), 0) == found[0].count
-    assert weight_of(job, Sized(), 0) == sum(10 + share for share in range(found[0].count))
+    assert weight_of(weighed, Sized(), found[0]) == found[0].count
+    assert weight_of(job, Sized(), found[0]) == sum(10 + share for share in range(found[0].count))
 
 
 @pytest.mark.parametrize("name", strategies.TABLE)

@@ -122,10 +122,16 @@ class Admission:
         for other in replaced:
             if other.unreachable_since is None:
                 return self._has_a_place(other)
-        free = self.policy.members - self.members.places + sum(each.places for each in replaced)
+        free = self._most(join.name) - self.members.places + sum(each.places for each in replaced)
         if free < (join.behind or 1):
             return self._full(join.behind)
         return None
+
+    def _most(self, name: str) -> int:
+        """Places, where a member of this name takes one of them."""
+        stand_in = self.policy.stand_in
+        is_there = bool(stand_in) and self.members.named(stand_in) is not None
+        return self.policy.members + (is_there or (bool(stand_in) and name == stand_in))
 
     def replaced_by(self, sender: bytes, join: Join) -> list[MemberRecord]:
         """The members whose place a newcomer takes: that of its name, and that of its key."""
@@ -159,7 +165,7 @@ class Admission:
         there = self.members.owned_by_owner_of(sender)
         if there is not None and there is not member:
             return self._has_a_place(there)
-        if not member.is_in and self.members.places + member.places > self.policy.members:
+        if not member.is_in and self.members.places + member.places > self._most(member.name):
             return self._full()
         return self._why_not_in_step(member, message) or self.other_at(sender, member)
 

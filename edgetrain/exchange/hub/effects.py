@@ -27,6 +27,7 @@ Event = Literal[
     "map",
     "reducers",
     "replica",
+    "servers",
 ]
 
 

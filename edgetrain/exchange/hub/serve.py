@@ -81,14 +81,15 @@ def serve(
     keys: Keys | None = None,
     earlier_s: float = 0.0,
     orders: Callable[[], Iterable[Order]] = tuple,
+    look: Callable[[Hub], None] | None = None,
 ) -> None:
     """Run the hub until its job is over or `stop` answers true (asked at least once a second, like
     `keys`; None: no member has a key that could be revoked).
 
     What the hub says has to be in the `journal` is there before anyone is told. `earlier_s`:
-    seconds of training before the hub was restored. `orders`: those that have come. Raises
-    EdgetrainError when the journal's disk is full and the job says to stop, and when the job ends
-    because too few members are left.
+    seconds of training before the hub was restored. `orders`: those that have come. `look` is
+    called with each tick. Raises EdgetrainError when the journal's disk is full and the job says to
+    stop, and when the job ends because too few members are left.
     """
     driver = _Driver(hub, transport, clock, observe, journal, earlier_s)
     pause = hub.policy.beat_s / 4
@@ -114,6 +115,8 @@ def serve(
             next_tick = clock() + pause
             driver.carry_out(hub.tick(clock()))
             driver.watch()
+            if look is not None:
+                look(hub)
         for order in orders():
             if isinstance(hub, Obeying):
                 driver.carry_out(hub.obey(order, clock()))

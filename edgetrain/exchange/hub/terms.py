@@ -131,6 +131,8 @@ class Policy:
     start_with: int = 0
     """Members that are enough to begin with, `start_after_s` after they are here; 0: `members`."""
     start_after_s: float = 0.0
+    stand_in: str = ""
+    """Name of a member for which there is a place besides `members`; "": there is none."""
 
     @property
     def alone_s(self) -> float:

@@ -53,11 +53,14 @@ class Gate:
         ring: Keyring,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        own_name: str = "",
     ) -> None:
-        """Raises ConfigError if the machine has no pair, or its list is damaged."""
+        """`own_name`: under which this machine itself may join, with its own key; "": it may not.
+        Raises ConfigError if the machine has no pair, or its list is damaged."""
         self.pair = ring.pair()
         self._ring, self._clock, self._wall = ring, clock, wall
-        self._members = self._settled = ring.members()
+        self._own = {self.pair.public: own_name} if own_name else {}
+        self._members = self._settled = self._read_list()
         self._stamp = self._list_stamp()
         self._looked = clock()
 
@@ -127,10 +130,13 @@ class Gate:
         stamp = self._list_stamp()
         if stamp != self._stamp:
             with reserve():
-                self._members = self._ring.members()
+                self._members = self._read_list()
             self._stamp = stamp  # only after it was read: a damaged list is read again
         else:
             self._settled = self._members
+
+    def _read_list(self) -> Mapping[Public, str]:
+        return {**self._own, **self._ring.members()}
 
     def _list_stamp(self) -> tuple[int, ...]:
         """What changes with the file of the list; () if there is none."""

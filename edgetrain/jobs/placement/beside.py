@@ -10,15 +10,28 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgetrain.errors import ConfigError
-from edgetrain.jobs.job import Fleet, HubTable, Job, Privacy, StrategyTable
+from edgetrain.jobs.job import AUTO, Fleet, HubTable, Job, Privacy, StrategyTable
 from edgetrain.jobs.placement.decision import decide
 from edgetrain.jobs.placement.question import question_of
 from edgetrain.jobs.placement.words import Placement, parse
 from edgetrain.jobs.rules import resolve
 
 
+def standing_in(job: Job, missing: tuple[int, ...], words: str = AUTO) -> Job:
+    """The job with the [servers] table of a group that stands in for these members: it has their
+    shares of the data, and holds the model as `words` say. Without any: the job."""
+    if not missing:
+        return job
+    # "when-faster": the planner looks for a placement on this machine.
+    servers = replace(job.servers, shares=len(missing), placement=words, fallback="when-faster")
+    return replace(job, servers=servers)
+
+
 def parts_of(job: Job) -> int:
-    """Parts that data ranks cut each batch into; 1: they have whole ones."""
+    """Parts that data ranks cut each batch into; 1: they have whole ones, as where the planner
+    chooses how many there are."""
+    if job.servers.placement == AUTO:
+        return 1
     return max(1, parse(job.servers.placement).data // job.servers.shares)
 
 
@@ -42,7 +55,10 @@ def group_job(job: Job) -> Job:
 def placed(job: Job, beside: Path | None) -> Placement:
     """How the group holds the model, looked at by the planner. Loads the task. ConfigError for what
     does not fit this machine, or what the model, its loss or the batch cannot have."""
-    decision = decide(question_of(resolve(group_job(job)), beside))
+    question = question_of(resolve(group_job(job)), beside)
+    if job.servers.placement == AUTO:  # devices are gone: it is no question whether they would do
+        question = replace(question, edge_problem="its devices are gone")
+    decision = decide(question)
     if decision.placement is None:
         raise ConfigError(f"the group of 'servers' fits nowhere: {decision.why}", "edgetrain plan")
     return decision.placement

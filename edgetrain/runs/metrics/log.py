@@ -26,6 +26,7 @@ EventName = Literal[
     "pace",
     "stands",
     "replica",
+    "servers",
     "codec",
     "map",
     "reducers",

@@ -19,6 +19,7 @@ from typing import Self
 import torch
 
 from edgetrain.errors import ConfigError, EdgetrainError, HubUnreachable, Refused, Stopped
+from edgetrain.exchange.hub.fallback import lacks_memory
 from edgetrain.exchange.member.checkpoint import Saved
 from edgetrain.exchange.member.driver import Driver, Exchanged, Flat, Release, Stepper
 from edgetrain.exchange.member.telemetry import Sums, Telemeter
@@ -26,6 +27,7 @@ from edgetrain.exchange.seam import Entry, Exchange, Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.jobs.job import Privacy
 from edgetrain.jobs.rules import BUFFERS, FIXED
+from edgetrain.runs.environment import free_memory
 from edgetrain.strategies import find
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.member.hooks import each_of, parameters_of, plain_optimizers
@@ -334,12 +336,21 @@ class Member:
             ):
                 self.vanish()  # the process is about to end: it can go on from its checkpoint
             else:
-                self.abandon(f"{type(error).__name__}: {error}")
+                self.abandon(_told_of(error))
         finally:
             self._give_back()
 
     def _give_back(self) -> None:
         """Leave model and optimizer as they were. Here: nothing to do."""
+
+
+def _told_of(error: BaseException) -> str:
+    """What the hub is told of an error that ends a member; for want of memory, also what is
+    free."""
+    told = f"{type(error).__name__}: {error}"
+    return (
+        f"memory: {1e-6 * free_memory():,.0f} MB are free; {told}" if lacks_memory(told) else told
+    )
 
 
 def _described(request: Request, flat: Flat) -> Request:

@@ -26,11 +26,12 @@ from edgetrain.exchange.messages import MOST_FIGURE, Figure
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.standby_socket import member_end
 from edgetrain.fleet import devices
+from edgetrain.jobs.fallback import NAME
 from edgetrain.jobs.job import COLLECTIVES, DIRECT, Job
 from edgetrain.jobs.lookup import buffers_of, pace_of, samples_of, task_of, tuning_of, work_of
 from edgetrain.jobs.resolved import SHORTEST, Resolved
 from edgetrain.jobs.rules import refuse_checkpoint, settle, why_not_topology
-from edgetrain.jobs.shares import samples_of_member, weight_of
+from edgetrain.jobs.shares import shares_of, weight_of
 from edgetrain.runs.environment import Meter
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
@@ -60,11 +61,13 @@ class Place:
     """The folder of this machine's keys, and of what it allows; None: the usual one."""
     listen: str = ""
     """tcp://HOST:PORT, where other members connect, if they do in this job; "": they cannot."""
+    missing: tuple[int, ...] = ()
+    """The members that it stands in for, as a group; (): for none, it is one itself."""
 
     @property
     def name(self) -> str:
         """As the hub and the metrics call it."""
-        return f"m{self.index}"
+        return NAME if self.missing else f"m{self.index}"
 
 
 @dataclass(frozen=True)
@@ -284,11 +287,12 @@ def prepare(
 
 def request_of(found: Resolved, place: Place, task: Task, digest: str = "") -> Request:
     """What a member of this job says of itself; `digest` is the job's, where it is known."""
-    weight = weight_of(found.job, task, place.index)
+    own = shares_of(found.job, place.index, place.missing)
+    weight = weight_of(found.job, task, own)
     terms, train = found.mask_terms or False, found.job.train
     # Steps that all have the same samples, and few of them: replies foretold from the first rounds
     # lead astray (docs/decisions/027).
-    few = samples_of_member(found.job, task, place.index) <= train.batch * train.accumulate
+    few = own.samples(task) <= train.batch * train.accumulate
     foretells = not (few and 0 < train.steps < SHORTEST * found.strategy.every)
     request = Request("", place.name, weight, digest or found.job.digest(), secure=terms)
     return replace(request, foretells=foretells)

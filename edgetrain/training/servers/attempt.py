@@ -34,6 +34,8 @@ class Attempt:
     """The member of a fleet that the group is; -1: the job is the group's alone."""
     keeps: bool = True
     """Whether snapshots are kept in the folder."""
+    missing: tuple[int, ...] = ()
+    """The members that the group stands in for; (): none."""
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -44,7 +46,8 @@ class Attempt:
     def of(cls, table: dict[str, Any]) -> Attempt:
         """The attempt that `plain` wrote."""
         beside = Path(table["beside"]) if table["beside"] else None
-        read = {"job": parse(table["job"]), "folder": Path(table["folder"]), "beside": beside}
+        read = {"job": parse(table["job"]), "folder": Path(table["folder"]), "beside": beside,
+                "missing": tuple(table["missing"])}  # fmt: skip
         return cls(**{**table, **read})
 
 

@@ -31,7 +31,7 @@ from edgetrain.exchange.seam import FixedTensors
 from edgetrain.fleet.devices import SERVERS
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import buffers_of, task_of
-from edgetrain.jobs.placement.beside import group_job, parts_of
+from edgetrain.jobs.placement.beside import group_job, parts_of, standing_in
 from edgetrain.jobs.placement.words import parse
 from edgetrain.jobs.resolved import Resolved, look_up
 from edgetrain.jobs.shares import DataShares, shares_of
@@ -89,7 +89,7 @@ class Part:
         share, part = divmod(member, self._parts)
         here = slice(part * batch, (part + 1) * batch)
         own, size = self._shares, batch * self._parts
-        whole = batches_from(self._task, own.first + share, own.of, size, seed, start)
+        whole = batches_from(self._task, own.held[share], own.of, size, seed, start)
         for each in whole:
             yield tuple(tensor[here] for tensor in each)
 
@@ -255,8 +255,9 @@ def prepare_together(
     EdgetrainError for a group that computes something else than one process."""
     map_large()
     torch.set_num_threads(found.job.train.threads)
-    job, statistics = group_job(found.job), buffers_of(found) == "mean"
-    part: Any = Part(task, shares_of(found.job, place.index), parts_of(found.job))
+    whole, statistics = standing_in(found.job, place.missing, words), buffers_of(found) == "mean"
+    job, shares = group_job(whole), shares_of(found.job, place.index, place.missing)
+    part: Any = Part(task, shares, parts_of(whole))
     step = torch.tensor([(latest(folder) or (0,))[0] if folder is not None else 0])
     dist.broadcast(step, 0)
     rank = prepare_rank(job, part, parse(words), device, int(step), statistics)
@@ -300,7 +301,7 @@ def follow(attempt: Attempt, number: int, local: int) -> None:
         number, attempt.count, attempt.port, attempt.host, job.train.accelerator, local,
         job.servers.hang_s,
     )  # fmt: skip
-    place = Place(attempt.member, SERVERS, attempt.beside)
+    place = Place(attempt.member, SERVERS, attempt.beside, missing=attempt.missing)
     folder = attempt.folder if attempt.keeps else None
     found, task = look_up(job), task_here(job, place)
     prepare_together(found, place, task, attempt.words, device, folder).follow()

@@ -28,7 +28,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from edgetrain.errors import EdgetrainError, Refused
 from edgetrain.fleet.cluster import ServerEntry
 from edgetrain.jobs.lookup import samples_of
-from edgetrain.jobs.placement.beside import placed
+from edgetrain.jobs.placement.beside import placed, standing_in
 from edgetrain.jobs.placement.words import Placement
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.jobs.rules import check_group_beside, settle
@@ -70,13 +70,14 @@ def train_joined(
     the other ranks. `more`: see train. In `folder` snapshots are kept; None: nowhere. Raises what
     `train` raises, and the error of a rank."""
     check_group_beside(found.job)
-    placement = placed(found.job, place.beside)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
+    # It imports torch while the planner looks for a placement.
     others, stuck, number = There(ServerEntry("this machine", "local")), 0, 0
     patience_s = AGAIN_S + 2 * found.job.hub.gone_s
     until = time.monotonic() + patience_s
     try:
+        placement = placed(standing_in(found.job, place.missing), place.beside)
         while True:
             number += 1
             attempt = _Attempt(found, place, placement, folder, others)
@@ -133,7 +134,7 @@ class _Attempt:
         told = Attempt(
             number, self._found.job, beside.resolve() if beside else None,
             (folder or Path()).resolve(), str(self._placement), count, store.host, store.port,
-            None, False, self._place.index, folder is not None,
+            None, False, self._place.index, folder is not None, self._place.missing,
         )  # fmt: skip
         self._others.start(told, range(1, count))
         try:

@@ -29,7 +29,7 @@ from edgetrain.exchange.hub.serve import Observer
 from edgetrain.jobs.job import COLLECTIVES, DIRECT
 from edgetrain.jobs.lookup import pace_of, task_of
 from edgetrain.jobs.resolved import Resolved
-from edgetrain.jobs.rules import refuse_group
+from edgetrain.jobs.rules import refuse_fallback, refuse_group
 from edgetrain.runs.environment import utc
 from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
@@ -75,6 +75,7 @@ def run(
     nothing else. Raises the error of the hub or, if all members failed, of one; ConfigError.
     """
     refuse_group(planned.job, "a simulation cannot have")
+    refuse_fallback(planned.job, "a simulation cannot have")
     with recorded(planned, folder) as outcome, _python_for_many():
         simulation = Simulation(planned, folder, batched, luck=luck)
         try:

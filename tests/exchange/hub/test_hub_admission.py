@@ -236,6 +236,27 @@ def test_full():
     assert refusal(desk, desk.join("b"), "b") == ("full", "all 1 places are taken")
 
 
+def test_a_stand_in_takes_no_place_of_a_member():
+    desk = Desk(2, stand_in="servers").started()
+    assert refusal(desk, desk.join("c"), "c") == ("full", "all 2 places are taken")
+    assert the(Welcome, desk.join("servers")["servers"]).members == 2
+    assert refusal(desk, desk.join("c"), "c")[0] == "full"
+    desk.tell("b", Leave(""))
+    assert the(Welcome, desk.join("c")["c"])
+    assert refusal(desk, desk.join("d"), "d")[0] == "full"
+    desk.tell("servers", Leave(""))
+    assert refusal(desk, desk.join("d"), "d")[0] == "full"
+
+
+def test_a_fleet_with_a_stand_in_begins_with_its_members():
+    desk = Desk(2, stand_in="servers")
+    desk.join("a")
+    assert not desk.hub.started
+    desk.join("b")
+    desk.tell("a", Base(0, 1, raw(ZEROS)))
+    assert desk.hub.started
+
+
 def test_joining_twice_over_one_connection_names_the_member_that_is_there():
     desk = Desk(3)
     desk.join("a", name="")

@@ -1,0 +1,91 @@
+"""When a group of servers steps in for devices that are gone, and when it steps out.
+
+A pure function of what the hub sees and the time, which is an argument. Nothing is started here:
+`training/fallback.py` does what this decides.
+
+    state    what the hub sees                                            next state
+    out      fewer than `quorum` members, for `after_s`                   in
+    out      a member left for want of memory                             in
+    in       at least `quorum`, for `back_s`, and all of these are back   out
+
+No two changes are less than `back_s` apart. Members that have finished count as here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+DONE = "done"
+"""The reason of a member that leaves at the end of the job."""
+_MEMORY = re.compile(r"^memory: |MemoryError|OutOfMemoryError|can't allocate memory")
+
+
+def lacks_memory(reason: str) -> bool:
+    """Whether a member that leaves for this reason could not have the memory that it needs."""
+    return _MEMORY.search(reason) is not None
+
+
+@dataclass(frozen=True)
+class StepIn:
+    """A group is to be started, with the data of these members."""
+
+    missing: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class StepOut:
+    """The group is to finish its step and leave."""
+
+    reason: str
+
+
+class Fallback:
+    """The rule. The job's members are m0, m1, …"""
+
+    def __init__(self, members: int, quorum: int, after_s: float, back_s: float) -> None:
+        self._names = [f"m{index}" for index in range(members)]
+        self._quorum, self._after_s, self._back_s = quorum, after_s, back_s
+        self.is_in = False
+        """Whether a group is to be there."""
+        self._done: set[str] = set()
+        self._lacking: dict[str, str] = {}
+        """Members that left for want of memory and are not back, with what they said."""
+        self._changed = float("-inf")
+        self._since: float | None = None
+        """When what would change the state began; None: it is not so."""
+
+    def note_left(self, name: str, reason: str) -> None:
+        """A member has left, and gave this reason."""
+        if name in self._names and reason == DONE:
+            self._done.add(name)
+        elif name in self._names and lacks_memory(reason):
+            self._lacking[name] = reason
+
+    def look(self, here: Iterable[str], now: float) -> StepIn | StepOut | None:
+        """Decide. `here`: the members that can be reached. Call it with each tick, once training
+        has begun: it notes since when what it sees is so."""
+        present = {*here, *self._done}
+        for name in present & self._lacking.keys():
+            del self._lacking[name]
+        missing = tuple(i for i, name in enumerate(self._names) if name not in present)
+        count = len(self._names) - len(missing)
+        may_do_without = count >= self._quorum and not self._lacking
+        if may_do_without is not self.is_in:
+            self._since = None
+            return None
+        self._since = now if self._since is None else self._since
+        so_s = now - self._since
+        patience_s = self._back_s if self.is_in else 0.0 if self._lacking else self._after_s
+        if so_s < patience_s or now - self._changed < self._back_s:
+            return None
+        self.is_in, self._changed, self._since = not self.is_in, now, None
+        reason = f"{count} of {len(self._names)} members are here for {so_s:.0f} s"
+        if not self.is_in:
+            return StepOut(f"{reason}, hub.quorum is {self._quorum}")
+        if self._lacking:
+            name, why = next(iter(self._lacking.items()))
+            return StepIn(missing, f"{name} left: {why}")
+        return StepIn(missing, f"{reason}, fewer than hub.quorum = {self._quorum}")

@@ -1,0 +1,224 @@
+"""A hub that has a group of servers step in for its devices while a job runs.
+
+`exchange/hub/fallback.py` decides when. Here its decisions become events, and a process: the leader
+of the group (`servers/stepping_in.py`), which starts the other ranks itself. It ends with the hub.
+
+    state     event                            next state
+    out       the rule: step in                running
+    running   its process ends with an error   waiting: a line, and a pause twice as long as before
+    running   its process is done              done
+    running   the rule: step out               out: SIGTERM; it finishes its step and leaves
+    waiting   the pause is over                running
+    waiting   the rule: step out               out
+
+No torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from edgetrain.exchange.hub.effects import Note, Observed
+from edgetrain.exchange.hub.fallback import Fallback, StepIn, StepOut
+from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.fleet import interpreters
+from edgetrain.jobs.fallback import NAME, quorum_of, steps_in
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.reading import parse
+
+PAUSE_S, LONGEST_S = 5.0, 600.0
+"""Pauses before a group is started again: the first, and the longest."""
+LEAVE_S = 60.0
+"""A group that has not left after this time is killed."""
+PROGRAM = "edgetrain.training.servers.stepping_in"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the process of a group is told."""
+
+    job: Job
+    hub: str
+    """Its address, from its own machine."""
+    folder: Path
+    """The run folder: it gets the group's lines of metrics, and in `servers/` its snapshots."""
+    beside: Path | None
+    """The folder of the job file."""
+    keys: Path | None
+    """The folder of the hub's keys; None: the usual one."""
+    is_encrypted: bool
+    missing: tuple[int, ...] = ()
+    """The members that it stands in for."""
+    began: float = 0.0
+    """When training began, by `time.monotonic`."""
+
+    @property
+    def own(self) -> Path:
+        """The folder of what only the group needs."""
+        return self.folder / NAME
+
+    def to_json(self) -> str:
+        """A line that `of_json` reads."""
+        return json.dumps({**asdict(self), "job": self.job.to_dict()}, default=str)
+
+    @classmethod
+    def of_json(cls, text: str) -> Self:
+        """What `to_json` wrote."""
+        table: dict[str, Any] = json.loads(text)
+        paths = {
+            name: Path(table[name])
+            for name in ("folder", "beside", "keys")
+            if table[name] is not None
+        }
+        missing, job = tuple(table["missing"]), parse(table["job"])
+        return cls(**{**table, **paths, "job": job, "missing": missing})
+
+
+class Group(Protocol):
+    """A group that was started."""
+
+    def ended(self) -> str | None:
+        """Why it has ended, "" if it is done; None: it runs."""
+
+    def leave(self) -> None:
+        """Have it finish its step and leave."""
+
+    def kill(self) -> None:
+        """End it at once, and wait for that. Works twice."""
+
+
+class GroupProcess:
+    """The process of a group's leader. It ends when this process does: its input ends."""
+
+    def __init__(self, told: Told) -> None:
+        self._log = told.own / "log.txt"
+        told.own.mkdir(exist_ok=True)
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", PROGRAM], stdin=subprocess.PIPE, stdout=log, stderr=log,
+                env=interpreters.environment(), text=True, start_new_session=True,
+            )  # fmt: skip
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended: seen by `ended`
+            self._process.stdin.write(f"{told.to_json()}\n")
+            self._process.stdin.flush()
+
+    def ended(self) -> str | None:
+        """See Group."""
+        code = self._process.poll()
+        if not code:
+            return None if code is None else ""
+        lines = self._log.read_text(errors="replace").split("\n")
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"it was killed by signal {-code}" if code < 0 else said or f"exit status {code}"
+
+    def leave(self) -> None:
+        """See Group."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """See Group."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+
+class SteppingIn:
+    """Observes what a hub does, hands it on to `observe`, and has a group step in and out, if
+    the job asks for it."""
+
+    def __init__(
+        self,
+        told: Told,
+        clock: Callable[[], float],
+        observe: Callable[[Observed], None],
+        earlier_s: float = 0.0,
+        start: Callable[[Told], Group] = GroupProcess,
+    ) -> None:
+        """`earlier_s`: seconds of training before the hub was restored. `start` starts a group."""
+        job, servers = told.job, told.job.servers
+        self._rule = Fallback(
+            job.fleet.members, quorum_of(job), servers.after_s, servers.back_s
+        ) if steps_in(job) else None  # fmt: skip
+        self._told, self._clock, self._observe = told, clock, observe
+        self._earlier_s, self._start = earlier_s, start
+        self._began = 0.0
+        self._missing: tuple[int, ...] = ()
+        self._group: Group | None = None
+        self._leaving: tuple[Group, float] | None = None
+        self._pause_s, self._again_at = PAUSE_S, 0.0
+        self._is_done = False
+
+    def __call__(self, effect: Observed) -> None:
+        """See serve.Observer."""
+        if self._rule and isinstance(effect, Note) and effect.event == "left":
+            self._rule.note_left(effect.member, effect.reason)
+        if isinstance(effect, Note) and effect.event == "started" and effect.member == "hub":
+            self._began = time.monotonic() - self._earlier_s
+        self._observe(effect)
+
+    def look(self, hub: Hub) -> None:
+        """See what the hub sees, and do what follows. Call it a few times a second."""
+        if self._rule is None or not hub.started:
+            return
+        now = self._clock()
+        here = [each.name for each in hub.members if each.unreachable_since is None]
+        if NAME in here:
+            self._pause_s = PAUSE_S
+        match self._rule.look(here, now):
+            case StepIn(missing=missing, reason=reason):
+                names = ", ".join(f"m{index}" for index in missing)
+                self._say(f"in for {names}: {reason}")
+                self._missing, self._again_at, self._pause_s = missing, now, PAUSE_S
+                self._end_leaving()
+                shutil.rmtree(self._told.own, ignore_errors=True)  # of the last time it was in
+            case StepOut(reason=reason):
+                self._say(f"out: {reason}")
+                if self._group is not None:
+                    self._group.leave()
+                    self._leaving, self._group = (self._group, now + LEAVE_S), None
+        if self._leaving is not None and (
+            self._leaving[0].ended() is not None or now >= self._leaving[1]
+        ):
+            self._end_leaving()
+        self._keep_running(self._rule.is_in, now)
+
+    def _keep_running(self, is_in: bool, now: float) -> None:
+        """Start a group if one is to be there and is not."""
+        if self._group is not None and (why := self._group.ended()) is not None:
+            self._group.kill()
+            self._group, self._is_done = None, not why
+            if why:
+                self._say(f"the group ended; again in {self._pause_s:g} s: {why}")
+            self._again_at = now + self._pause_s
+            self._pause_s = min(LONGEST_S, 2 * self._pause_s)
+        due = is_in and not self._is_done and now >= self._again_at
+        if due and self._group is None:
+            told = {**vars(self._told), "missing": self._missing, "began": self._began}
+            self._group = self._start(Told(**told))
+
+    def _say(self, reason: str) -> None:
+        self._observe(Note("servers", "hub", reason))
+
+    def _end_leaving(self) -> None:
+        if self._leaving is not None:
+            self._leaving[0].kill()
+            self._leaving = None
+
+    def close(self) -> None:
+        """End the group; works twice."""
+        self._end_leaving()
+        if self._group is not None:
+            self._group.kill()
+            self._group = None
