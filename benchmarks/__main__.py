@@ -1,5 +1,7 @@
-"""`python -m benchmarks [NAME…]`: print what docs/benchmarks.md shows, all of it or by name.
+"""`python -m benchmarks [NAME…]`: each figure beside its bound (`bounds`), or benchmarks by name.
 
+    python -m benchmarks                     docs/benchmarks.md begins with this table
+    python -m benchmarks page                all that docs/benchmarks.md shows: hours
     python -m benchmarks --list              what there is
     python -m benchmarks report checkpoint   some of it
     python -m benchmarks report --json       for programs
@@ -28,6 +30,7 @@ from harness import Measured, machine  # noqa: E402
 from edgetrain.errors import did_you_mean  # noqa: E402
 
 PAGE: dict[str, tuple[str, ...]] = {
+    "bounds": (),
     "latency": (), "networks": (), "peers": (), "round": (), "checkpoint": (),
     "codecs_speed": ("--repeats", "5"), "untouched": (), "whole_job": (), "flash": (),
     "placements": (), "memory": (), "report": (),
@@ -99,21 +102,22 @@ def main() -> int:
         prog="python -m benchmarks",
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("names", nargs="*", metavar="NAME", help="see --list; default: the page's")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="see --list; default: bounds")
     parser.add_argument("--list", action="store_true", help="say what there is, run nothing")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     arguments = parser.parse_args()
     known = names()
-    for name in arguments.names:
+    wanted = [*PAGE] if arguments.names == ["page"] else arguments.names or ["bounds"]
+    for name in wanted:
         if name not in known:
             parser.error(f"no benchmark '{name}': {did_you_mean(name, known)}")
     if arguments.list:
         width = max(map(len, known))
         for name, path in known.items():
             print(f"{'*' if name in PAGE else ' '} {name:{width}}  {about(path)}")
-        print("* docs/benchmarks.md shows it: what runs without a NAME")
+        print("* docs/benchmarks.md shows it: `page` runs all of these")
         return 0
-    chosen = [known[name] for name in arguments.names or PAGE if name in known]
+    chosen = [known[name] for name in wanted]
     if len(chosen) == 1:
         if not arguments.json:
             print(machine(), flush=True)

@@ -17,7 +17,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -177,9 +177,9 @@ def selection(stage: Stage) -> Iterator[Row]:
         yield Row(f"whole encode, {density:.1%}", ratio, "of r += g", goals[density], note=note)  # type: ignore[index]
 
 
-def dense(stage: Stage) -> Iterator[Row]:
+def dense(stage: Stage, specs: Sequence[str] = DENSE) -> Iterator[Row]:
     """Each dense codec: encoding alone, and with feedback."""
-    for spec in DENSE:
+    for spec in specs:
         codec = parse(spec)
         ratio, ms = stage.ratio(lambda codec=codec: codec.encode(stage.gradient))  # type: ignore[misc]
         goal = GOALS.get(spec)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import psutil
+
 from edgetrain.runs import environment
 
 Job = Callable[[], Mapping[str, float]]
@@ -42,6 +44,13 @@ class Measured:
     repeats: int
     load: float
     """Processes that wanted to run, on average over the last minute of it."""
+    others: float = 0.0
+    """Cores that other processes of the machine kept busy meanwhile."""
+
+    @property
+    def beside(self) -> str:
+        """Other work that was going on, in words; "": less than a tenth of a core."""
+        return f"beside other work ({self.others:.1f} cores)" if self.others >= 0.1 else ""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -50,7 +59,7 @@ class Measured:
     def text(self) -> str:
         """A line for each figure: its median and, of several repeats, its range."""
         width = max(map(len, self.figures))
-        lines = [f"{self.name}: {times(self.repeats)}, load {self.load:.1f}"]
+        lines = [f"{self.name}: {times(self.repeats)}, load {self.load:.1f} {self.beside}".rstrip()]
         for what, figure in self.figures.items():
             line = f"  {what:{width}} {spelled(figure.median):>12}"
             if self.repeats > 1:
@@ -64,6 +73,7 @@ def measure(name: str, job: Job, repeats: int) -> Measured:
     be missing from some of the calls."""
     found: dict[str, list[float]] = defaultdict(list)
     began = said = time.monotonic()
+    busy, own = busy_s(), own_s()
     if sys.stderr.isatty():
         progress(f"{name} …")
     for done in range(repeats):
@@ -77,7 +87,28 @@ def measure(name: str, job: Job, repeats: int) -> Measured:
         what: Figure(statistics.median(values), min(values), max(values))
         for what, values in found.items()
     }
-    return Measured(name, figures, repeats, os.getloadavg()[0])
+    others = (busy_s() - busy - (own_s() - own)) / max(time.monotonic() - began, 1e-9)
+    return Measured(name, figures, repeats, os.getloadavg()[0], max(others, 0.0))
+
+
+def busy_s() -> float:
+    """CPU seconds of the whole machine since it started."""
+    found = psutil.cpu_times()
+    return float(found.user + found.nice + found.system)
+
+
+def own_s() -> float:
+    """CPU seconds of this process, and of all that it started."""
+    this = psutil.Process()
+    return sum(sum(each) for each in map(cpu_times, [this, *this.children(recursive=True)]))
+
+
+def cpu_times(process: psutil.Process) -> tuple[float, ...]:
+    """A process's CPU seconds, and those of its children that have ended."""
+    try:
+        return tuple(process.cpu_times()[:4])
+    except psutil.Error:
+        return ()
 
 
 def progress(text: str) -> None:

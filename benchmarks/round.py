@@ -664,7 +664,8 @@ def show(found: dict[str, Any]) -> None:
     )
 
 
-def main() -> None:
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The flags, of the command line or of these words."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--elements", type=int, default=11_000_000)
@@ -675,11 +676,16 @@ def main() -> None:
         help=f"of {', '.join(TOPOLOGIES)}, separated by commas: these, and gloo",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     if unknown := sorted({*args.topologies} - {*TOPOLOGIES}):
         parser.error(f"--topologies {unknown[0]}: one of {', '.join(TOPOLOGIES)}")
     args.block = min(args.block, args.rounds)
     args.turns = -(-args.rounds // args.block)
+    return args
+
+
+def main() -> None:
+    args = parsed()
     try:
         found = (measure_topologies if args.topologies else measure)(args)
     except KeyboardInterrupt:

@@ -174,8 +174,8 @@ def compare(args: argparse.Namespace, variants: Sequence[Variant]) -> int:
     return int(slow > 0)
 
 
-def main() -> int:
-    """Measure and print."""
+def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The flags, of the command line or of these words."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -190,7 +190,12 @@ def main() -> int:
     parser.add_argument("--topologies", action="store_true", help="hubs and gateways")
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    """Measure and print."""
+    args = parsed()
     if args.strategies or args.topologies:
         args.members = args.members[:1] if args.members != DEFAULT else [1000]
         args.rounds = min(args.rounds, 20)

@@ -103,6 +103,59 @@ def test_whatever_measures_can_be_imported(path, monkeypatch, own_imports):
     assert callable(__import__(path.stem).measured)
 
 
+# -- bounds ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bounds(harness):
+    import bounds
+
+    return bounds
+
+
+def of(harness, what, value, others=0.0):
+    figures = {what: harness.Figure(value, value - 0.1, value + 0.1)}
+    return harness.Measured("some", figures, 3, 1.5, others)
+
+
+def test_a_row_has_its_spread_its_goal_and_the_work_beside_it(harness, bounds):
+    quiet = bounds.rows_of(of(harness, "dense round, seconds", 1.15))["dense round, seconds"]
+    assert "| 1.15 | 1.05 to 1.25 | <= 1.2 | met |" in quiet
+    assert "load 1.5" in quiet
+    assert "beside" not in quiet
+    busy = bounds.rows_of(of(harness, "whole encode, 1.0% (avx512)", 0.75, 0.6))
+    assert "| >= 0.8 | missed |" in (line := busy.popitem()[1])
+    assert "beside other work (0.6 cores)" in line
+    assert (
+        ">= 0.7 | met"
+        in bounds.rows_of(of(harness, "whole encode, 1.0% (avx2)", 0.75)).popitem()[1]
+    )
+
+
+def test_the_page_gets_new_rows_and_keeps_the_others(bounds):
+    head = "\n".join(bounds.HEAD)
+    page = f"before\n\n{head}\n\nafter\n"
+    one = bounds.with_rows(page, {"a": "| a | 1 |", "b": "| b | 2 |"})
+    assert one == f"before\n\n{head}\n| a | 1 |\n| b | 2 |\n\nafter\n"
+    two = bounds.with_rows(one, {"a": "| a | 3 |", "c": "| c | 4 |"})
+    assert two == f"before\n\n{head}\n| a | 3 |\n| b | 2 |\n| c | 4 |\n\nafter\n"
+    assert bounds.with_rows(two, {}) == two
+    with pytest.raises(SystemExit, match="no table"):
+        bounds.with_rows("nothing", {})
+    assert head in bounds.PAGE.read_text("utf-8")
+
+
+def test_work_beside_a_measurement_is_not_its_own(harness, monkeypatch):
+    busy, own = iter([10.0, 13.0]), iter([1.0, 3.5])
+    monkeypatch.setattr(harness, "busy_s", lambda: next(busy))
+    monkeypatch.setattr(harness, "own_s", lambda: next(own))
+    times = iter([0.0, 5.0])
+    monkeypatch.setattr(harness.time, "monotonic", lambda: next(times))
+    found = harness.measure("one", lambda: {"s": 1.0}, 1)
+    assert found.others == pytest.approx(0.1)
+    assert "beside other work (0.1 cores)" in found.text()
+
+
 # -- frontier --------------------------------------------------------------------------------------
 
 

@@ -337,32 +337,40 @@ AVX512 INLINE i64 select_avx512(float *restrict r, const float *restrict g, i64 
 #endif
 
 #ifdef NEON
+/* Of 64 elements first the largest: two instructions for four of them, where loads, sum and store take
+ * 2.5. Only a strip that has some is looked through. */
 INLINE i64 select_neon(float *restrict r, const float *restrict g, i64 n, u32 bound,
                        u32 *restrict idx, float *restrict val, int add, int zero)
 {
     const uint32x4_t least = vdupq_n_u32(bound);
     i64 count = 0, i = 0;
-    for (; i + 16 <= n; i += 16) {
-        float32x4_t x[4];
-        uint32x4_t keep[4];
-        for (int j = 0; j < 4; j++) {
-            x[j] = vld1q_f32(r + i + 4 * j);
-            if (add) x[j] = vaddq_f32(x[j], vld1q_f32(g + i + 4 * j));
-            keep[j] = vcgeq_u32(vreinterpretq_u32_f32(vabsq_f32(x[j])), least);
-            if (add) vst1q_f32(r + i + 4 * j, x[j]);
+    for (; i + 64 <= n; i += 64) {
+        uint32x4_t top[2] = {vdupq_n_u32(0), vdupq_n_u32(0)};
+        for (int j = 0; j < 64; j += 4) {
+            float32x4_t x = vld1q_f32(r + i + j);
+            if (add) vst1q_f32(r + i + j, x = vaddq_f32(x, vld1q_f32(g + i + j)));
+            top[j / 4 & 1] = vmaxq_u32(top[j / 4 & 1], vreinterpretq_u32_f32(vabsq_f32(x)));
         }
-        /* sixteen lanes to a 64-bit mask of nibbles */
-        uint8x16_t lanes = vcombine_u8(
-            vmovn_u16(vcombine_u16(vmovn_u32(keep[0]), vmovn_u32(keep[1]))),
-            vmovn_u16(vcombine_u16(vmovn_u32(keep[2]), vmovn_u32(keep[3]))));
-        u64 mask = vget_lane_u64(
-            vreinterpret_u64_u8(vshrn_n_u16(vreinterpretq_u16_u8(lanes), 4)), 0);
-        for (mask &= 0x1111111111111111ull; mask; mask &= mask - 1) {
-            int j = __builtin_ctzll(mask) >> 2;
-            idx[count] = (u32)(i + j);
-            val[count] = r[i + j];
-            count++;
-            if (zero) r[i + j] = 0.0f;
+        if (vmaxvq_u32(vmaxq_u32(top[0], top[1])) < bound) continue;
+        for (i64 from = i; from < i + 64; from += 16) {
+            uint32x4_t keep[4];
+            for (int j = 0; j < 4; j++) {
+                float32x4_t x = vabsq_f32(vld1q_f32(r + from + 4 * j));
+                keep[j] = vcgeq_u32(vreinterpretq_u32_f32(x), least);
+            }
+            /* sixteen lanes to a 64-bit mask of nibbles */
+            uint8x16_t lanes = vcombine_u8(
+                vmovn_u16(vcombine_u16(vmovn_u32(keep[0]), vmovn_u32(keep[1]))),
+                vmovn_u16(vcombine_u16(vmovn_u32(keep[2]), vmovn_u32(keep[3]))));
+            u64 mask = vget_lane_u64(
+                vreinterpret_u64_u8(vshrn_n_u16(vreinterpretq_u16_u8(lanes), 4)), 0);
+            for (mask &= 0x1111111111111111ull; mask; mask &= mask - 1) {
+                i64 j = from + (__builtin_ctzll(mask) >> 2);
+                idx[count] = (u32)j;
+                val[count] = r[j];
+                count++;
+                if (zero) r[j] = 0.0f;
+            }
         }
     }
     return select_tail(r, g, i, n, bound, idx, val, count, add, zero);
@@ -1403,15 +1411,23 @@ AVX2 static void pack_signs_avx2(const float *restrict x, int m, u8 *restrict ou
 }
 #endif
 #ifdef NEON
+/* The highest byte of each of 64 elements, one bit of each, and pairs added up three times. */
 static void pack_signs_neon(const float *restrict x, int m, u8 *restrict out)
 {
-    static const int32_t lanes[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-    const int32x4_t low = vld1q_s32(lanes), high = vld1q_s32(lanes + 4);
+    const uint8x16_t place = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201ull));
     int i = 0;
-    for (; i + 8 <= m; i += 8) {
-        uint32x4_t a = vshrq_n_u32(vreinterpretq_u32_f32(vld1q_f32(x + i)), 31);
-        uint32x4_t b = vshrq_n_u32(vreinterpretq_u32_f32(vld1q_f32(x + i + 4)), 31);
-        out[i / 8] = (u8)vaddvq_u32(vorrq_u32(vshlq_u32(a, low), vshlq_u32(b, high)));
+    for (; i + 64 <= m; i += 64) {
+        uint8x16_t bit[4];
+        for (int j = 0; j < 4; j++) {
+            uint16x8_t v[4];
+            for (int k = 0; k < 4; k++)
+                v[k] = vreinterpretq_u16_f32(vld1q_f32(x + i + 16 * j + 4 * k));
+            uint8x16_t top = vuzp2q_u8(vreinterpretq_u8_u16(vuzp2q_u16(v[0], v[1])),
+                                       vreinterpretq_u8_u16(vuzp2q_u16(v[2], v[3])));
+            bit[j] = vandq_u8(vcltzq_s8(vreinterpretq_s8_u8(top)), place);
+        }
+        uint8x16_t four = vpaddq_u8(vpaddq_u8(bit[0], bit[1]), vpaddq_u8(bit[2], bit[3]));
+        vst1_u8(out + i / 8, vget_low_u8(vpaddq_u8(four, four)));
     }
     if (i < m) pack_signs(x + i, m - i, out + i / 8);
 }
