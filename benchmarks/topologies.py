@@ -34,7 +34,6 @@ from edgetrain.errors import ConfigError
 from edgetrain.files.writing import write_text
 from edgetrain.jobs import rules, topology
 from edgetrain.jobs.capacity.question import Options, question_of
-from edgetrain.jobs.job import COLLECTIVES
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved
@@ -128,14 +127,10 @@ def names_in(planned: Resolved) -> list[str]:
 
 
 def told(planned: Resolved, name: str) -> float:
-    """What the table says of a topology whose windows are open. It leaves out what is only here:
-    a ring, butterfly or tree says to the hub that members have voted, and that they have the mean.
-    """
+    """What the table says of a topology whose windows are open."""
     options = Options(step_s=PACE_S, hub_rate_mbit=0.0, merge_bytes_per_s=0.0)
     rows = topology.table(question_of(planned, options, None), planned)
-    found = next(row.open_s for row in rows if row.name == name)
-    to_hub_s = (planned.links[0].rtt_ms + planned.hub_links[0].rtt_ms) / 1000
-    return found + 2 * to_hub_s * (name in COLLECTIVES)
+    return next(row.open_s for row in rows if row.name == name)
 
 
 def compare(rtts: Sequence[int], wanted: Sequence[str], emulates: bool) -> int:

@@ -51,31 +51,46 @@ def seconds(asked, is_open=True):
 # -- corners --------------------------------------------------------------------------------------
 
 CLOSED = [
-    # bytes, trip, rate: star, 4 hubs, direct, ring, butterfly, tree
-    (40_000, 200, 50, "0.21 0.21 0.21 1.4 0.61 0.64"),
-    (1_300_000, 200, 50, "0.62 0.62 0.56 1.8 0.96 1.8"),
-    (44_000_000, 0.2, 1000, "5.6 1.4 0.62 0.62 0.62 2.1"),
+    # bytes, trip, rate: star, 4 hubs, direct, ring
+    (40_000, 200, 50, "0.21 0.21 0.21 1.8"),
+    (1_300_000, 200, 50, "0.62 0.47 0.56 2.2"),
+    (44_000_000, 0.2, 1000, "5.6 1.4 0.62 0.62"),
 ]
 
 
 def closed_forms(size, trip_s, byte_s, port_s):
-    """Seconds of 8 members, in rounds of trips and bytes: windows are open, headers are none."""
+    """Seconds of 8 members, in rounds of trips and bytes: windows are open, headers are none. Three
+    of four hubs have sent their replies by the time that the last one begins with its own. A ring's
+    votes, and the word that it counts, are two trips to the hub."""
     one_way, whole = trip_s / 2, size * byte_s
     star = trip_s + 2 * max(whole, 8 * size * port_s)
-    hubs = trip_s + 2 * max(whole, 8 * size / 4 * port_s)
+    hubs = trip_s + max(whole + whole / 4, 2 * 8 * size / 4 * port_s)
     parts = 2 * 7 / 8 * whole
-    return [star, hubs, trip_s + parts, 14 * one_way + parts, 6 * one_way + parts,
-            6 * (one_way + whole)]  # fmt: skip
+    return [star, hubs, trip_s + parts, 18 * one_way + parts]
 
 
 @pytest.mark.parametrize(("size", "trip_ms", "rate", "printed"), CLOSED)
 def test_open_windows_are_the_closed_forms_to_two_digits(size, trip_ms, rate, printed):
-    asked = [("star", 1), ("star", 4), *((name, 1) for name in ("direct", *COLLECTIVES))]
+    asked = [("star", 1), ("star", 4), ("direct", 1), ("ring", 1)]
     found = [
         seconds(question(name, size // 4, trip_ms, rate, shards=shards)) for name, shards in asked
     ]
     assert [f"{s:.2g}" for s in found] == printed.split()
-    assert found == pytest.approx(closed_forms(size, trip_ms / 1e3, 8e-6 / rate, 8e-9), rel=0.01)
+    assert found == pytest.approx(closed_forms(size, trip_ms / 1e3, 8e-6 / rate, 8e-9), rel=0.02)
+
+
+@pytest.mark.parametrize(("size", "trip_ms", "rate"), [row[:3] for row in CLOSED])
+def test_a_butterfly_and_a_tree_hand_segments_on_while_the_rest_of_a_step_is_on_its_way(
+    size, trip_ms, rate
+):
+    """They take less than their steps one after the other, and no less than their trips, and than
+    what the busiest line carries: of a tree of eight members three vectors each way."""
+    trip_s, whole = trip_ms / 1e3, size * 8e-6 / rate
+    for name, line, steps in (("butterfly", 14 / 8, 14 / 8), ("tree", 3, 6)):
+        found = seconds(question(name, size // 4, trip_ms, rate))
+        trips = 5 * trip_s  # two of them to the hub
+        least = max(trips, 2 * trip_s + line * whole)
+        assert least < 1.001 * found < 1.02 * (trips + steps * whole), name
 
 
 def test_from_idle_a_message_takes_the_flights_of_slow_start():
@@ -104,7 +119,7 @@ def test_a_collective_takes_its_trips_where_bytes_cost_nothing(name, members):
         "butterfly": 2 * int(math.log2(members)) + folds,
         "tree": 2 * max(member.bit_count() for member in range(members)),
     }
-    assert found == pytest.approx(0.1 * trips[name], abs=1e-9)
+    assert found == pytest.approx(0.1 * (trips[name] + 4), abs=1e-9)  # two trips to the hub
 
 
 def test_members_that_average_directly_with_one_reducer_are_a_star_around_it():

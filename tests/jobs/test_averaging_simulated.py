@@ -1,12 +1,10 @@
 """One averaging by topology against the event-driven network: who sends how many bytes to whom.
 
-No strategy and no hub: machines send messages of the right sizes, and go on when all of a step has
+No strategy and no hub: machines send messages of the right sizes, and go on when what they need has
 come. So the table's formula is held to the simulator's links, whatever is built on them.
 """
 
 from __future__ import annotations
-
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -18,6 +16,7 @@ from edgetrain.fleet.networks import Direction, Profile
 from edgetrain.jobs.capacity.averaging import Hubs
 from edgetrain.jobs.capacity.estimate import CapacityQuestion, Kind, averaging_of
 from edgetrain.jobs.capacity.parcels import ExchangeSizes, contribution
+from edgetrain.jobs.job import COLLECTIVES
 
 MEMBERS, ROUNDS, PAUSE_S = 8, 4, 0.05
 RATE, PORT = 50.0, 1000.0
@@ -34,23 +33,25 @@ def link(rtt_ms, rate_mbit):
     return Profile("link", "", way, way)
 
 
-def steps_of(topology, elements):
-    """[[(sender, receiver, bytes)]]: a member begins a step when all of the step before is there.
-    Node -1 is the hub."""
+def actions_of(topology, elements, node):
+    """[(does it send, to or from whom, what, bytes)] of a node, in order; -1 is the hub. It sends
+    once all that stands before is here."""
     members = range(MEMBERS)
-    if topology in ("star", "direct"):
-        reducers = members if topology == "direct" else [-1]
-        size = contribution(-(-elements // len(reducers)), FP32).bytes
-        there = [(m, r, size) for m in members for r in reducers if m != r]
-        return [there, [(r, m, size) for m, r, _ in there]]
-    order = SumOrder(topology, MEMBERS, elements)
-    lengths = [chunk.stop - chunk.start for chunk in order.chunks]
-    return [
-        [
-            (t.sender, t.receiver, contribution(sum(lengths[c] for c in t.chunks), FP32).bytes)
-            for t in step
+    if topology in COLLECTIVES:
+        order = SumOrder(topology, MEMBERS, elements)
+        sizes = [contribution(s.stop - s.start, FP32).bytes for s in order.segments]
+        return [
+            (a.sends, a.place, (a.segment, a.adds), sizes[a.segment]) for a in order.actions(node)
         ]
-        for step in order.steps()
+    reducers = members if topology == "direct" else [-1]
+    size = contribution(-(-elements // len(reducers)), FP32).bytes
+    theirs = [m for m in members if m != node] if node in reducers else []
+    others = [r for r in reducers if r != node] if node >= 0 else []
+    return [
+        *((True, r, "up", size) for r in others),
+        *((False, m, "up", size) for m in theirs),
+        *((True, m, "down", size) for m in theirs),
+        *((False, r, "down", size) for r in others),
     ]
 
 
@@ -64,26 +65,23 @@ def simulated(topology, elements, rtt_ms):
     network = SimulatedNetwork(world, [link(rtt_ms, RATE)] * MEMBERS, hubs=(link(rtt_ms, PORT),))
     nodes = range(-1, MEMBERS)
     inbox = {node: network.hub if node < 0 else network.listen(node) for node in nodes}
-    steps = steps_of(topology, elements)
     began, ended = [np.zeros(MEMBERS + 1) for _ in range(ROUNDS)], np.zeros(MEMBERS + 1)
 
     def takes_part(node):
-        mine = [[(r, size) for s, r, size in step if s == node] for step in steps]
-        coming = [sum(r == node for _, r, _ in step) for step in steps]
-        there = {to for step in mine for to, _ in step}
-        wires, arrived = {to: network.connect(node, inbox[to]) for to in there}, Counter()
+        actions = actions_of(topology, elements, node)
+        wires = {to: network.connect(node, inbox[to]) for sends, to, *_ in actions if sends}
+        arrived = set()
         world.sleep(20 * rtt_ms / 1000)  # all are connected
         for turn in range(ROUNDS):
             if node >= 0:
                 world.sleep(PAUSE_S)
             began[turn][node] = world.clock() if node >= 0 else 0.0
-            for at, (sends, wanted) in enumerate(zip(mine, coming, strict=True)):
-                tag = b"%d.%d" % (turn, at)
-                for to, size in sends:
-                    wires[to].send([tag, bytes(max(1, size - len(tag) - 4))])
-                while arrived[tag] < wanted:
-                    for _, frames in inbox[node].poll(1e5):
-                        arrived[bytes(frames[0])] += 1
+            for sends, other, what, size in actions:
+                tag = repr((turn, node if sends else other, what)).encode()
+                if sends:
+                    wires[other].send([tag, bytes(max(1, size - len(tag) - 4))])
+                while not sends and tag not in arrived:
+                    arrived |= {bytes(frames[0]) for _, frames in inbox[node].poll(1e5)}
         ended[node] = world.clock()
 
     for node in nodes:
@@ -105,7 +103,8 @@ def planned(topology, elements, rtt_ms):
     for _ in range(ROUNDS):
         begins = now + PAUSE_S
         now = averaging.average(begins)
-    return float(now.max() - begins.max())
+    to_hub_s = 2 * rtt_ms / 1000 if topology in COLLECTIVES else 0.0  # there is no hub here
+    return float(now.max() - begins.max()) - to_hub_s
 
 
 @pytest.mark.parametrize("rtt_ms", [20, 200, 1000])
@@ -117,10 +116,11 @@ def test_small_vectors_take_what_they_take_in_the_simulator(topology, rtt_ms):
     )
 
 
-@pytest.mark.parametrize("topology", ["star", "ring"])
+@pytest.mark.parametrize("topology", ["star", "ring", "butterfly"])
 def test_large_vectors_take_what_they_take_in_the_simulator(topology):
-    """1.3 MB at 200 ms, within a twentieth. Directly it is not: seven connections share each line,
-    and some of their windows stay small (HyStart takes the others' bytes for a full pipe)."""
+    """1.3 MB at 200 ms, within a twentieth. A tree takes 6 % more. Directly it is not: seven
+    connections share each line, and some of their windows stay small (HyStart takes the others'
+    bytes for a full pipe)."""
     assert planned(topology, 325_000, 200) == pytest.approx(
         simulated(topology, 325_000, 200), rel=0.05
     )

@@ -195,19 +195,20 @@ class SumOrder:
                 (after.get(segment, 0), Action(True, transfer.receiver, segment, transfer.adds))
                 for transfer in step
                 if transfer.sender == place
-                for segment in self._segments(transfer.chunks)
+                for segment in self.segments_of(transfer.chunks)
             ]
             for transfer in step:
                 if transfer.receiver != place:
                     continue
-                for segment in self._segments(transfer.chunks):
+                for segment in self.segments_of(transfer.chunks):
                     ends = transfer.adds and at == last
                     received.append(Action(False, transfer.sender, segment, transfer.adds, ends))
                     after[segment] = len(received)
         sent.sort(key=lambda entry: entry[0])
         return _merged(received, sent)
 
-    def _segments(self, chunks: tuple[int, ...]) -> Iterator[int]:
+    def segments_of(self, chunks: tuple[int, ...]) -> Iterator[int]:
+        """The numbers of the segments of these chunks, in the order in which they are sent."""
         return (segment for chunk in chunks for segment in self._segments_of[chunk])
 
 

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.exchange.peers.schedules import SumOrder
+from edgetrain.exchange.peers.schedules import SEGMENT, SumOrder
 from edgetrain.fleet.networks import Profile
 from edgetrain.fleet.networks.links.window import MSS
 from edgetrain.fleet.networks.profile import Direction
@@ -199,6 +199,7 @@ class Star:
         self.whole = _parcels(exchange, exchange.elements)
         self.share = _parcels(exchange, part := -(-exchange.elements // hubs.shards))
         connections = 1 if hubs.gateways else hubs.shards
+        self._turns = 1 if hubs.sites else hubs.shards
         self._home = _homes(members, hubs)
         lines = hubs.uplinks_of_sites
         far_s = np.array([line.rtt_ms for line in lines]) / 1000
@@ -210,7 +211,8 @@ class Star:
         ups, downs = [link.up for link in links], [link.down for link in links]
         self.up = AccessStreams(ups, trips, rngs[0], connections, is_open)
         self.down = AccessStreams(downs, trips, rngs[1], connections, is_open)
-        self.root = _Tier(hubs.gateways or members, 1, self.share, hubs.port_rates, hubs, part)
+        tier = (hubs.gateways or members, 1, self.share, hubs.port_rates, hubs, part)
+        self.roots = [_Tier(*tier) for _ in range(self._turns)]  # of each part of the vector
         self.sites: _Tier | None = None
         if hubs.gateways:
             near, size = (hubs.gateway_rate_mbit,) * 2, exchange.elements
@@ -256,11 +258,30 @@ class Star:
     def average(self, at: Array) -> Array:
         """See `Averaging`."""
         first, last = self._up(at)
-        first, last = self.root.take(first + self._hub_down_s, last + self._hub_down_s)
-        closed, late = self.root.close(last, self._patience)
-        self.late += late
-        begin, end = self.root.give(closed, self.down if self.sites is None else self.far_down)
-        return self._down(begin + self._hub_up_s, end + self._hub_up_s)
+        gone: list[tuple[Array, Array]] = []
+        for turn, root in enumerate(self.roots):
+            ends = last - (self._turns - 1 - turn) * self._part_s(self.up, 0)
+            # All parts begin together: where a hub's port is the limit, lines have room for others.
+            _, merged = root.take(first + self._hub_down_s, ends + self._hub_down_s)
+            closed, late = root.close(merged, self._patience)
+            self.late += late
+            begin, end = root.give(closed, self.down if self.sites is None else self.far_down)
+            gone.append((begin + self._hub_up_s, end + self._hub_up_s))
+        return self._down(*self._in_a_row(gone))
+
+    def _part_s(self, line: AccessStreams, way: int) -> Array | float:
+        """Seconds between the ends of two hubs' parts on a member's line: of a whole part, as long
+        as its connection lets it go at once. Lines of sites mix them: there all end together."""
+        if self._turns == 1:
+            return 0.0
+        return np.minimum(line.together, self.share[way].bytes) * line.byte_s
+
+    def _in_a_row(self, gone: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+        """When what all hubs send begins and ends to come to each member's line, for a line that
+        takes all of it together: no part is through before it came, and the others behind it."""
+        part_s = self._part_s(self.down, 1)
+        begins = [begin - turn * part_s for turn, (begin, _) in enumerate(gone)]
+        return np.maximum.reduce(begins), np.maximum.reduce([end for _, end in gone])
 
     def _up(self, at: Array) -> tuple[Array, Array]:
         """Members' contributions, or those of their gateways, up to the hub's port."""
@@ -290,9 +311,9 @@ class Star:
     def busy_s(self) -> dict[str, float]:
         """See `Averaging`."""
         used = {
-            "hub's port, receiving": self.root.taking.busy_s,
-            "hub's port, sending": self.root.giving.busy_s,
-            "hub's processor": self.root.working_s,
+            "hub's port, receiving": self.roots[0].taking.busy_s,
+            "hub's port, sending": self.roots[0].giving.busy_s,
+            "hub's processor": self.roots[0].working_s,
             "members' uplinks": float(self.up.busy_s.max()),
             "members' downlinks": float(self.down.busy_s.max()),
         }
@@ -542,23 +563,36 @@ def _rates(mesh: Mesh, way: str) -> Array:
 # -- collectives ----------------------------------------------------------------------------------
 
 
-def _steps(name: str, members: int, elements: int) -> Iterator[tuple[Indices, Indices, int]]:
-    """Senders, receivers, and the elements of the longest message, of each step."""
-    order = SumOrder(name, members, elements)
-    lengths = [chunk.stop - chunk.start for chunk in order.chunks]
+MOST_PIECES = 64
+"""Segments of a vector that are looked at one by one, about; longer ones are taken together."""
+
+
+@dataclass(frozen=True)
+class _Sending:
+    """Segments that leave at once, in one step: the n-th of each transfer."""
+
+    source: Indices
+    to: Indices
+    segment: Indices
+    size: int
+    """Bytes of the longest."""
+    streams: AccessStreams
+
+
+def _steps(order: SumOrder) -> Iterator[tuple[Indices, Indices, Indices, int]]:
+    """Senders, receivers, segments, and the elements of the longest, of each sending."""
+    lengths = [each.stop - each.start for each in order.segments]
     for step in order.steps():
-        sizes = [sum(lengths[chunk] for chunk in transfer.chunks) for transfer in step]
-        sent = [transfer for transfer, size in zip(step, sizes, strict=True) if size]
-        if sent:
-            source, to = (
-                np.array(ends, np.intp) for ends in zip(*(t[:2] for t in sent), strict=True)
-            )
-            yield source, to, max(sizes)
+        found = [(t.sender, t.receiver, list(order.segments_of(t.chunks))) for t in sorted(step)]
+        for turn in range(max((len(segments) for *_, segments in found), default=0)):
+            here = [(a, b, each[turn]) for a, b, each in found if turn < len(each)]
+            source, to, segment = (np.array(ends, np.intp) for ends in zip(*here, strict=True))
+            yield source, to, segment, max(lengths[each] for each in segment)
 
 
 class Collective:
-    """Members that hand sums on to each other, step by step. A step begins on a member when all of
-    the step before is there: that segments are sent on sooner is left out."""
+    """Members that hand sums on to each other, segment by segment, once the hub has all votes; and
+    the hub's word that the round counts, once all have said that they have the mean."""
 
     def __init__(
         self,
@@ -572,44 +606,74 @@ class Collective:
         """`name`: one of `schedules.SHAPES`."""
         mesh, members = Mesh(links, hubs, is_open), len(links)
         self.reducers, across, within = members, 0, 0
-        self._steps: list[tuple[Indices, Indices, Array, int, AccessStreams]] = []
-        known: dict[tuple[bytes, bytes], tuple[Array, AccessStreams]] = {}
+        longest = max(SEGMENT, exchange.elements // MOST_PIECES)
+        order = SumOrder(name, members, exchange.elements, longest)
+        self._segments, self._sendings = len(order.segments), list[_Sending]()
+        self.to_hub_s, self.from_hub_s = _hub_delays(links, mesh.home, hubs)
+        self._work_s = members * hubs.message_s
+        self._down_s = column(
+            [link.down for link in links], lambda way: _byte_s(way.mean_rate_mbit)
+        )
+        known: dict[tuple[bytes, bytes], AccessStreams] = {}
         sent, received = np.zeros(members, np.int64), np.zeros(members, np.int64)
-        for source, to, elements in _steps(name, members, exchange.elements):
+        farthest = float((self.to_hub_s + self.from_hub_s).max())
+        for source, to, segment, elements in _steps(order):
             key = (source.tobytes(), to.tobytes())
             if key not in known:
                 ways, trips = mesh.ways(source, to), mesh.trips_s(source, to)
-                streams = AccessStreams(ways, trips, rng, is_open=is_open)
-                known[key] = (mesh.delays_s(source, to), streams)
+                known[key] = AccessStreams(ways, trips, rng, is_open=is_open)
+                farthest = max(farthest, 2 * float(mesh.delays_s(source, to).max()))
             size = contribution(elements, exchange.codec, exchange.ratio).bytes
             sent[source] += size
             received[to] += size
             crossing = int(mesh.crosses(source, to).sum())
             across += crossing * size
             within += (len(source) - crossing) * size
-            self._steps.append((source, to, known[key][0], size, known[key][1]))
-        self._streams = [streams for _, streams in known.values()]
+            self._sendings.append(_Sending(source, to, segment, size, known[key]))
+        self._streams = list(known.values())
         self.sent_bytes, self.received_bytes = int(sent.max()), int(received.max())
         self.hub_bytes = 0, 0
-        self.farthest_s = max((float(delay.max()) for _, _, delay, *_ in self._steps), default=0.0)
-        self.farthest_s *= 2
+        self.farthest_s = farthest
         self.traffic = across, within
         self.late = 0
 
     def average(self, at: Array) -> Array:
         """See `Averaging`."""
-        now = at.copy()
-        for source, to, delay_s, size, streams in self._steps:
-            _, arrives = streams.send(now[source], size)
-            went = now.copy()
-            went[source] = np.maximum(went[source], arrives - delay_s)
-            went[to] = np.maximum(went[to], arrives)
-            now = went
-        return now
+        begins = self._hub_says(at)
+        ready = np.repeat(begins[:, None], self._segments, axis=1)
+        # One uplink each, whoever it sends to, and one downlink.
+        free, taken = np.full(len(at), -math.inf), np.full(len(at), -math.inf)
+        for sending in self._sendings:
+            source, to, segment = sending.source, sending.to, sending.segment
+            leaves = np.maximum(ready[source, segment], free[source])
+            _, arrives = sending.streams.send(leaves, sending.size)
+            free[source] = sending.streams.free
+            line_s = float(wire_bytes(sending.size)) * self._down_s[to]
+            taken[to] = arrives = np.maximum(arrives, taken[to] + line_s)
+            ready[to, segment] = np.maximum(ready[to, segment], arrives)
+        return self._hub_says(np.maximum(begins, ready.max(axis=1, initial=-math.inf)))
+
+    def _hub_says(self, at: Array) -> Array:
+        """When each member hears from the hub, which heard from all who spoke at these times."""
+        return float((at + self.to_hub_s).max()) + self._work_s + self.from_hub_s
 
     def busy_s(self) -> dict[str, float]:
         """See `Averaging`."""
         return {"members' uplinks": sum(float(s.busy_s.max()) for s in self._streams)}
+
+
+def _hub_delays(links: Sequence[Profile], home: Indices, hubs: Hubs) -> tuple[Array, Array]:
+    """Seconds one way from each member to the hub, and back, without load."""
+
+    def delay(way: Direction) -> float:
+        return way.mean_delay_ms / 1000
+
+    up = column([link.up for link in links], delay) + delay(hubs.link.down)
+    down = column([link.down for link in links], delay) + delay(hubs.link.up)
+    if hubs.sites:
+        up = up + column([line.up for line in hubs.uplinks_of_sites], delay)[home]
+        down = down + column([line.down for line in hubs.uplinks_of_sites], delay)[home]
+    return up, down
 
 
 def _homes(members: int, hubs: Hubs) -> Indices:

@@ -233,6 +233,19 @@ class AccessStreams:
         begin = np.maximum(at, self._free)
         return self._carry(begin, begin, size)
 
+    @property
+    def free(self) -> Array:
+        """When the last byte that was handed over has left each link."""
+        return self._free
+
+    @property
+    def together(self) -> Array:
+        """Bytes that a connection lets go before those that share its link have their turn: its
+        window, which HyStart ends at half of what the link carries in a round trip."""
+        pipe = self._round_trip / np.where(self.byte_s > 0, self.byte_s, math.inf)
+        at_once: Array = np.minimum(self._window, np.maximum(pipe / 2, INITIAL_WINDOW))
+        return at_once
+
     def forward(self, begin: Array, end: Array, size: int | Array) -> tuple[Array, Array]:
         """As `send`, for a message whose bytes come to this line from `begin` to `end`."""
         return self._carry(np.maximum(begin, self._free), end, size)
