@@ -214,9 +214,12 @@ def hub(stage: Stage) -> Iterator[Row]:
     decoded, entries = [], 0
     for i in range(len(messages[0])):
         part = total[i * codec.part_elements : (i + 1) * codec.part_elements]
-        of_part = [codec.entries(message[i], part.size) for message in messages]  # type: ignore[attr-defined]
-        decoded.append((part, of_part))
-        entries += sum(positions.size for positions, _ in of_part)
+        found = [codec.entries(message[i], part.size) for message in messages]  # type: ignore[attr-defined]
+        positions = np.concatenate([positions for positions, _ in found])
+        order = np.argsort(positions, kind="stable")  # the cheapest: memory is walked once
+        values = np.concatenate([values for _, values in found])
+        decoded.append((part, positions[order], values[order]))
+        entries += positions.size
 
     def merge() -> None:
         for i in range(len(messages[0])):
@@ -225,9 +228,8 @@ def hub(stage: Stage) -> Iterator[Row]:
 
     def add() -> None:
         run = kernels.current()
-        for part, of_part in decoded:
-            for positions, values in of_part:
-                run.scatter(part, positions, values, weights[0])
+        for part, positions, values in decoded:
+            run.scatter(part, positions, values, weights[0])
 
     ratio, ms = stage.ratio(merge)
     bound, _ = stage.ratio(add)

@@ -14,7 +14,7 @@ import itertools
 import math
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,13 @@ CELL_S, MOST_STEPS = 20.0, 300
 AT_MS, SEEDS, ACCURACY_STEPS = 500, 3, 280
 
 
-def run(folder: Path, strategy: str, rtt_ms: float, seed: int, steps: int) -> dict[str, Any]:
+Runner = Callable[..., dict[str, Any]]
+"""Runs a planned job in a folder: emulated, or simulated."""
+
+
+def run(
+    folder: Path, strategy: str, rtt_ms: float, seed: int, steps: int, how: Runner = emulated.run
+) -> dict[str, Any]:
     """The digits job's summary. DGA's delay covers the round trip, a tenth of it and one step
     more."""
     delay = math.ceil(1.1 * rtt_ms / 1000 / PACE_S) + 1 if strategy == "dga" else 0
@@ -45,7 +51,7 @@ def run(folder: Path, strategy: str, rtt_ms: float, seed: int, steps: int) -> di
         f"strategy={strategy}", f"every={0 if strategy == 'sync-sgd' else EVERY}",
         f"delay={delay}",
     ]  # fmt: skip
-    return emulated.run(plan(load(None, words)), folder)
+    return how(plan(load(None, words)), folder)
 
 
 def steady_seconds(folder: Path, steps: int) -> float:
@@ -57,12 +63,12 @@ def steady_seconds(folder: Path, steps: int) -> float:
     return statistics.median((t[last] - t[first]) / (last - first) for t in at.values())
 
 
-def row(strategy: str, rtt_ms: float) -> dict[str, Any]:
+def row(strategy: str, rtt_ms: float, how: Runner = emulated.run) -> dict[str, Any]:
     """A cell of the table, as the picture takes it."""
     steps = max(40, min(MOST_STEPS, int(CELL_S / (PACE_S + WAITS[strategy] * rtt_ms / 1000))))
     with tempfile.TemporaryDirectory() as name:
         folder = create(Path(name), strategy)
-        summary = run(folder, strategy, rtt_ms, 0, steps)
+        summary = run(folder, strategy, rtt_ms, 0, steps, how)
         steady = 1 / steady_seconds(folder, steps)
         overrun = sum(line["event"] == "overrun" for line in read_metrics(folder, "event"))
     return {

@@ -328,9 +328,9 @@ def _error(r: Vector, g: Vector | None, bound: int, sampled: int, seed: int) -> 
     step = max(total // LOOKED_AT, 1)
     chunks = slice(seed % step, None, step)
     here = r[: total * CHUNK].reshape(-1, CHUNK)[chunks]
-    if g is not None:
-        here = here + g[: total * CHUNK].reshape(-1, CHUNK)[chunks]
-    hits = np.count_nonzero(np.abs(here).view(np.uint32) >= bound, axis=1)
+    here = here.copy() if g is None else here + g[: total * CHUNK].reshape(-1, CHUNK)[chunks]
+    above = np.abs(here, out=here).view(np.uint32) >= bound
+    hits = np.add.reduce(above.view(np.uint8), axis=1, dtype=np.uint16)
     mean = float(hits.mean())
     return float(hits.std()) / math.sqrt(sampled) / mean if mean else math.inf
 
