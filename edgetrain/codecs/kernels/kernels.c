@@ -175,6 +175,10 @@ VARIANTS(momentum, (float *restrict u, const float *restrict g, i64 n, float m, 
  * r += g (where g is given), then every element whose magnitude's bits are at least `bound`
  * goes to idx/val in order, and is zeroed in r where `zero` says so. idx and val have room for
  * n + 16. Comparing bits instead of floats orders NaN above all, so it cannot hide.
+ *
+ * Memory binds it: with AVX2 it takes three instructions an element, and mispredicts one branch in a
+ * thousand elements or fewer (cachegrind). Of a whole encoding it is 4/5 at 0.1 %, 2/3 at 1 % and 1/3
+ * at 10 % (perf, AVX-512), where Rice code takes another third.
  */
 
 INLINE i64 select_tail(float *restrict r, const float *restrict g, i64 i, i64 n, u32 bound,
@@ -669,7 +673,8 @@ INLINE void put_gap(writer *unary, writer *low, u32 gap, int r, int whole)
     }
 }
 
-/* Bytes written to out. `low` is scratch; both have room for 5 * count + 64. */
+/* Bytes written to out. `low` is scratch; both have room for 5 * count + 64. Instructions bind it, 29 an
+ * entry, with a mispredicted branch in fourteen entries (cachegrind, AVX2, 1 and 10 %). */
 INLINE i64 rice_encode_body(const u32 *restrict idx, i64 count, i64 elements, u8 *restrict out,
                             u8 *restrict low)
 {
@@ -1616,6 +1621,20 @@ i64 write_residual(float *restrict r, const u32 *restrict idx, const float *rest
     return 0;
 }
 
+/* The bits of the largest magnitude; those of the smallest to `least`. */
+INLINE i64 extremes_body(const float *restrict val, i64 count, u32 *restrict least)
+{
+    u32 top = 0, low = ABS_BITS;
+    for (i64 i = 0; i < count; i++) {
+        u32 b = bits_of(val[i]) & ABS_BITS;
+        top = b > top ? b : top;
+        low = b < low ? b : low;
+    }
+    *least = low;
+    return top;
+}
+VARIANTS(extremes, (const float *restrict val, i64 count, u32 *restrict least), (val, count, least))
+
 /* A whole sparse payload; values as planes (bits 1..4, anchored at the smallest magnitude) or raw
  * (bits 32). Where r is given, r[idx] becomes what was not sent. Bytes written, or a negative number.
  * out has room for 10 * count + 128, scratch for 5 * count + 64, aligned for floats. */
@@ -1625,13 +1644,8 @@ i64 sparse_encode(float *restrict r, const u32 *restrict idx, const float *restr
     u8 *at = put_varint(out, (u32)count);
     if (!count) return at - out;
     at += gaps_encode(idx, count, elements, at, scratch);
-    u32 top = 0, least = ABS_BITS;
-    for (i64 i = 0; i < count; i++) {
-        u32 b = bits_of(val[i]) & ABS_BITS;
-        top = b > top ? b : top;
-        least = b < least ? b : least;
-    }
-    if (top >= LIMIT_BITS) return BAD_MAGNITUDE;
+    u32 least;
+    if (extremes(val, count, &least) >= LIMIT_BITS) return BAD_MAGNITUDE;
     if (bits == 32) {
         memcpy(at, val, 4 * (size_t)count);
         if (r) for (i64 i = 0; i < count; i++) r[idx[i]] = 0.0f;
