@@ -11,7 +11,7 @@
 #   make test-trackers  TensorBoard, MLflow and W&B read back what they were given (.venv-trackers)
 #   make test-commands  run every long command of README, docs and --help, with its seconds (hours)
 #   make test-damages  1,000 drawn damages of run folders, journals and key folders (60 are in make test)
-#   make test-kills  kill 100 sends and 100 updates of devices at random (4 are in make test)
+#   make test-kills  kill 100 sends and updates of devices at random, and 100 over a real sshd (root)
 #   make test-arm-doctor  what `doctor` says in a worker archive for a Raspberry Pi, emulated
 #   make test-masks  300 drawn schedules of a masked job with too few members left (half an hour)
 #   make test-groups  odd models and losses on 22 placements of two and four ranks (a quarter of an hour)
@@ -59,7 +59,7 @@ test-damages: install-dev
 	DAMAGES=1000 $(BIN)/pytest tests/cli/test_damages.py
 
 test-kills: install-dev
-	KILLS=100 $(BIN)/pytest tests/provisioning/test_desk.py -k killed
+	KILLS=100 $(BIN)/pytest -m 'fleet or not fleet' -s tests/provisioning/test_desk.py tests/provisioning/test_fleet_kills.py -k killed
 
 test-boot: install-dev
 	$(BIN)/pytest -m boot tests/provisioning/cards

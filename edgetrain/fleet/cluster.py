@@ -25,6 +25,8 @@ SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 DHCP = "dhcp"
 LARGEST = 64 << 10
 """Bytes of a file with a passphrase or public keys."""
+SECURITY = ("wpa2", "wpa3", "open")
+"""Kinds of wireless networks."""
 LOCAL_HOSTS = ("local", "localhost", "127.0.0.1")
 """Hosts of servers that are this machine."""
 
@@ -52,7 +54,22 @@ class Wifi:
 
     ssid: str
     country: str
-    secret: str = field(repr=False)
+    secret: str = field(default="", repr=False)
+    """"": an open network, which has none."""
+    security: str = "wpa2"
+    """One of SECURITY."""
+    hidden: bool = False
+    """Whether it does not send its name, so that devices have to ask for it."""
+
+
+@dataclass(frozen=True)
+class SystemSettings:
+    """What all devices' systems have. Empty: as the image has it."""
+
+    timezone: str = ""
+    locale: str = ""
+    dns: tuple[str, ...] = ()
+    """Name servers of devices with a static address; DHCP brings its own."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +132,7 @@ class Cluster:
     hub: HubPlace | None = None
     image: ImageChoice | None = None
     wifi: Wifi | None = None
+    system: SystemSettings = SystemSettings()
     ssh: Ssh | None = None
     job: JobFiles | None = None
     devices: tuple[DeviceEntry, ...] = ()
@@ -142,8 +160,9 @@ class Cluster:
 TABLES = {
     name: {each.name: each.default is MISSING for each in fields(entry)}
     for name, entry in {
-        "hub": HubPlace, "image": ImageChoice, "wifi": Wifi, "ssh": Ssh, "job": JobFiles,
-        "device": DeviceEntry, "server": ServerEntry, "between": Between,
+        "hub": HubPlace, "image": ImageChoice, "wifi": Wifi, "system": SystemSettings,
+        "ssh": Ssh, "job": JobFiles, "device": DeviceEntry, "server": ServerEntry,
+        "between": Between,
     }.items()
 }  # fmt: skip
 """Every table's keys, and whether one is required."""
@@ -181,11 +200,15 @@ def parse(table: Mapping[str, Any], path: Path) -> Cluster:
     trusted = table.get("trusted", False)
     if not isinstance(trusted, bool):
         raise ConfigError(f"{path}: trusted = {trusted!r}", "allowed: true or false")
-    read = {"hub": _hub, "image": _image, "wifi": _wifi, "ssh": _ssh, "job": _job,
-            "between": _between}  # fmt: skip
+    read = {"hub": _hub, "image": _image, "wifi": _wifi, "system": _system, "ssh": _ssh,
+            "job": _job, "between": _between}  # fmt: skip
     given: dict[str, Any] = {
         name: make(table[name], path) for name, make in read.items() if name in table
     }
+    if table.get("system", {}).get("dns") and not static:
+        raise ConfigError(
+            f"{path}: system.dns, and no device has a static address", "DHCP has its own"
+        )
     cluster = Cluster(path, devices=devices, servers=servers, trusted=trusted, **given)
     for address in static:
         if address in map(str, map(_ip_of, cluster.hub.addresses if cluster.hub else ())):
@@ -231,11 +254,14 @@ def check_fleet(cluster: Cluster, members: int, profile: str) -> None:
 
 
 def secret(wifi: Wifi, folder: Path, environment: Mapping[str, str], ask: Callable[[], str]) -> str:
-    """The passphrase of a wireless network, from where the file says. `ask()` asks the user.
+    """The passphrase of a wireless network, from where the file says; "" of an open one. `ask()`
+    asks the user.
 
     Raises ConfigError if it is missing or has a wrong length; it is not repeated.
     """
     kind, _, rest = wifi.secret.partition(":")
+    if wifi.security == "open":
+        return ""
     if kind == "file":
         path = folder / Path(rest).expanduser()
         try:
@@ -251,6 +277,11 @@ def secret(wifi: Wifi, folder: Path, environment: Mapping[str, str], ask: Callab
     else:
         passphrase = ask()
     hexadecimal = re.fullmatch(r"[0-9a-fA-F]{64}", passphrase)
+    if hexadecimal and wifi.security == "wpa3":
+        raise ConfigError(
+            f"the passphrase of '{wifi.ssid}' is 64 hexadecimal digits, a key of WPA2",
+            "WPA3 needs the passphrase itself",
+        )
     if not hexadecimal and not (8 <= len(passphrase.encode()) <= 63 and passphrase.isprintable()):
         raise ConfigError(
             f"the passphrase of '{wifi.ssid}' has {len(passphrase.encode())} characters",
@@ -338,14 +369,40 @@ def _wifi(table: Mapping[str, Any], path: Path) -> Wifi:
     values.check_ssid(ssid, f"{path}: wifi.ssid")
     country = text(table["country"], f"{path}: wifi.country")
     values.check_country(country, f"{path}: wifi.country")
-    where = text(table["secret"], f"{path}: wifi.secret")
+    security, hidden = table.get("security", "wpa2"), table.get("hidden", False)
+    if security not in SECURITY:
+        raise ConfigError(
+            f"{path}: wifi.security = {security!r}", f"allowed: {', '.join(SECURITY)}"
+        )
+    if not isinstance(hidden, bool):
+        raise ConfigError(f"{path}: wifi.hidden = {hidden!r}", "allowed: true or false")
+    where = text(table.get("secret", ""), f"{path}: wifi.secret")
+    if (security == "open") != (not where):
+        raise ConfigError(
+            f"{path}: wifi.security = '{security}' "
+            + ("and wifi.secret" if where else "without wifi.secret"),
+            'an open network has no passphrase; all others have: "file:NAME", "env:NAME" or "ask"',
+        )
     kind, colon, rest = where.partition(":")
-    if where != "ask" and not (kind in ("file", "env") and colon and rest):
+    if where and where != "ask" and not (kind in ("file", "env") and colon and rest):
         raise ConfigError(
             f"{path}: wifi.secret holds something else than where the passphrase is",
             "a passphrase never stands in this file: write file:NAME, env:NAME or ask",
         )
-    return Wifi(ssid, country, where)
+    return Wifi(ssid, country, where, security, hidden)
+
+
+def _system(table: Mapping[str, Any], path: Path) -> SystemSettings:
+    timezone = text(table.get("timezone", ""), f"{path}: system.timezone")
+    values.check_timezone(timezone, f"{path}: system.timezone")
+    locale = text(table.get("locale", ""), f"{path}: system.locale")
+    values.check_locale(locale, f"{path}: system.locale")
+    dns = table.get("dns", [])
+    if not isinstance(dns, list):
+        raise ConfigError(f"{path}: system.dns = {dns!r} is not a list", '["192.168.1.1"]')
+    for server in dns:
+        values.check_name_server(text(server, f"{path}: system.dns"), f"{path}: system.dns")
+    return SystemSettings(timezone, locale, tuple(dns))
 
 
 def _ssh(table: Mapping[str, Any], path: Path) -> Ssh:

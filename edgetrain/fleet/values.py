@@ -10,6 +10,7 @@ import base64
 import binascii
 import ipaddress
 import re
+import zoneinfo
 
 from edgetrain.errors import ConfigError
 
@@ -39,6 +40,8 @@ TAKEN = frozenset(
 )
 """Users and groups that the images have: no user of these names can be made."""
 USER_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}\Z")
+TIMEZONE = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+){0,2}\Z")
+LOCALE = re.compile(r"(C|[a-z]{2,3}_[A-Z]{2})\.UTF-8\Z")
 HUB_ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})\Z")
 PUBLIC_KEY = re.compile(
     r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521)|sk-(?:ssh-ed25519|ecdsa-sha2-nistp256)"
@@ -69,6 +72,31 @@ def check_ssid(ssid: str, where: str) -> None:
     if any(not character.isprintable() for character in ssid):
         raise ConfigError(
             f"{where} = {ssid!r} has characters that cannot be printed", "letters and blanks"
+        )
+
+
+def check_timezone(timezone: str, where: str) -> None:
+    """A time zone of the IANA's list, as far as this machine has it; "": none."""
+    known = zoneinfo.available_timezones()
+    if timezone and (not TIMEZONE.match(timezone) or (known and timezone not in known)):
+        raise ConfigError(f"{where} = '{timezone}' is not a time zone", "as in Europe/Berlin")
+
+
+def check_locale(locale: str, where: str) -> None:
+    """A locale that Debian can generate; "": none."""
+    if locale and not LOCALE.match(locale):
+        raise ConfigError(f"{where} = '{locale}' is not a locale", "as in en_GB.UTF-8 or C.UTF-8")
+
+
+def check_name_server(address: str, where: str) -> None:
+    """The address of a name server: IPv4, as static addresses are."""
+    try:
+        ip = ipaddress.IPv4Address(address)
+    except ValueError:
+        ip = None
+    if ip is None or not _is_a_machine(ip):
+        raise ConfigError(
+            f"{where} has '{address}', no IPv4 address of a machine", 'as in ["192.168.1.1"]'
         )
 
 

@@ -373,7 +373,7 @@ REFUSED = [
      "has 2 devices, and the job's fleet.members is 1 (set fleet.members = 2, or list 1"),
     ("no port", "cluster.toml", "tcp://192.168.1.5:5555", "tcp://192.168.1.5",
      "'tcp://192.168.1.5', which is not an address with a port"),
-    ("no secret", "cluster.toml", 'secret = "file:lab.psk"\n', "", "wifi.secret is missing"),
+    ("no secret", "cluster.toml", 'secret = "file:lab.psk"\n', "", "without wifi.secret"),
     ("a secret that is not there", "cluster.toml", "lab.psk", "no.psk",
      "wifi.secret: there is no file no.psk"),
     ("nobody to ask for a secret", "cluster.toml", "file:lab.psk", "ask",

@@ -12,6 +12,7 @@ from pathlib import Path
 import ssh_fleet
 
 from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.messages import PROTOCOL
 from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.fleet import cluster as clusters
 from edgetrain.fleet.interpreters import PACKAGE_PARENT
@@ -31,6 +32,13 @@ if sys.argv[1:3] == ["keys", "init"]:
     key = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")
     (folder / "key").write_text(f"public {key}\\nsecret {key}\\n")
     (folder / "key").chmod(0o600)
+if sys.argv[1] == "member":
+    import os, socket, time
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+        said = b"READY=1\\nSTATUS=training: 3 of 9 steps"
+        while True:
+            to.sendto(said, os.environ["NOTIFY_SOCKET"])
+            time.sleep(5)
 """
 
 FINISHING = '"""After the last reply: the model is the fleet\'s, and is evaluated as such."""'
@@ -39,9 +47,12 @@ SAY_BASE = 'print("base", self._member.half.applied, self._member.half.checksum,
 
 
 def stand_in_site(site: Path) -> None:
-    """A worker that makes keys, and trains nothing."""
-    (site / "edgetrain").mkdir(parents=True)
-    (site / "edgetrain/__init__.py").write_text("")
+    """A worker that makes keys, and a member that is READY and trains nothing."""
+    for name in ("torch.py", "edgetrain/__init__.py", "edgetrain/training/member/train.py"):
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text("")
+    (site / "edgetrain/exchange").mkdir()
+    (site / "edgetrain/exchange/messages.py").write_text(f"PROTOCOL = {PROTOCOL}\n")
     (site / "edgetrain/__main__.py").write_text(STAND_IN)
     (site / "weights.bin").write_bytes(os.urandom(MARK_BYTES))
 
@@ -69,8 +80,7 @@ class RealTown:
     ) -> None:
         self.fleet, self.folder = fleet, fleet.folder
         make_site(self.folder / "site")
-        manifest = archive.Manifest("debian-12", "3.11", platform.machine(), {"torch": "2.9.1"})
-        archive.pack(self.folder / "site", manifest, self.folder / "worker.tar")
+        self.pack("worker.tar")
         (self.folder / "job.toml").write_text(job)
         devices = "".join(
             f'[[device]]\nname = "{name}"\nprofile = "raspberry-pi-4b"\n'
@@ -87,6 +97,12 @@ class RealTown:
         lines = [f"{m.name} {m.host_key}\n" for m in fleet.machines.values()]
         self.ring.write("hosts", "".join(lines), 0o644)
         self.hosts = hosts_of(self.cluster, self.cluster.devices)
+
+    def pack(self, name: str) -> None:
+        """Make a worker archive of what lies in `site`."""
+        packages = {"torch": "2.9.1", "edgetrain": "0.1.0"}
+        manifest = archive.Manifest("debian-12", "3.11", platform.machine(), packages)
+        archive.pack(self.folder / "site", manifest, self.folder / name)
 
     def client(self, password: str = "") -> SshClient:
         return SshClient(self.ring.hosts(), password=password)

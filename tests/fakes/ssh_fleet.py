@@ -43,7 +43,8 @@ mount -o remount,bind,ro "$root/srv/packages"
 mkdir "$root/run/sshd"
 ip link set lo up
 there="nsenter --net=/proc/$bridge/ns/net ip link"
-$there add "v$number" type veth peer name eth0 netns $$
+mac=02:00:00:00:00:$(printf %02x "$number")  # a machine that is off for a moment keeps its own
+$there add "v$number" type veth peer name eth0 address "$mac" netns $$
 $there set "v$number" master bridge0 up
 ip address add "$network.$number/24" dev eth0
 ip link set eth0 up

@@ -133,7 +133,7 @@ CHANGES = [
     ('country = "DE"\n', "", r"wifi.country is missing"),
     ('country = "DE"', 'country = "Germany"', "is not a country"),
     ('secret = "file:lab.psk"', 'secret = "hunter2hunter2"', "never stands in this file"),
-    ('secret = "file:lab.psk"\n', "", r"wifi.secret is missing"),
+    ('secret = "file:lab.psk"\n', "", r"without wifi.secret"),
     ('ssid = "lab"', 'ssid = ""', "has 0 bytes"),
     ('user = "fleet"', 'user = "root"', "cannot be a user"),
     ('user = "fleet"', 'user = "a b"', "cannot be a user"),
@@ -226,6 +226,55 @@ def test_a_secret_comes_from_a_file_the_environment_or_the_user(tmp_path):
             found(f"file:{name}")
     with pytest.raises(ConfigError, match="the environment has no NONE"):
         found("env:NONE")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"secret": "ask", "security": "open"}, "'open' and wifi.secret"),
+        ({}, "'wpa2' without wifi.secret"),
+        ({"security": "wpa3"}, "'wpa3' without wifi.secret"),
+        (
+            {"secret": "ask", "security": "wep"},
+            "allowed: wpa2, wpa3, open",
+        ),
+        ({"secret": "ask", "hidden": 1}, "wifi.hidden = 1"),
+    ],
+)
+def test_kinds_of_wireless_networks(table, message):
+    with pytest.raises(ConfigError, match=message):
+        cluster.parse({"wifi": {"ssid": "lab", "country": "DE", **table}}, Path("c.toml"))
+
+
+def test_an_open_network_has_no_passphrase_and_wpa3_needs_it_itself():
+    table = {"ssid": "lab", "country": "DE", "security": "open", "hidden": True}
+    found = cluster.parse({"wifi": table}, Path("c.toml")).wifi
+    assert (found.security, found.hidden) == ("open", True)
+    assert cluster.secret(found, Path(), {}, pytest.fail) == ""
+    wpa3 = cluster.Wifi("lab", "DE", "env:X", "wpa3")
+    assert cluster.secret(wpa3, Path(), {"X": "correct horse"}, str) == "correct horse"
+    with pytest.raises(ConfigError, match="WPA3 needs the passphrase itself"):
+        cluster.secret(wpa3, Path(), {"X": "a" * 64}, str)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"timezone": "Mars/Base"}, "'Mars/Base' is not a time zone"),
+        ({"timezone": "../passwd"}, "is not a time zone"),
+        ({"locale": "de"}, "'de' is not a locale"),
+        ({"dns": "1.1.1.1"}, "is not a list"),
+        ({"dns": ["::1"]}, "no IPv4 address of a machine"),
+        ({"dns": ["1.1.1.1"]}, "no device has a static address"),
+    ],
+)
+def test_settings_of_the_system(table, message):
+    with pytest.raises(ConfigError, match=message):
+        cluster.parse({"system": table}, Path("c.toml"))
+    device = {"name": "pi-0", "profile": "x", "address": "192.168.1.20/24"}
+    good = {"timezone": "Europe/Berlin", "locale": "C.UTF-8", "dns": ["192.168.1.1"]}
+    found = cluster.parse({"system": good, "device": [device]}, Path("c.toml")).system
+    assert found == cluster.SystemSettings("Europe/Berlin", "C.UTF-8", ("192.168.1.1",))
 
 
 @given(st.text("abc ", max_size=70))

@@ -20,6 +20,13 @@ file = "2025-12-04-raspios-trixie-arm64-lite.img.xz"
 # ssid = "lab"
 # country = "DE"              # two capital letters: a Pi's radio stays off without it
 # secret = "file:lab.psk"     # (chmod 600), "env:NAME" or "ask". The passphrase never stands here.
+# security = "wpa2"           # or "wpa3", or "open", which has no secret
+# hidden = false              # true: the network does not send its name
+
+# [system]                    # left out: as the image has it
+# timezone = "Europe/Berlin"
+# locale = "en_GB.UTF-8"
+# dns = ["192.168.1.1"]       # for devices with an address of their own
 
 [ssh]
 user = "fleet"                # every device has this user, who may use sudo without a password

@@ -181,9 +181,15 @@ def person(
         cluster.wifi.ssid if cluster.wifi else "",
         cluster.wifi.country if cluster.wifi else "",
         settings.passphrase,
+        cluster.wifi.security if cluster.wifi else "",
+        bool(cluster.wifi and cluster.wifi.hidden),
+        cluster.system.dns,
     )
     instance = personal.instance_id(device.name, nonce)
-    return personal.Personal(device.name, cluster.ssh.user, settings.ssh_keys, network, instance)
+    return personal.Personal(
+        device.name, cluster.ssh.user, settings.ssh_keys, network, instance,
+        cluster.system.timezone, cluster.system.locale,
+    )  # fmt: skip
 
 
 def unit(hubs: Sequence[str], index: int) -> str:

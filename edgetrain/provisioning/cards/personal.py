@@ -59,6 +59,10 @@ class DeviceNetwork:
     ssid: str = ""
     country: str = ""
     passphrase: str = field(default="", repr=False)
+    security: str = "wpa2"
+    hidden: bool = False
+    dns: tuple[str, ...] = ()
+    """Name servers that a static address uses."""
 
     @property
     def psk(self) -> str:
@@ -79,6 +83,8 @@ class Personal:
     network: DeviceNetwork
     instance: str
     """Another one each time that a card is written: else its first-boot settings are ignored."""
+    timezone: str = ""
+    locale: str = ""
 
 
 def instance_id(name: str, nonce: bytes) -> str:
@@ -157,6 +163,8 @@ def _user_data(device: Personal) -> dict[str, Any]:
             ["systemctl", "daemon-reload"],
             ["systemctl", "enable", "--now", "--no-block", UNIT],
         ],
+        **({"timezone": device.timezone} if device.timezone else {}),
+        **({"locale": device.locale} if device.locale else {}),
     }
 
 
@@ -179,6 +187,8 @@ def _network_config(network: DeviceNetwork) -> dict[str, Any]:
         addressing = {"dhcp4": False, "addresses": [network.address]}
         if network.gateway:
             addressing["routes"] = [{"to": "default", "via": network.gateway}]
+        if network.dns:
+            addressing["nameservers"] = {"addresses": list(network.dns)}
     on_a_cable = network.address != DHCP and not network.ssid
     cable = addressing if on_a_cable or network.address == DHCP else {"dhcp4": True}
     # The boot waits for what is not optional. If everything is, systemd-networkd waits two minutes
@@ -193,10 +203,20 @@ def _network_config(network: DeviceNetwork) -> dict[str, Any]:
             "wlan0": {
                 **addressing,
                 "regulatory-domain": network.country,
-                "access-points": {network.ssid: {"password": network.psk}},
+                "access-points": {network.ssid: _access_point(network)},
             }
         }
     return config
+
+
+def _access_point(network: DeviceNetwork) -> dict[str, Any]:
+    """As netplan has it. WPA3 needs the passphrase itself, in place of the key made of it."""
+    found: dict[str, Any] = {"hidden": True} if network.hidden else {}
+    if network.security == "wpa3":
+        found["auth"] = {"key-management": "sae", "password": network.passphrase}
+    elif network.security == "wpa2":
+        found["password"] = network.psk
+    return found
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
@@ -247,7 +267,25 @@ def _script(device: Personal) -> list[str]:
         *(_here(path, mode, text) for path, (mode, text) in _system_files(device).items()),
         "systemctl enable ssh\n",
         *_network_files(device.network),
+        *_place(device),
     ]
+
+
+def _place(device: Personal) -> list[str]:
+    """Shell lines for time zone and locale. Generating a locale takes longer than a first boot's
+    script may: it is not waited for, where systemd runs."""
+    lines = []
+    if zone := device.timezone:
+        lines.append(
+            f"ln -sf /usr/share/zoneinfo/{zone} /etc/localtime\necho {zone} > /etc/timezone\n"
+        )
+    if locale := device.locale:
+        lines.append(
+            f"sed -i 's/^# *{locale} /{locale} /' /etc/locale.gen\n"
+            f"echo LANG={locale} > /etc/default/locale\n"
+            "systemd-run --no-block locale-gen 2> /dev/null || locale-gen\n"
+        )
+    return lines
 
 
 def _country(network: DeviceNetwork) -> list[str]:
@@ -263,12 +301,15 @@ def _network_files(network: DeviceNetwork) -> list[str]:
     manual = f"method=manual\naddress1={network.address}"
     if network.gateway:
         manual += f",{network.gateway}"
+    if network.dns:
+        manual += f"\ndns={''.join(f'{server};' for server in network.dns)}"
     address = manual if network.address != DHCP else "method=auto"
     if network.ssid:
+        hidden = "hidden=true\n" if network.hidden else ""
         lines = (
             "[connection]\nid=edgetrain-wifi\ntype=wifi\n\n[wifi]\nmode=infrastructure\n"
-            f"ssid={_nm_ssid(network.ssid)}\n\n[wifi-security]\nkey-mgmt=wpa-psk\npsk={network.psk}\n\n"
-            f"[ipv4]\n{address}\n"
+            f"ssid={_nm_ssid(network.ssid)}\n"
+            f"{hidden}\n{_nm_security(network)}[ipv4]\n{address}\n"
         )
         shell.append(_nm("edgetrain-wifi", lines))
     elif network.address != DHCP:
@@ -284,6 +325,15 @@ def _nm_ssid(ssid: str) -> str:
     if re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", ssid):
         return ssid
     return "".join(f"{byte};" for byte in ssid.encode())
+
+
+def _nm_security(network: DeviceNetwork) -> str:
+    if network.security == "open":
+        return ""
+    kind, key = "wpa-psk", network.psk
+    if network.security == "wpa3":  # a key file's backslash begins an escape, blanks are lost
+        kind, key = "sae", network.passphrase.replace("\\", "\\\\").replace(" ", "\\s")
+    return f"[wifi-security]\nkey-mgmt={kind}\npsk={key}\n\n"
 
 
 def _nm(name: str, text: str) -> str:

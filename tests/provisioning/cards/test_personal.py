@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 import tomllib
@@ -15,6 +16,7 @@ import pytest
 
 from edgetrain.errors import ConfigError
 from edgetrain.provisioning.cards import bootfiles, looking, personal, placing, writing
+from edgetrain.provisioning.cards import first_boot as first_boot_program
 from edgetrain.provisioning.cards.medium import FileMedium
 from edgetrain.provisioning.cards.source import Source
 
@@ -108,13 +110,21 @@ NETWORKS = {
     "dhcp": personal.DeviceNetwork(),
     "static": personal.DeviceNetwork("192.168.1.20/24", "192.168.1.1"),
     "wifi": personal.DeviceNetwork(ssid="lab & 'co'", country="DE", passphrase="correct horse"),
+    "wifi-hidden": personal.DeviceNetwork(
+        "192.168.1.20/24", "", "lab", "DE", "correct horse", hidden=True, dns=("192.168.1.1",)
+    ),
+    "wifi-open": personal.DeviceNetwork(ssid="lab", country="DE", security="open"),
+    "wifi-wpa3": personal.DeviceNetwork(
+        ssid="lab", country="DE", passphrase="a \\ b $c 'd", security="wpa3"
+    ),
     "wifi-static": personal.DeviceNetwork("192.168.1.20/24", "", "lab", "DE", "correct horse"),
 }
 
 
 def device(network: str = "wifi", nonce: bytes = b"\1\2\3\4") -> personal.Personal:
     instance = personal.instance_id("pi-0", nonce)
-    return personal.Personal("pi-0", "fleet", (KEY,), NETWORKS[network], instance)
+    place = ("Europe/Berlin", "en_GB.UTF-8") if network == "wifi-open" else ()
+    return personal.Personal("pi-0", "fleet", (KEY,), NETWORKS[network], instance, *place)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -146,6 +156,21 @@ def test_the_key_of_a_wireless_network_is_the_standards():
     """The test vector of IEEE 802.11i-2004, H.4.3."""
     network = personal.DeviceNetwork(ssid="IEEE", country="DE", passphrase="password")
     assert network.psk == "f42c6fc52df0ebef9ebb4b90b38a5f902e83fe1b135a70e23aed762e9710a12e"
+
+
+def test_wpa3_has_the_passphrase_itself_in_files_that_are_blanked_and_nowhere_else():
+    """Its backslash, blanks and dollar sign come through JSON, the shell and a key file."""
+    word = NETWORKS["wifi-wpa3"].passphrase
+    access = json.loads(personal.files(device("wifi-wpa3"), "cloud-init")["network-config"])
+    (point,) = access["wifis"]["wlan0"]["access-points"].values()
+    assert point == {"auth": {"key-management": "sae", "password": word}}
+    for first_boot, name in (("firstrun.sh", "firstrun.sh"), ("rpi-preseed", personal.SETUP)):
+        files = personal.files(device("wifi-wpa3"), first_boot)
+        (line,) = re.findall(r"^psk=(.*)$", files.pop(name).decode(), re.MULTILINE)
+        read = re.sub(r"\\(.)", lambda found: {"s": " "}.get(found[1], found[1]), line)
+        assert read == word
+        assert line.encode() not in b"".join(files.values())
+        assert name in first_boot_program.SECRETS
 
 
 def test_cloud_init_gets_another_instance_each_time():
@@ -198,7 +223,8 @@ def test_what_rpi_preseed_reads_has_no_secret_and_only_keys_of_its_schema():
         assert command == f"bash {personal.BOOT}/{personal.SETUP}"
         assert not set('[]#"\\') & set(command), "old parsers end an array there"
         assert 0 < table["runcmd"]["early_cmd_timeout"] < 30, "its unit's TimeoutStartSec"
-        psk = NETWORKS[network].ssid and NETWORKS[network].psk
+        chosen = NETWORKS[network]
+        psk = chosen.psk if chosen.ssid and chosen.security == "wpa2" else ""
         assert not psk or psk not in text
         assert not psk or psk.encode() in files[personal.SETUP]
         assert personal.SETUP in first_boot_device.program().SECRETS, "overwritten afterwards"

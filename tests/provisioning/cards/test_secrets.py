@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import subprocess
 from pathlib import Path
 
@@ -25,6 +27,11 @@ IMAGES = {
 TOKEN = first_boot_device.TOKEN
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f me@host"
 NETWORK = personal.DeviceNetwork(ssid="lab", country="DE", passphrase="correct horse")
+WPA3 = dataclasses.replace(NETWORK, security="wpa3")
+OPEN = personal.DeviceNetwork(ssid="lab", country="DE", security="open")
+HIDDEN = dataclasses.replace(NETWORK, hidden=True)
+KINDS = (HIDDEN, OPEN, WPA3, WPA3, WPA3)
+"""Of the network of each image's card."""
 JOB = b'name = "what is no secret"\n'
 # `edgetrain` on the device: makes a key, and enrols.
 STAND_IN = """\
@@ -37,8 +44,8 @@ WHY_NOT = pi_images.missing() or ", ".join(looking.missing_tools())
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
-def device() -> personal.Personal:
-    return personal.Personal("pi-0", "fleet", (KEY,), NETWORK, personal.instance_id("pi-0", b"1"))
+def device(network: personal.DeviceNetwork = NETWORK) -> personal.Personal:
+    return personal.Personal("pi-0", "fleet", (KEY,), network, personal.instance_id("pi-0", b"1"))
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +65,16 @@ def load(tmp_path_factory) -> placing.Load:
     return placing.Load(files, {"name": "pi-0", "hubs": ["tcp://hub:5555"], "settings": []})
 
 
-def flash(image: Path, card: Path, load: placing.Load, bmap: Path | None = None) -> Path:
+def flash(
+    image: Path,
+    card: Path,
+    load: placing.Load,
+    bmap: Path | None = None,
+    network: personal.DeviceNetwork = NETWORK,
+) -> Path:
     source, medium = Source(image), FileMedium(card, image.stat().st_size)
     try:
-        finish = placing.finisher(device(), lambda found: load)
+        finish = placing.finisher(device(network), lambda found: load)
         (done,) = writing.write(
             source, [medium], blockmap.read(bmap) if bmap else None, finish=finish, probe_size=False
         ).cards
@@ -80,24 +93,27 @@ def on_boot_partition(card: Path) -> bytes:
 
 @pytest.mark.skipif(bool(first_boots.why_not()), reason=first_boots.why_not())
 def test_no_secret_is_on_any_formats_card_after_its_own_first_boot(tmp_path, load):
-    psk, cards = NETWORK.psk, {}
-    for number, (name, first_boot) in enumerate(IMAGES.items()):
+    cards, keys = {}, {}
+    for number, (name, kind) in enumerate(zip(IMAGES, KINDS, strict=True)):
         image = pi_images.make(tmp_path / f"os-{number}.img", pi_images.SYSTEMS[name])
-        card = flash(image, tmp_path / f"{number}.img", load)
+        card = flash(image, tmp_path / f"{number}.img", load, network=kind)
+        key = {"wpa3": "correct horse", "open": ""}.get(kind.security, kind.psk)
         assert TOKEN.encode() in on_boot_partition(card)
-        assert psk.encode() in on_boot_partition(card)
-        cards[card] = first_boot
-    found = first_boots.run(cards, [psk], tmp_path)
+        assert json.dumps(key)[1:-1].encode() in on_boot_partition(card).replace(b"\\s", b" ")
+        cards[card], keys[card] = IMAGES[name], key
+    found = first_boots.run(cards, [key for key in keys.values() if key], tmp_path)
     for card, first_boot in cards.items():
+        psk = keys[card] or "correct horse"
         seen = found[card.name]
         assert seen["scripts"] == [0] * (1 if first_boot == "cloud-init" else 2), seen["said"]
         assert "systemd." not in seen["line"]
         left = on_boot_partition(card)
         assert JOB in left, "what is no secret is found"
-        for secret in (TOKEN, TOKEN[-43:], psk, "correct horse"):
+        for secret in (TOKEN, TOKEN[-43:], psk, "correct horse", r"correct\shorse"):
             assert secret.encode() not in left, (first_boot, secret[:12])
-        if first_boot != "cloud-init":  # its script has run: the system has the network's key
-            assert psk.encode() in card.read_bytes()[(4 + pi_images.BOOT_MB) << 20 :]
+        if first_boot != "cloud-init" and keys[card]:  # its script has run: the system has the key
+            system = card.read_bytes()[(4 + pi_images.BOOT_MB) << 20 :]
+            assert psk.encode() in system or psk.replace(" ", r"\s").encode() in system
         if first_boot == "firstrun.sh":
             assert not seen["left"], "before the device has enrolled, as it may never do"
 
