@@ -69,6 +69,13 @@ def _elements(join: Join) -> int:
     return join.elements + -(-join.fixed_bytes // 4)
 
 
+def most_places(policy: Policy, members: Members, name: str = "") -> int:
+    """Places of the job: one more while its stand-in is there, or comes, if that has this name."""
+    stand_in = policy.stand_in
+    is_there = bool(stand_in) and (name == stand_in or members.named(stand_in) is not None)
+    return policy.members + is_there
+
+
 @dataclass(frozen=True)
 class Admission:
     """The rules of one job, applied to its hub as it is now."""
@@ -122,16 +129,14 @@ class Admission:
         for other in replaced:
             if other.unreachable_since is None:
                 return self._has_a_place(other)
-        free = self._most(join.name) - self.members.places + sum(each.places for each in replaced)
+        free = (
+            most_places(self.policy, self.members, join.name)
+            - self.members.places
+            + sum(each.places for each in replaced)
+        )
         if free < (join.behind or 1):
             return self._full(join.behind)
         return None
-
-    def _most(self, name: str) -> int:
-        """Places, where a member of this name takes one of them."""
-        stand_in = self.policy.stand_in
-        is_there = bool(stand_in) and self.members.named(stand_in) is not None
-        return self.policy.members + (is_there or (bool(stand_in) and name == stand_in))
 
     def replaced_by(self, sender: bytes, join: Join) -> list[MemberRecord]:
         """The members whose place a newcomer takes: that of its name, and that of its key."""
@@ -165,7 +170,9 @@ class Admission:
         there = self.members.owned_by_owner_of(sender)
         if there is not None and there is not member:
             return self._has_a_place(there)
-        if not member.is_in and self.members.places + member.places > self._most(member.name):
+        if not member.is_in and self.members.places + member.places > most_places(
+            self.policy, self.members, member.name
+        ):
             return self._full()
         return self._why_not_in_step(member, message) or self.other_at(sender, member)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from edgetrain.errors import BadMessage, ConfigError
-from edgetrain.exchange.hub.admission import Admission, AgreedModel, WhyNot
+from edgetrain.exchange.hub.admission import Admission, AgreedModel, WhyNot, most_places
 from edgetrain.exchange.hub.arrival_rounds import last_reply, with_merged
 from edgetrain.exchange.hub.base_transfer import FirstBase, FixedValues, base_messages
 from edgetrain.exchange.hub.effects import Effect, Event, Note, Replay, Send, Write, refusal
@@ -127,7 +127,7 @@ class Membership:
             since, patience_s = member.unreachable_since, self.policy.gone_s
             if since is None:
                 continue
-            if member.returning:
+            if member.returning and member.name != self.policy.stand_in:  # that ended with the hub
                 patience_s = self.policy.alone_s if alone else self.policy.return_s
                 since = since if alone else max(since, self._alone_until)
             if now - since >= patience_s:
@@ -189,7 +189,8 @@ class Membership:
         self._rounds.delay.set_steps(join.steps)
         if self.first_base.uploader is None and not self._rounds.started:
             self.first_base.expect_from(member)
-        joined = Note("joined", name, f"{self._members.places} of {self.policy.members}")
+        most = most_places(self.policy, self._members)
+        joined = Note("joined", name, f"{self._members.places} of {most}")
         return [Send(sender, self._welcome(member)), joined, *self._admit_late(member)]
 
     def _join_again(self, member: MemberRecord, sender: bytes, join: Join) -> list[Effect]:

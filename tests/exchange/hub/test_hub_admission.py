@@ -257,6 +257,19 @@ def test_a_fleet_with_a_stand_in_begins_with_its_members():
     assert desk.hub.started
 
 
+def test_a_stand_in_that_ended_with_its_hub_is_not_waited_for():
+    desk = Desk(2, stand_in="servers", gone_s=5.0, return_s=60.0).started()
+    desk.join("servers")
+    state, desk.hub = desk.hub.state(), Desk(2, stand_in="servers", return_s=60.0).hub
+    desk.hub.restore(state, [], desk.now)
+    desk.notes.clear()
+    desk.tick(4.9)
+    assert "servers" in desk.hub.present
+    desk.tick(0.2)
+    assert desk.events()[-1] == ("gone", "servers")
+    assert desk.hub.present == ["a", "b"], "devices have hub.return_s"
+
+
 def test_joining_twice_over_one_connection_names_the_member_that_is_there():
     desk = Desk(3)
     desk.join("a", name="")

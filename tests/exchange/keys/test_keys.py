@@ -477,6 +477,15 @@ def gate(ring):
     return Gate(ring, clock=lambda: ring.now, wall=lambda: 1000.0 + ring.now)
 
 
+def test_a_machine_may_join_its_own_hub_where_the_gate_says_so(ring, gate):
+    own = ring.pair().public
+    assert Gate(ring).admit(own)[0] == ""
+    gate = Gate(ring, own_name="servers")
+    assert gate.admit(own) == (f"member {spell(own)}", "")
+    assert gate.allowed()[own] == "servers"
+    assert gate.knows(f"member {spell(own)}")
+
+
 def test_the_gate_admits_the_list_and_sees_it_change(ring, gate):
     a, b = made_up().public, made_up().public
     ring.allow(a, "pi-1")
