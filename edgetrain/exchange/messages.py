@@ -153,6 +153,20 @@ def _is_peer(value: Any) -> bool:
     return type(first) is int and type(end) is int and 0 <= first <= end <= MAX_RANGES
 
 
+MOST_SLICES = 1 << 20
+MOST_AT_ONCE = 16
+"""Slices in one `Assign`."""
+
+
+def _slices(**kwargs: Any) -> Any:
+    def check(value: Any) -> bool:
+        is_list = isinstance(value, list | tuple) and 1 <= len(value) <= MOST_AT_ONCE
+        return is_list and all(type(each) is int and 0 <= each < MOST_SLICES for each in value)
+
+    allowed = f"1 to {MOST_AT_ONCE} integers from 0 to {MOST_SLICES - 1}"
+    return field(metadata={"check": check, "allowed": allowed}, **kwargs)
+
+
 def _optional(spec: Any) -> Any:
     """A field at the end of a message that is left out while it, and all behind it, have their
     defaults."""
@@ -248,6 +262,7 @@ CODES = {
     "job": "the member runs another job, or the same job with other settings",
     "model": "names, shapes or dtypes of the model's parameters differ",
     "fixed": "what of the model is not trained has other values on another member",
+    "data": "members are to hold the same data, and this one has others",
     "large": "the model is larger than the hub has memory for",
     "layout": "the model's tensors are missing, differ from the digest, or do not suit a codec",
     "name": "a member with this name, or with this key, is there already",
@@ -809,6 +824,40 @@ class Handover:
     """5 and 6: a piece of a journal's snapshot, of these ranges."""
 
 
+@dataclass(frozen=True)
+class Assign:
+    """hub -> member: slices of a batch, to be computed on the base that the replies lead to."""
+
+    kind: ClassVar[bytes] = b"w"
+    round: int = _integer(0, MAX_COUNT)
+    """Replies in that base."""
+    of: int = _integer(1, MOST_SLICES)
+    """Slices of the batch: of its N samples, slice i has those from N i / `of`, rounded down."""
+    gradient: bool = _flag()
+    """Wanted are loss and gradient; otherwise the loss alone."""
+    slices: tuple[int, ...] = _slices()
+    """To be answered one by one, in this order, behind those of earlier messages."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """member -> hub: one part of what a slice came to. It is not kept for sending again."""
+
+    kind: ClassVar[bytes] = b"a"
+    round: int = _integer(0, MAX_COUNT)
+    slice: int = _integer(0, MOST_SLICES - 1)
+    samples: int = _integer(1, MAX_COUNT)
+    """In the slice."""
+    loss: float = _number(-MOST_FIGURE, MOST_FIGURE)
+    """Mean over these; MOST_FIGURE: it is larger, or it or the gradient is not finite."""
+    part: int = _integer(0, 1 << 32)
+    parts: int = _integer(1, 1 << 32)
+    checksum: int = _integer(0, MAX_CHECKSUM)
+    """Of the member's base."""
+    payload: Buffer = _payload()  # noqa: RUF009
+    """Of the mean gradient, in the job's codec; empty where the loss alone is wanted."""
+
+
 Replicating = Follow | Copy | Stored | Standby | Offer | Agree
 """Messages that occur only if the hub has a replica."""
 
@@ -818,7 +867,7 @@ Masking = Rekey | Advertise | KeyList | Shares | Unmask | Reveal
 Message = (
     Join | Welcome | Refuse | Base | Fixed | Start | Resume | Contribute | Reply | Beat | Leave
     | Telemetry | Figure | Evaluate | Masking | Map | Reached | Takeover | Hello | Segment
-    | RunRound | Ran | Replicating | Handover
+    | RunRound | Ran | Replicating | Handover | Assign | Computed
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Message]] = {
@@ -828,6 +877,7 @@ KINDS: dict[bytes, type[Message]] = {
         Telemetry, Figure, Evaluate, Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
         Map, Reached, Takeover, Hello, Segment, RunRound, Ran,
         Follow, Copy, Stored, Standby, Offer, Agree, Handover,
+        Assign, Computed,
     )
 }  # fmt: skip
 

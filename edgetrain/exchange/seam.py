@@ -70,6 +70,9 @@ class Request:
     """Where members connect to each other: see `messages.Join`."""
     behind: int = 0
     """Members of the site that a gateway joins for; 0: it is a member itself."""
+    data: str = ""
+    """Digest of the data that it computes slices of, where the hub hands out work; "": it has
+    none."""
     foretells: bool = True
     """Whether it may choose a correction that foretells replies. The hub is not told."""
 

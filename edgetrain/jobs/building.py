@@ -12,6 +12,7 @@ from functools import partial
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.collective import CollectiveHub
+from edgetrain.exchange.hub.dealing import DealingHub
 from edgetrain.exchange.hub.direct import DirectHub, share_out
 from edgetrain.exchange.hub.landing import CHOSEN
 from edgetrain.exchange.hub.protocol import Hub
@@ -59,6 +60,8 @@ def hub_of(
     terms = _terms(found, any_job, windows, number)
     terms = replace(terms, gateways=job.fleet.gateways and not site)
     parts = _policy(job, most_elements, site), _merge_rule(found, source)
+    if found.strategy.deals:
+        return _dealing_hub(found, terms, parts[0])
     codecs, outer = (found.codec, found.reply_codec), found.strategy.outer_rule()
     if job.fleet.topology == DIRECT:
         assign = partial(share_out, ranges=job.strategy.ranges)
@@ -66,6 +69,16 @@ def hub_of(
     if (topology := job.fleet.topology) in COLLECTIVES:
         return CollectiveHub(terms, *parts, *codecs, outer=outer, topology=topology)
     return kind(terms, *parts, *codecs, masks, outer=outer)
+
+
+def _dealing_hub(found: Resolved, terms: Terms, policy: Policy) -> DealingHub:
+    """A hub that hands out work; the run's steps are its rounds, whoever may join."""
+    strategy, codecs = found.strategy, (found.codec, found.reply_codec)
+    slices = strategy.argument("slices") * found.job.fleet.members
+    terms = replace(terms, steps=found.job.train.steps)
+    return DealingHub(
+        terms, policy, *codecs, strategy.search(), slices, strategy.argument("copies")
+    )
 
 
 def reducer_of(found: Resolved, first: int, end: int) -> ReducerHub:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgetrain import strategies
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.keyring import keys_folder
 from edgetrain.fleet import devices
@@ -71,7 +72,8 @@ def pace_of(job: Job, device: str, model: torch.nn.Module, task: Task) -> float:
 def buffers_of(found: Resolved) -> str:
     """What becomes of running statistics: "mean" if the job says so and its strategy can, that is
     if it exchanges displacements and no examples are to be protected; otherwise "local"."""
-    can = found.strategy.moves_params and found.job.privacy.unit != "example"
+    exchanges = found.strategy.moves_params and not found.strategy.deals
+    can = exchanges and found.job.privacy.unit != "example"
     return found.job.strategy.buffers if can else "local"
 
 
@@ -137,6 +139,12 @@ def work_of(
         sampling = private_work.Sampling(own.held[0], own.of, job.train.batch, job.seed, poisson)
         mechanism = Gaussian(table.clip, table.noise)
         return private_work.work(task, model, flat, sampling, mechanism, source)
+    strategy = strategies.find(job.strategy.name)
+    if strategy.deals:
+        from edgetrain.tasks.slices import Slices
+
+        chunk, batch = job.train.batch, strategy.argument("batch")
+        return Slices(task, model, flat, (own.held[0], own.of), batch, chunk, job.seed)
     from edgetrain.tasks import batches_from
     from edgetrain.tasks.work import OneModel
 
@@ -148,8 +156,34 @@ def work_of(
 
 def rehearse(job: Job, task: Task) -> None:
     """Take one gradient as a private job does: what cannot be fails before anything starts."""
+    strategy = strategies.find(job.strategy.name)
+    if strategy.deals:
+        _check_same_data(job, task, strategy.argument("batch"))
     if job.privacy.unit == "example":
         from edgetrain.tasks.flat import FlatModel
 
         model = task.model()
         work_of(job, task, model, FlatModel(model), 0, system).backward()
+
+
+def _check_same_data(job: Job, task: Task, batch: int) -> None:
+    """ConfigError unless the first two members hold the same data, of which a hub can hand out
+    slices. Of the others their own hub says it."""
+    from edgetrain.tasks.slices import digest_of
+
+    strategy, members = strategies.find(job.strategy.name), min(2, job.fleet.members)
+    slices = strategy.argument("slices") * job.fleet.members
+    samples = batch or task.samples(0, job.fleet.members)
+    if slices > samples:
+        raise ConfigError(
+            f"{strategy.spelled} with {job.fleet.members} members cuts a batch into {slices} "
+            f"slices, and it has {samples} samples",
+            f"say slices = {max(1, samples // job.fleet.members)}, or less",
+        )
+    found = {digest_of(task, (index, job.fleet.members), batch) for index in range(members)}
+    if len(found) > 1:
+        raise ConfigError(
+            f"data.partition = '{job.data.get('partition', 'iid')}': members hold other data, and "
+            "lbfgs hands out slices of a batch that all of them hold",
+            "say partition = 'shared(all)'",
+        )

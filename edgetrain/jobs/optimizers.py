@@ -27,7 +27,7 @@ def check_optimizer(job: Job) -> None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value):
             raise ConfigError(f"optimizer '{name}': {key} = {value!r} (allowed is a finite number)")
-    if name.lower() == "lbfgs":
+    if name.lower() in _LOOKS_AGAIN:
         raise ConfigError(
             f"optimizer '{name}' computes the loss again within its step, which neither a member "
             "nor a rank can",
@@ -35,6 +35,7 @@ def check_optimizer(job: Job) -> None:
         )
 
 
+_LOOKS_AGAIN = ("lbfgs",)
 _NUMBERS = {"lr", "momentum", "weight_decay", "dampening", "eps", "rho", "alpha", "lambd"}
 """Settings that are numbers wherever an optimizer of torch has them."""
 

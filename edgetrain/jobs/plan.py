@@ -143,6 +143,8 @@ def _settled(found: Resolved, elements: int, task: Task) -> Resolved:
     job = found.job
     if job.fleet.gateways:
         return topology.take_star(found, "the job has gateways (fleet.gateways)")
+    if found.strategy.deals:
+        return topology.take_star(found, f"the hub of {found.strategy.name} hands out work")
     if job.fleet.topology != AUTO or not found.strategy.in_step:
         return topology.take_star(found, "members are out of step and have no averaging of all")
     model = task.model()

@@ -73,6 +73,7 @@ def check(found: Resolved) -> None:
     _check_on_member(found)
     _check_merged(found)
     _check_out_of_step(found)
+    _check_dealt(found)
     _check_topology(found)
     _check_gateways(found)
     check_group_beside(found.job)
@@ -653,6 +654,67 @@ def _check_out_of_step(found: Resolved) -> None:
         )
 
 
+def _check_dealt(found: Resolved) -> None:
+    """What a hub that hands out work cannot have beside it."""
+    strategy, job = found.strategy, found.job
+    if not strategy.deals:
+        return
+    table, partition = job.strategy, str(job.data.get("partition", "iid"))
+    refused = (
+        (
+            not partition.startswith("shared("), f"data.partition = '{partition}'",
+            "slices are of a batch that all members hold", "say partition = 'shared(all)'",
+        ),
+        (
+            found.mask_terms is not None, "strategy.secure",
+            "the hub sums slices, and masks cancel over one contribution of each member",
+            "choose dga or local-sgd, or leave secure out",
+        ),
+        (
+            table.merge != "mean", f"strategy.merge = '{table.merge}'",
+            "the hub sums slices, and judges no member", "say merge = 'mean', or choose dga",
+        ),
+        (
+            not (found.codec.verbatim and found.reply_codec.verbatim),
+            f"strategy.codec = '{found.codec.name}', reply_codec = '{found.reply_codec.name}'",
+            "differences of gradients make the history, and a codec's rounding would be in them",
+            "leave codec and reply_codec out (fp32)",
+        ),
+        (
+            job.privacy.unit != "none", f"privacy.unit = '{job.privacy.unit}'",
+            "a search looks at the same data again and again, and epsilon does not count that",
+            "choose dga or local-sgd",
+        ),
+        (
+            bool(table.weigh), f"strategy.weigh = '{table.weigh}'",
+            "slices count by their samples", "leave it out",
+        ),
+        (
+            job.hub.quorum > 1, f"hub.quorum = {job.hub.quorum}",
+            "a round has every slice, whoever computes it", "leave it out",
+        ),
+        (
+            job.train.accumulate > 1, f"train.accumulate = {job.train.accumulate}",
+            "a slice is computed train.batch samples at a time", "leave it out",
+        ),
+        (
+            bool(job.hub.replica), "hub.replica", "a replica of a search is not there yet",
+            "leave one of them out",
+        ),
+        (
+            table.ranges > 1, f"strategy.ranges = {table.ranges}",
+            "one hub has the search and the whole vector", "leave it out",
+        ),
+        (
+            has_group(job) or steps_in(job), "a group, as a member or as servers.fallback",
+            "a group of servers takes no slices yet", "choose dga or sync-sgd",
+        ),
+    )  # fmt: skip
+    for is_there, what, why, way_out in refused:
+        if is_there:
+            raise ConfigError(f"{what} and {strategy.name}: {why}", way_out)
+
+
 # -- topologies -----------------------------------------------------------------------------------
 
 
@@ -670,6 +732,8 @@ def why_not_topology(name: str, found: Resolved) -> Refusal | None:
     `fleet.topology` says it, or "hubs" (several), or "gateways"."""
     if name != "star" and has_group(found.job):
         return "a group of servers, as one member, joins one hub yet", "one hub, topology = 'star'"
+    if name != "star" and found.strategy.deals:
+        return f"the hub of {found.strategy.name} hands out work", "one hub, topology = 'star'"
     if name in (DIRECT, *COLLECTIVES) and (refused := _why_not_among_members(found)):
         return refused
     if name in COLLECTIVES:

@@ -154,7 +154,8 @@ LINES: dict[str, dict[str, Is]] = {
         "round": count, "members": texts, "missing": texts, "weight": number, "close_s": seconds,
         "delay": count, "every": count, "cuts": cuts, "codec": text, "lands": flag,
         "above_sent_bytes": size, "above_received_bytes": size,
-        "ages": counts,
+        "ages": counts, "slices": count, "copies": count, "wasted": count, "loss": number,
+        "step_length": number,
     },
     "figure": {
         "about": text, "metric": text, "value": number, "better": text, "step": count,

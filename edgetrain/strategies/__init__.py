@@ -7,7 +7,7 @@ at once.
 To add a strategy, write its half (`half.MemberHalf`) in a file of its own, a function here that
 builds it, and a row.
 
-Doors: arrivals, closing, factored, half, merging, merging.private, merging.rule, outer,
+Doors: arrivals, closing, factored, half, lbfgs, merging, merging.private, merging.rule, outer,
 outer_rules, spelling.
 """
 
@@ -26,6 +26,7 @@ from edgetrain.strategies.spelling import arguments_of, spelled, split
 if TYPE_CHECKING:
     from edgetrain.strategies.arrivals import ArrivalRule, ArrivalTerms
     from edgetrain.strategies.factored import Factors
+    from edgetrain.strategies.lbfgs import Lbfgs
     from edgetrain.strategies.merging.rule import RoundRule, SliceRule
     from edgetrain.strategies.outer import OuterRule
     from edgetrain.vectors.pool import VectorPool
@@ -113,6 +114,10 @@ class Strategy:
     closing: Callable[..., ArrivalRule] | None = None
     """Where members are out of step, makes the rule that closes rounds, of ArrivalTerms and of the
     arguments. The hub asks for `closing_rule`."""
+    deals: bool = False
+    """Whether the hub hands out work, slices of a batch that all members hold, and moves the base
+    by what they come to; members take no steps of their own. Hub and member (`exchange`) ask, and
+    `jobs` and `training`, for who computes what."""
     adjusts_gradient: bool = False
     """Whether `before_step` reads or changes the gradient. The batched simulator asks, before there
     is a half: it must not step rows before their gradients have been adjusted."""
@@ -121,8 +126,12 @@ class Strategy:
     def ranges(self) -> int:
         """Ranges of the parameters that rounds concern in turn: the argument P; 1: every round
         concerns all of them. Hub and member ask; `jobs`, for the length of rounds."""
+        return self.argument("P", 1)
+
+    def argument(self, name: str, default: int = 0) -> int:
+        """The argument of this name, which is a whole number; `default`: there is none."""
         named = zip(self.parameters, self.arguments, strict=False)
-        return next((int(value) for parameter, value in named if parameter.name == "P"), 1)
+        return next((int(value) for parameter, value in named if parameter.name == name), default)
 
     def wants_one_in_flight(self, stay_together: bool) -> bool:
         """Whether it learns more with one round in flight, as long as the delay. `stay_together`:
@@ -147,6 +156,13 @@ class Strategy:
         """The rule by which the hub closes rounds where members are out of step."""
         assert self.closing is not None
         return self.closing(terms, *self.arguments)
+
+    def search(self) -> Lbfgs:
+        """A fresh search, which moves the base of a hub that hands out work."""
+        from edgetrain.strategies.lbfgs import Lbfgs
+
+        assert self.deals
+        return Lbfgs(self.argument("history"), _SEARCHES[self.argument("search")])
 
     def merge_rule(self, text: str = "mean") -> SliceRule | RoundRule:
         """A fresh merge rule for the hub, as `merging` spells them; ConfigError."""
@@ -173,7 +189,9 @@ class Strategy:
         `find(strategy.spelled)` gives an equal strategy; so it travels in `Welcome.strategy`."""
         words = [self.correction] if self.correction not in ("", *self.corrections[:1]) else []
         row = TABLE[self.name]
-        parts = [spelled(self.name, [*self.arguments, *words])]
+        pairs = zip(self.parameters, self.arguments, strict=False)
+        values = [parameter.spell(value) for parameter, value in pairs]
+        parts = [spelled(self.name, [*values, *words])]
         parts += [self.outer] * (self.outer != row.outer)
         parts += [WEIGHED[self.weighted]] * (self.weighted != row.weighted)
         return " | ".join(parts)
@@ -199,6 +217,11 @@ class Strategy:
             raise ConfigError(
                 f"{self.name}: outer = {text}: its replies are gradients, and each member's own "
                 "optimizer steps on them",
+                "leave it out, or choose diloco or fedavg",
+            )
+        if self.deals:
+            raise ConfigError(
+                f"{self.name}: outer = {text}: the hub moves the base by a search of its own",
                 "leave it out, or choose diloco or fedavg",
             )
         if self.has_variates:
@@ -285,6 +308,12 @@ def _streaming(setting: Setting, count: float, alpha: float) -> MemberHalf:
     return Streaming(setting.params, int(count), alpha, setting.every, setting.delay)
 
 
+def _at_base(setting: Setting, *arguments: float) -> MemberHalf:
+    from edgetrain.strategies.at_base import AtBase
+
+    return AtBase(setting.params, setting.gradient, setting.memory)
+
+
 def _out_of_step(setting: Setting, lead: float = math.inf, fetch: float = 0) -> MemberHalf:
     from edgetrain.strategies.out_of_step import OutOfStep
 
@@ -325,6 +354,8 @@ def _summed(pace: ArrivalTerms, fetch: float) -> ArrivalRule:
     arrivals = math.ceil(pace.members * fetch / pace.every)
     return Summed(min(max(1, arrivals), pace.members), deadline_s=pace.deadline_s)
 
+
+_SEARCHES = ("armijo", "wolfe")
 
 _ROWS = (
     Strategy(
@@ -484,6 +515,24 @@ _ROWS = (
         correction="own",
         delays=True,
         in_step=False,
+    ),
+    Strategy(
+        name="lbfgs",
+        build=_at_base,
+        parameters=(
+            Parameter("history", 1, default=10),
+            Parameter("slices", 1, default=8),
+            Parameter("batch", 1, default=0, words=("all",)),
+            Parameter("copies", 0, default=1),
+            Parameter("search", 0, default=0, words=_SEARCHES, has_numbers=False),
+        ),
+        summary="the hub hands out slices of a batch that all members hold, slow ones twice, and "
+        "moves the model by L-BFGS (Sandblaster)",
+        source="Dean et al., Large Scale Distributed Deep Networks, NIPS 2012, section 4.2",
+        every=1,
+        contributes="gradient",
+        has_local_steps=False,
+        deals=True,
     ),
 )
 

@@ -32,15 +32,29 @@ class Parameter:
     may_be_inf: bool = False
     most_members: bool = False
     """Whether it is a number of members, and so at most those of the job."""
+    words: tuple[str, ...] = ()
+    """How the values 0, 1, … are spelled."""
+    has_numbers: bool = True
+    """Whether it may be a number, too."""
 
     def read(self, strategy: str, text: str) -> float:
         """Its value in a spelling; ConfigError names the range."""
+        if text in self.words:
+            return float(self.words.index(text))
+        if not self.has_numbers:
+            raise ConfigError(
+                f"{strategy}: {self.name} = {text}", f"allowed are {' and '.join(self.words)}"
+            )
         if self.may_be_inf and text == "inf":
             return math.inf
         if not self.high:
-            more = " and inf" if self.may_be_inf else ""
+            more = " and inf" if self.may_be_inf else "".join(f" and {w}" for w in self.words)
             return whole(strategy, self.name, text, int(self.low), more)
         return number(strategy, self.name, text, self.low, self.high)
+
+    def spell(self, value: float) -> float | str:
+        """The value as a spelling has it."""
+        return self.words[int(value)] if 0 <= value < len(self.words) else value
 
 
 def split(text: str) -> tuple[str, list[str]]:

@@ -5,7 +5,7 @@ nothing of members' processes, networks or strategies. Their factories load torc
 job says of them is checked without it (`spelling`).
 
 Doors: effects, experts, flat, held, layers, layerwise, losses, meta, private_work, profiling,
-protocol, spelling, vmapped, weights, work.
+protocol, slices, spelling, vmapped, weights, work.
 """
 
 from importlib import import_module

@@ -20,14 +20,15 @@ ALPHA_RANGE = (1e-3, 1e6)
 _DIRICHLET = re.compile(r"dirichlet\(\s*([0-9.eE+-]+)\s*\)")
 
 
-_SHARED = re.compile(r"shared\(\s*([0-9]+)\s*\)")
+_SHARED = re.compile(r"shared\(\s*([0-9]+|all)\s*\)")
 
 
 @dataclass(frozen=True)
 class Shared:
     """Every member draws so many samples from all, whatever the others draw."""
 
-    samples: int
+    samples: int | None
+    """None: all of them."""
 
 
 def parse_partition(spec: str) -> float | Shared | None:
@@ -38,6 +39,8 @@ def parse_partition(spec: str) -> float | Shared | None:
     if spec == "iid":
         return None
     if isinstance(spec, str) and (shared := _SHARED.fullmatch(spec)):
+        if shared[1] == "all":
+            return Shared(None)
         if not int(shared[1]):
             raise TaskError(f"partition '{spec}'", "a member needs at least 1 sample")
         return Shared(int(shared[1]))
@@ -47,7 +50,9 @@ def parse_partition(spec: str) -> float | Shared | None:
     except ValueError:
         alpha = None
     if alpha is None:
-        raise TaskError(f"no partition '{spec}'", "known: iid, dirichlet(ALPHA), shared(SAMPLES)")
+        raise TaskError(
+            f"no partition '{spec}'", "known: iid, dirichlet(ALPHA), shared(SAMPLES), shared(all)"
+        )
     low, high = ALPHA_RANGE
     if not low <= alpha <= high:
         raise TaskError(
@@ -69,7 +74,8 @@ def partition(
     those that follow. As there, shards are of one size (here up to one sample, so that none is
     lost): only the mixes are skewed. "shared(n)" is the exception: each member draws n samples of
     its own from all of them (its shard), so that a fleet may be larger than its data; shards then
-    overlap. Raises TaskError when members would get fewer than `minimum`.
+    overlap; with "shared(all)" each holds all of them. Raises TaskError when members would get
+    fewer than `minimum`.
     """
     alpha = parse_partition(spec)
     if members < 1:
@@ -90,7 +96,9 @@ def partition(
     return [np.sort(shard) for shard in shards]
 
 
-def _shared(samples: int, there: int, members: int, seed: int) -> list[Indices]:
+def _shared(samples: int | None, there: int, members: int, seed: int) -> list[Indices]:
+    if samples is None:
+        return [np.arange(there, dtype=np.int64)] * members
     if samples > there:
         raise TaskError(f"partition 'shared({samples})'", f"there are only {there} samples")
     return [

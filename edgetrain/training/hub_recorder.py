@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -166,6 +167,7 @@ class HubRecorder:
                 lands=closed.lands,
                 above=self._bytes_above(),
                 ages=closed.ages,
+                dealt={} if closed.dealt is None else asdict(closed.dealt),
             )
 
     def _bytes_above(self) -> tuple[int, int] | None:

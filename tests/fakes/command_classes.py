@@ -78,6 +78,8 @@ NIGHTLY = {
     "edgetrain compare": r"dga .*yes|dga .*NO",
     "edgetrain compare --simulate": "dga ",
     "edgetrain compare --simulate network=wan-200ms": "dga ",
+    'edgetrain compare --simulate --strategies lbfgs,sync-sgd "data.partition=shared(all)"'
+    " network=wan-200ms steps=40": "lbfgs ",
     "edgetrain compare --simulate --strategies 'fedavg,dga(own),dga(drift)' network=wan-200ms"
     " pace_s=0.05 every=6 delay=6 landing=0 steps=280 target=0.9"
     " \"data={ partition = 'dirichlet(0.3)' }\"": r"dga\(drift\) .* 2\.3x",

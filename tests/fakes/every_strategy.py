@@ -18,9 +18,11 @@ def arguments_of(row: Strategy) -> tuple[float, ...]:
 _ALL = [
     replace(row, arguments=arguments_of(row), correction=correction).spelled
     for row in TABLE.values()
+    if not row.deals
     for correction in row.corrections or [""]
 ]
-"""Those with parameters have some value for each; those with corrections are there with each."""
+"""Those with parameters have some value for each; those with corrections are there with each. Whose
+hub hands out work is tested by itself (tests/exchange/hub/test_dealing.py)."""
 
 SPELLED = [spelled for spelled in _ALL if find(spelled).in_step]
 OUT_OF_STEP = [spelled for spelled in _ALL if spelled not in SPELLED]

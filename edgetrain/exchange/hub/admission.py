@@ -20,6 +20,10 @@ WhyNot = tuple[str, str] | None
 """(code of a refusal, reason), or None: no objection."""
 
 
+_OTHER_DATA = (
+    "its data have another length or other values than the first member's, or what of its model is "
+    "not trained has: slices are of a batch that all members hold"
+)
 _OTHER_FIXED = (
     "what is not trained (frozen parameters, buffers but for normalisation statistics) has other "
     "values than the first member's"
@@ -101,7 +105,7 @@ class Admission:
         if self.model.digest and self._has_another_model(join):
             return self._other_model(join)
         if self.model.digest and not layouts.fixed_agree(self.model.digest, join.model):
-            return "fixed", _OTHER_FIXED
+            return self._other_fixed()
         if not self.model.elements and _elements(join) > self.policy.most_elements:
             return self._too_large(join)
         if self.finished:
@@ -166,7 +170,7 @@ class Admission:
         if self._has_another_model(message):
             return self._other_model(message)
         if not layouts.fixed_agree(self.model.digest, message.model):
-            return "fixed", _OTHER_FIXED
+            return self._other_fixed()
         there = self.members.owned_by_owner_of(sender)
         if there is not None and there is not member:
             return self._has_a_place(there)
@@ -223,6 +227,9 @@ class Admission:
         payload = told.payload if isinstance(told, Join) else b""
         differs = layouts.first_difference(self.model.description, payload)
         return "model", f"{reason}; {differs}" if differs else reason
+
+    def _other_fixed(self) -> WhyNot:
+        return ("data", _OTHER_DATA) if self.terms.deals else ("fixed", _OTHER_FIXED)
 
     def _too_large(self, told: Join) -> WhyNot:
         takes, most = 4e-6 * told.elements, 4e-6 * self.policy.most_elements

@@ -28,6 +28,7 @@ Event = Literal[
     "reducers",
     "replica",
     "servers",
+    "search",
 ]
 
 
@@ -46,6 +47,23 @@ class Note:
     event: Event
     member: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """What became of the slices of a round, where the hub hands out work."""
+
+    slices: int
+    copies: int
+    """Slices that were given out again, because they had been out for long."""
+    wasted: int
+    """Times that a slice was given out and its answer did not count: of copies, and of members that
+    have gone."""
+    loss: float
+    """Mean over the batch, at the base before this round."""
+    step_length: float
+    """Where that base is on the line of the search, in lengths of the direction; 0: at its
+    beginning."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +90,8 @@ class Closed:
     ages: tuple[int, ...] = ()
     """Out of step, the age of each contribution that counts: replies that the hub had given and its
     member had not applied when it was made."""
+    dealt: Dealt | None = None
+    """Where the hub hands out work."""
 
 
 @dataclass(frozen=True)

@@ -327,6 +327,10 @@ class MemberRecord:
         self._skip_merged()
         return payloads
 
+    def note_answer(self) -> None:
+        """A whole answer of it came, where the hub hands out work: nothing is missing before it."""
+        self.gaps = 0
+
     def mark_merged(self, meant_for: int) -> None:
         """Its contribution to this round is merged, or dropped for good, and with it those to
         earlier rounds of the same range."""

@@ -22,9 +22,11 @@ from edgetrain.exchange.hub.contributions import (
     Spoilt,
     find_spoilt,
 )
+from edgetrain.exchange.hub.deal import BatchMean
 from edgetrain.exchange.hub.records import Round, State
 from edgetrain.exchange.hub.terms import Terms
 from edgetrain.exchange.messages import NO_WEIGHT
+from edgetrain.strategies.lbfgs import Lbfgs
 from edgetrain.strategies.merging.rule import RoundRule, SliceRule
 from edgetrain.strategies.outer import OuterRule
 from edgetrain.strategies.outer_rules import MOST_MAGNITUDE as MOST_BEFORE_OUTER
@@ -80,11 +82,12 @@ class Merger:
     """Owns the base, a flat float32 vector [elements], and what lossy replies have left out of it.
 
     `rule` merges, `codec` decodes contributions, `outer` makes a step of what was merged (None: it
-    is the step), `reply_codec` encodes it. Codecs that depend on the shapes of tensors are bound to
-    the layout given to `bind_model`. Unless the `terms` say that the hub keeps the base, it is kept
-    until the first round only, for members that have not begun. `masked`: contributions cannot be
-    decoded, only their sums are known. A hub has a stretch of the model's vector, and a round's
-    contributions and its reply have the elements of its range of that (`vectors/ranges.py`).
+    is the step), or moves the base by the batch's loss and gradient; `reply_codec` encodes it.
+    Codecs that depend on the shapes of tensors are bound to the layout given to `bind_model`.
+    Unless the `terms` say that the hub keeps the base, it is kept until the first round only, for
+    members that have not begun. `masked`: contributions cannot be decoded, only their sums are
+    known. A hub has a stretch of the model's vector, and a round's contributions and its reply have
+    the elements of its range of that (`vectors/ranges.py`).
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class Merger:
         terms: Terms,
         *,
         masked: bool,
-        outer: OuterRule | None = None,
+        outer: OuterRule | Lbfgs | None = None,
     ) -> None:
         self.rule = rule
         self.outer = outer
@@ -232,19 +235,24 @@ class Merger:
         self,
         round: int,
         given: Sequence[Contribution],
-        end: Sum | None = None,
+        end: Sum | BatchMean | None = None,
         rung: int | None = None,
     ) -> RoundResult:
         """Merge a round's contributions, which are in the order of their members' names, and add
-        the reply to the base. `end`: the sum of masked ones. `rung`: of `auto`, for the reply;
-        None: as the last one. Raises Spoilt, and changes nothing, if a contribution has to be left
-        out."""
+        the reply to the base. `end`: the sum of masked ones, or what the batch's slices came to.
+        `rung`: of `auto`, for the reply; None: as the last one. Raises Spoilt, and changes nothing,
+        if a contribution has to be left out."""
+        inputs: tuple[tuple[Buffer, ...], ...]
+        if isinstance(end, BatchMean):
+            step, inputs = _moved(self.outer, self.base, end, last=self._is_last(round))
+            payloads = self.replies.encode(step, self.ranges.of(round))
+            return RoundResult(given, payloads, self._advance(round, step, payloads), inputs, ())
         counted, merged, cuts = (
             self._merge(round, given) if end is None else _summed(given, end, self._borrow(round))
         )
         if counted:
-            self._check_size(merged, counted)
-        inputs: tuple[tuple[Buffer, ...], ...] = ()
+            _check_size(self, merged, counted)
+        inputs = ()
         if self._keeps_inputs:
             mean = ((merged.data.cast("B"),),)
             inputs = mean if self._keeps_mean else tuple(c.payloads for c in given)
@@ -258,6 +266,10 @@ class Merger:
     def replay_round(self, record: Round) -> int:
         """Merge a round again from a journal's record. Returns the checksum of the base after
         it."""
+        if isinstance(self.outer, Lbfgs):
+            end = _told(record.inputs[0])
+            step, _ = _moved(self.outer, self.base, end, last=self._is_last(record.round))
+            return self._advance(record.round, step, record.reply)
         if not self._keeps_inputs:
             merged = self._borrow(record.round)
             parts = self.reply_codec.slices(merged.size)
@@ -278,12 +290,16 @@ class Merger:
         it. A round in which nobody counts is no step."""
         if self.outer is None:
             return merged
+        assert not isinstance(self.outer, Lbfgs)
         step = merged
         if self._keeps_inputs:
             step = self._borrow(round)
             step[:] = merged
         self.outer.step(step, self.ranges.of(round).start)
         return step
+
+    def _is_last(self, round: int) -> bool:
+        return round + 1 == self._terms.steps
 
     def merge_site(
         self, round: int, given: Sequence[Contribution]
@@ -292,7 +308,7 @@ class Merger:
         Spoilt, and changes nothing, if one has to be left out."""
         counted, merged, _ = self._merge(round, given)
         if counted:
-            self._check_size(merged, counted)
+            _check_size(self, merged, counted)
         return counted, merged
 
     @property
@@ -377,26 +393,6 @@ class Merger:
         ]
         return counted, merged, tuple(cuts)
 
-    def _check_size(self, merged: Vector, chosen: Sequence[Contribution]) -> None:
-        """If the outer rule or lossy replies cannot take the merged vector, raise Spoilt for the
-        contribution with the largest element."""
-        most, of = MOST_MAGNITUDE, "replies can carry"
-        if self.outer is not None:
-            most, of = MOST_BEFORE_OUTER, "outer rules can take"
-        elif self.replies.lossless:
-            return
-        if self._masked or not merged.size or _size(merged) <= most:
-            return
-        sizes = []
-        scratch: Vector = np.empty_like(merged)
-        for contribution in chosen:
-            codec = self._exact if contribution.is_exact else self.codec
-            for part, here in enumerate(codec.slices(merged.size)):
-                ContributionPiece(contribution, part, codec).read(scratch[here])
-            sizes.append(_size(scratch))
-        largest = chosen[int(np.argmax(sizes))]
-        raise Spoilt(largest, f"an element of {max(sizes):g} is more than {of}")
-
     def _advance(self, round: int, merged: Vector, payloads: Sequence[Buffer]) -> int:
         """base += the reply as members will decode it. Returns the checksum of the new base, 0 if
         the hub keeps none."""
@@ -434,5 +430,45 @@ def _summed(
     return given, merged, ()
 
 
+def _check_size(merger: Merger, merged: Vector, chosen: Sequence[Contribution]) -> None:
+    """If the outer rule or lossy replies cannot take the merged vector, raise Spoilt for the
+    contribution with the largest element."""
+    most, of = MOST_MAGNITUDE, "replies can carry"
+    if merger.outer is not None:
+        most, of = MOST_BEFORE_OUTER, "outer rules can take"
+    elif merger.replies.lossless:
+        return
+    if merger._masked or not merged.size or _size(merged) <= most:
+        return
+    sizes = []
+    scratch: Vector = np.empty_like(merged)
+    for contribution in chosen:
+        codec = merger._exact if contribution.is_exact else merger.codec
+        for part, here in enumerate(codec.slices(merged.size)):
+            ContributionPiece(contribution, part, codec).read(scratch[here])
+        sizes.append(_size(scratch))
+    largest = chosen[int(np.argmax(sizes))]
+    raise Spoilt(largest, f"an element of {max(sizes):g} is more than {of}")
+
+
 def _size(vector: Vector) -> float:
     return max(float(vector.max()), -float(vector.min()))
+
+
+def _moved(
+    search: OuterRule | Lbfgs | None, base: Vector | None, end: BatchMean, last: bool
+) -> tuple[Vector, tuple[tuple[Buffer, ...], ...]]:
+    """What a search adds to the base that a batch's mean is of, and what the journal needs to find
+    that again: the gradient, if it was wanted, and the loss."""
+    assert isinstance(search, Lbfgs)
+    assert base is not None
+    gradient: tuple[Buffer, ...] = () if end.vector is None else (end.vector.data.cast("B"),)
+    loss = np.float64(end.loss).tobytes()
+    return search.move(base, end.loss, end.vector, last), ((*gradient, loss),)
+
+
+def _told(inputs: Sequence[Buffer]) -> BatchMean:
+    """What a journal has of a batch's mean."""
+    *gradient, loss = inputs
+    vector = np.frombuffer(gradient[0], np.float32) if gradient else None
+    return BatchMean(float(np.frombuffer(loss, np.float64)[0]), vector)

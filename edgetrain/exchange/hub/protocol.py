@@ -58,6 +58,7 @@ from edgetrain.vectors.vector import Vector
 
 if TYPE_CHECKING:
     from edgetrain.exchange.masks.aggregator import Aggregator
+    from edgetrain.strategies.lbfgs import Lbfgs
     from edgetrain.strategies.outer import OuterRule
 
 MOST_GAPS = 16
@@ -99,7 +100,7 @@ class Hub:
         reply_codec: Codec,
         masks: Aggregator | None = None,
         closing: ClosingRule | None = None,
-        outer: OuterRule | None = None,
+        outer: OuterRule | Lbfgs | None = None,
     ) -> None:
         self.terms = terms
         self.tail: int | None = None

@@ -27,6 +27,7 @@ from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.arrival_rounds import ArrivalRounds
 from edgetrain.exchange.hub.checksums import BaseChecksums
 from edgetrain.exchange.hub.contributions import Contribution
+from edgetrain.exchange.hub.deal import BatchMean
 from edgetrain.exchange.hub.delay import AgreedDelay, Wish
 from edgetrain.exchange.hub.density import AgreedDensity
 from edgetrain.exchange.hub.effects import Closed, Effect, Note, Send, Write, replies_of
@@ -82,8 +83,8 @@ class Due:
 
     entry: OpenRound
     missing: tuple[str, ...]
-    end: Sum | None = None
-    """The sum of its contributions, where they are masked."""
+    end: Sum | BatchMean | None = None
+    """The sum of its contributions, where they are masked; or what its slices came to."""
 
 
 class Rounds:

@@ -48,6 +48,8 @@ class Terms:
     """Where members are out of step, makes the rule that closes rounds."""
     gateways: bool = False
     """Whether a gateway may join for the members of its site."""
+    deals: bool = False
+    """Whether the hub hands out work."""
 
     @classmethod
     def of_strategy(
@@ -72,6 +74,7 @@ class Terms:
             row.ranges,
             stretch,
             None if row.in_step else row.closing_rule,
+            deals=row.deals,
         )
 
     def closing_rule(self, policy: Policy) -> ClosingRule:

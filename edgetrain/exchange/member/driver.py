@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 from edgetrain import codecs, strategies
 from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.delay import MARGIN
+from edgetrain.exchange.member.work import WorkLink
 from edgetrain.exchange.messages import NO_WEIGHT
 from edgetrain.exchange.seam import (
     CatchUp,
@@ -28,6 +29,7 @@ from edgetrain.exchange.seam import (
     Submission,
 )
 from edgetrain.exchange.transport import Traffic
+from edgetrain.strategies import Strategy
 from edgetrain.strategies.half import MemberHalf
 from edgetrain.vectors.vector import Vector, checksum, checksum_within, in_whole_tiles, zeros
 
@@ -179,8 +181,33 @@ def _compare_stretches(half: MemberHalf, reply: RoundReply) -> None:
             )
 
 
+Compute = Callable[[int, int, bool], tuple[float, int]]
+"""Computes a slice of the job's batch with the model as it is, by its number and how many there
+are: its mean loss, and how many samples it has. With the last argument also its mean gradient,
+which is then where backward leaves it."""
+
+
+class Still:
+    """The optimizer of a member whose hub moves the base: it takes no step."""
+
+    def step(self) -> None:
+        """Nothing."""
+
+
 Release = Callable[[Vector, Vector], None]
 """Writes what others may see of the first vector into the second."""
+
+
+def _pop_submitted(
+    submitted: dict[int, tuple[float, float]], strategy: Strategy, reply: RoundReply
+) -> tuple[float, float]:
+    """When the contribution that this reply answers was submitted, and the seconds of that. Out of
+    step: the oldest of those that are in it."""
+    at_once = reply.arrived, 0.0
+    if strategy.in_step:
+        return submitted.pop(reply.round, at_once)
+    answered = [number for number in submitted if number < reply.merged]
+    return min((submitted.pop(number) for number in answered), default=at_once)
 
 
 class DelayMeter:
@@ -269,6 +296,7 @@ class Driver:
         """Contributions in the newest reply."""
         self._progress = entry.steps
         self._submitted: dict[int, tuple[float, float]] = {}
+        self._compute: Compute | None = None
         self._step_began = clock()
 
     @classmethod
@@ -306,7 +334,8 @@ class Driver:
     def progress(self) -> int:
         """Steps of the job that the fleet has behind it, as far as this member takes part: those
         before it came, its own, and those of rounds that went on without it."""
-        return self._progress if self.strategy.has_local_steps else self.steps
+        has_steps = self.strategy.has_local_steps or self.strategy.deals
+        return self._progress if has_steps else self.steps
 
     # -- training ------------------------------------------------------------------------------
 
@@ -323,7 +352,9 @@ class Driver:
         self._computed_s += self.clock() - self._step_began
         half, flat = self.half, self.flat
         self.is_mid_step = True
-        if adds or not half.moves_params:
+        if self._compute is not None:
+            _answer_work(self, self._compute)
+        elif adds or not half.moves_params:
             if half.adjusts_gradient:
                 flat.pull_gradient()
             is_empty = not adds and (self.entry.is_exact or self._is_waiting)
@@ -332,6 +363,10 @@ class Driver:
             if half.adjusts_gradient:
                 flat.push_gradient(zeros_are_none=half.moves_params or self.entry.is_exact)
         self.restart_clock()
+
+    def work_with(self, compute: Compute) -> None:
+        """The hub hands out work: from now on a step answers it until its round is over."""
+        self._compute, self.optimizer = compute, Still()
 
     def end_step(self) -> None:
         """After the optimizer's step: exchange what a round's end asks for."""
@@ -500,7 +535,7 @@ class Driver:
             self._catch_up(reply)
             return
         self.wait_s -= reply.wait_decode_s
-        submitted, submit_s = self._pop_submitted(round, reply)
+        submitted, submit_s = _pop_submitted(self._submitted, self.strategy, reply)
         if self._meter is not None:
             self._meter.add_round_trip(reply.arrived - submitted + submit_s)
         self._members = reply.members
@@ -528,22 +563,14 @@ class Driver:
                 )
             )  # fmt: skip
 
-    def _pop_submitted(self, round: int, reply: RoundReply) -> tuple[float, float]:
-        """When the contribution that this reply answers was submitted, and the seconds of that.
-        Out of step: the oldest of those that are in it."""
-        at_once = reply.arrived, 0.0
-        if self.strategy.in_step:
-            return self._submitted.pop(round, at_once)
-        answered = [number for number in self._submitted if number < reply.merged]
-        return min((self._submitted.pop(number) for number in answered), default=at_once)
-
     def _catch_up(self, found: CatchUp) -> None:
         """The fleet went on without this member: take part again where it is now."""
         self.half.note_merged(found.merged, found.complete)
         if found.base is not None:
             self.half.rebase(found.base, found.applied)
             self._compare(found.checksum)
-        self._progress += max(0, found.round - self.half.round) * self.half.every
+        if not self.strategy.deals:  # then each round is a step, also one that was missed
+            self._progress += max(0, found.round - self.half.round) * self.half.every
         self.half.skip_to(found.round)
         first = self.half.applied if self.strategy.in_step else found.merged
         self._submitted = {r: at for r, at in self._submitted.items() if r >= first}
@@ -556,3 +583,22 @@ class Driver:
     def _compare(self, wanted: int) -> None:
         if self.half.checksum != wanted:
             raise Diverged("the base arrived damaged: its checksum differs from the hub's")
+
+
+def _answer_work(driver: Driver, compute: Compute) -> None:
+    """Answer the hub's work, until the round of this step is over."""
+    link, flat, half = driver.exchange, driver.flat, driver.half
+    assert isinstance(link, WorkLink)
+    while half.applied <= driver.progress:
+        began = driver.clock()
+        task = link.next_work()
+        driver.wait_s += driver.clock() - began
+        if task is None:
+            driver._apply(half.applied)
+            flat.push_params()
+            continue
+        loss, samples = compute(task.number, task.of, task.gradient)
+        began = driver.clock()
+        flat.pull_gradient()
+        link.answer(task, samples, loss, flat.gradient if task.gradient else None, half.checksum)
+        driver.exchange_s += driver.clock() - began

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median_low
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from edgetrain.errors import TaskError
@@ -30,6 +31,7 @@ EventName = Literal[
     "codec",
     "map",
     "reducers",
+    "search",
     "correction",
     "finished",
     "overrun",
@@ -204,6 +206,7 @@ class MetricsLog:
         lands: bool = False,
         above: tuple[int, int] | None = None,
         ages: Sequence[int] = (),
+        dealt: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Write a round that the hub closed. close_s: from the first contribution to the reply.
 
@@ -211,7 +214,7 @@ class MetricsLog:
         left out, reason) for each contribution that did not count in full. codec: of the reply,
         where it changes from round to round. lands: delay and every are the landing's. above: bytes
         sent to and received from the hub above a gateway. ages: of the contributions, in replies,
-        where members are out of step.
+        where members are out of step. dealt: where the hub hands out work, what became of it.
         """
         shares = [[name, float(f"{share:.4f}"), reason] for name, share, reason in cuts]
         self._write(
@@ -233,6 +236,7 @@ class MetricsLog:
                 **({"lands": True} if lands else {}),
                 **(_above(above) if above else {}),
                 **({"ages": [median_low(ages), max(ages)]} if ages else {}),
+                **dealt,
             },
         )
 

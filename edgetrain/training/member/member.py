@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -64,8 +65,8 @@ class Member:
         self.name = driver.entry.name
         self.index = driver.entry.index
         self.members = driver.entry.members
-        self.strategy, self.half, self.flat = driver.strategy, driver.half, driver.flat
-        self.begins_at = driver.progress
+        self.strategy, self.half, self.work_with = driver.strategy, driver.half, driver.work_with
+        self.begins_at, self.flat = driver.progress, driver.flat
         self.eval_s = 0.0
         """Seconds that all evaluations of `fleet_model` took."""
         self.recording: Recording | None = None
@@ -116,7 +117,7 @@ class Member:
             entry, saved = _enter(exchange, flat, request, keeping, saved)
             _check_masks(keeping, entry.is_masked)
             _check_statistics(flat, entry)
-            _check_optimizer(optimizer, entry)
+            _check_optimizer(optimizer, entry, request)
         except BaseException as error:
             if keeping is not None:
                 keeping.close()
@@ -355,7 +356,10 @@ def _told_of(error: BaseException) -> str:
 
 def _described(request: Request, flat: Flat) -> Request:
     """With the tensors of a model, those that it trains and those that it does not."""
-    digest = layouts.digest(flat.description, flat.fixed)
+    fixed = flat.fixed
+    if request.data:  # compared as what all members have alike is
+        fixed = hashlib.sha256(f"{flat.fixed} {request.data}".encode()).hexdigest()[:24]
+    digest = layouts.digest(flat.description, fixed)
     return replace(request, model=digest, layout=flat.description, fixed_tensors=flat.fixed_tensors)
 
 
@@ -392,7 +396,8 @@ def _check_step(optimizer: Stepper) -> None:
         )
 
 
-def _check_optimizer(optimizer: Stepper, entry: Entry) -> None:
+def _check_optimizer(optimizer: Stepper, entry: Entry, request: Request) -> None:
+    _check_work(request, entry)
     wants_sparse = any(isinstance(each, torch.optim.SparseAdam) for each in each_of(optimizer))
     if wants_sparse and not find(entry.strategy).moves_params:
         raise ConfigError(
@@ -414,6 +419,15 @@ def _check_masks(keeping: Keeping | None, masked: bool) -> None:
         raise ConfigError(
             "a member whose contributions are masked keeps no checkpoint",
             "its keys must not outlive it: leave out the checkpoint, or strategy.secure",
+        )
+
+
+def _check_work(request: Request, entry: Entry) -> None:
+    if find(entry.strategy).deals and not request.data:
+        raise ConfigError(
+            f"{entry.strategy}: the hub hands out slices of the job's data, and a loop of one's "
+            "own has its own batches",
+            "start members with edgetrain member, or choose dga or fedavg",
         )
 
 

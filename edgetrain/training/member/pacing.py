@@ -51,6 +51,13 @@ class Pace:
         elif (left := self._lasts - self._owed - spent) > 0:
             self._sleep(left)
 
+    def hold_share(self, began: float, share: float) -> None:
+        """Sleep until this share of the next step, which began then, has lasted long enough."""
+        if self.is_set and (left := share * self._lasts - (self._clock() - began)) > 0:
+            self._sleep(left)
+        self._step += 1
+        self._lasts = self._seconds(self._step)
+
     def end_step(self, computed_s: float) -> None:
         """The step is over, and took so long without waiting and exchanging."""
         if self.is_set:

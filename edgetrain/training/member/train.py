@@ -22,6 +22,7 @@ from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.exchange.member.link import PATIENCE_S, Link
 from edgetrain.exchange.member.ranges import RangedExchange
 from edgetrain.exchange.member.shared import SharedExchange
+from edgetrain.exchange.member.work import WorkLink
 from edgetrain.exchange.messages import MOST_FIGURE, Figure
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.standby_socket import member_end
@@ -45,6 +46,7 @@ from edgetrain.training.member.pacing import Pace
 from edgetrain.training.member.readings import readings_of
 from edgetrain.training.member.service import Service
 from edgetrain.training.member.several import dialling
+from edgetrain.training.member.slices import work_at_pace
 from edgetrain.training.stopping import Stop
 from edgetrain.vectors.noise import Source, system
 
@@ -149,7 +151,8 @@ def train(
         local = made.work(source, member.begins_at, member.steps)
         with open_log(member.name, member.began) as log:
             steps = replace(Steps.of(job, place.index), most_bytes=metrics_bytes)
-            loop = Loop(steps, local, member, log, made.pace, Meter(), energy, clock)
+            pace = work_at_pace(member, local, made.pace, job.train.batch, clock)
+            loop = Loop(steps, local, member, log, pace, Meter(), energy, clock)
             _share_figures(loop, link, member, task, job.privacy.unit)
             loop.run()
             if keeps_model and loop.evaluates:
@@ -184,7 +187,8 @@ def _exchange(
     if found.job.fleet.topology in COLLECTIVES:
         together, address = collective_exchange(found, socket, shown[0], place.listen, patience_s)
         return together, replace(request, address=address)
-    links = [Link(each, time.monotonic, patience_s, outage_s) for each in sockets]
+    kind = WorkLink if found.strategy.deals else Link
+    links = [kind(each, time.monotonic, patience_s, outage_s) for each in sockets]
     if why_not_topology("hubs", found) is not None:
         return links[0], request
     own = shown[0]
@@ -295,6 +299,11 @@ def request_of(found: Resolved, place: Place, task: Task, digest: str = "") -> R
     few = own.samples(task) <= train.batch * train.accumulate
     foretells = not (few and 0 < train.steps < SHORTEST * found.strategy.every)
     request = Request("", place.name, weight, digest or found.job.digest(), secure=terms)
+    if found.strategy.deals:
+        from edgetrain.tasks.slices import digest_of
+
+        batch = found.strategy.argument("batch")
+        request = replace(request, data=digest_of(task, (own.held[0], own.of), batch))
     return replace(request, foretells=foretells)
 
 

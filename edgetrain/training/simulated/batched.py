@@ -35,6 +35,7 @@ from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import tuning_of
 from edgetrain.jobs.optimizers import ELEMENTWISE
 from edgetrain.jobs.resolved import Resolved
+from edgetrain.strategies import find
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel, with_parameters
 from edgetrain.tasks.layerwise import LAYER_WISE, LayerWise
@@ -51,6 +52,8 @@ TOLERANCE = 1e-3
 
 def why_not_batched(task: Task, job: Job) -> str | None:
     """Why this job's members cannot be batched, found by trying; None if they can."""
+    if find(job.strategy.name).deals:
+        return "the hub hands out slices, one at a time"
     if job.privacy.unit == "example":
         return "privacy of examples takes the gradient of each of them"
     name = str(job.train.optimizer.get("name", "")).lower()

@@ -18,6 +18,7 @@ from edgetrain.jobs.lookup import buffers_of, tuning_of, work_of
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.tasks import Task
 from edgetrain.tasks.flat import FlatModel, with_parameters
+from edgetrain.tasks.slices import Slices
 from edgetrain.tasks.work import Local, begin_at, optimizer_for, tune
 from edgetrain.training.simulated.batched import Rows, why_not_batched
 from edgetrain.vectors.noise import Source, seeded
@@ -53,6 +54,8 @@ def choose(task: Task, found: Resolved, batched: bool | None) -> Gradients:
 
     ConfigError if batching was asked for and the model or its optimizer cannot be batched.
     """
+    if found.strategy.deals and not batched:
+        return OneByOne(task, found, "members one by one: each computes slices when it is asked")
     if batched is False or (batched is None and found.job.fleet.members < BATCHED_FROM):
         return OneByOne(task, found, "members one by one, as on a device")
     problem = why_not_batched(task, found.job)
@@ -81,7 +84,7 @@ class OneByOne:
         tune(optimizer, tuning_of(job))
         work = work_of(job, self._task, model, flat, index, noise_of(job, index))
         self._first = model if index == 0 else self._first
-        return flat, optimizer, _OwnRandomness(work)
+        return flat, optimizer, work if isinstance(work, Slices) else _OwnRandomness(work)
 
     def begin_at(self, index: int, step: int) -> None:
         """See Gradients."""

@@ -17,6 +17,7 @@ from edgetrain.errors import Refused
 from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.member.ranges import RangedExchange
+from edgetrain.exchange.member.work import WorkLink
 from edgetrain.exchange.seam import Exchange, Request
 from edgetrain.fleet import devices
 from edgetrain.jobs.resolved import Resolved
@@ -26,6 +27,7 @@ from edgetrain.training.member.direct import lend_base
 from edgetrain.training.member.loop import Loop, Steps
 from edgetrain.training.member.member import Member, release_of
 from edgetrain.training.member.pacing import Pace
+from edgetrain.training.member.slices import work_at_pace
 from edgetrain.training.member.train import Place, request_of
 from edgetrain.training.simulated.hub import ComputedUsage
 from edgetrain.training.simulated.local import Gradients, noise_of
@@ -132,6 +134,7 @@ class SimulatedMember:
             usage = ComputedUsage(lambda: world.clock() - began - member.wait_s)
             with around.open_log(member.name) as log:
                 steps = Steps.of(job, index, max(1, job.fleet.members // LINES))
+                pace = work_at_pace(member, work, pace, job.train.batch, clock)
                 Loop(steps, work, member, log, pace, usage, energy, clock).run()
 
     def _joined(self, flat: Flat, optimizer: Stepper, request: Request) -> Member:
@@ -165,5 +168,6 @@ class SimulatedMember:
             found = self._around.peers.exchange(self._index, self.wires[0])
             exchange, address, self._host = found
             return exchange, replace(request, address=address)
-        links = [Link(wire, self.clock) for wire in self.wires]
+        kind = WorkLink if self._around.planned.strategy.deals else Link
+        links = [kind(wire, self.clock) for wire in self.wires]
         return (RangedExchange(links) if len(links) > 1 else links[0]), request

@@ -1,0 +1,92 @@
+"""A member's link to a hub that hands out work: slices come in, answers go out.
+
+An answer is sent once and forgotten. What a broken connection took along is no loss: as a member
+comes back, the hub gives it slices anew, and this link forgets those that it had.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.messages import MOST_FIGURE, Assign, Computed, Message
+from edgetrain.exchange.seam import CatchUp, RoundReply
+from edgetrain.vectors.vector import Buffer, Vector, all_finite
+
+
+class Slice(NamedTuple):
+    """A slice to compute at the base as it is."""
+
+    number: int
+    of: int
+    """Slices of the batch."""
+    gradient: bool
+    """Wanted are loss and gradient; otherwise the loss alone."""
+
+
+class WorkLink(Link):
+    """A Link whose member answers work in place of contributing: see `Link`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._tasks: deque[tuple[int, Slice]] = deque()
+        """What is to be computed, each with the number of replies in the base that it is for."""
+
+    def wait(self, round: int) -> RoundReply | CatchUp:
+        """See Link. With a reply its round is over for this member, too."""
+        reply = super().wait(round)
+        self._session.next_round = max(self._session.next_round, self._session.applied)
+        return reply
+
+    def next_work(self) -> Slice | None:
+        """The next slice at the base that was given out; waits for one. None: a reply has come
+        first, or the fleet went on. Raises what `wait` does."""
+        tasks, session = self._tasks, self._session
+        self.poll()
+        while True:
+            if self.ready > session.applied:
+                return None
+            while tasks and tasks[0][0] < session.applied:
+                tasks.popleft()
+            if tasks and tasks[0][0] == session.applied:
+                return tasks.popleft()[1]
+            self._act(self._next())
+
+    def answer(
+        self, task: Slice, samples: int, loss: float, gradient: Vector | None, checksum: int
+    ) -> None:
+        """Say what a slice of `samples` came to at the base with this checksum: its mean loss, and
+        gradient if that was wanted, which is encoded before this returns. A loss or a gradient that
+        is not finite is said to be so."""
+        applied = self._session.applied
+        if self._session.state != "training":
+            return
+        is_finite = abs(loss) < MOST_FIGURE and (gradient is None or all_finite(gradient))
+        loss = loss if is_finite else MOST_FIGURE
+        payloads: list[Buffer] = [b""]
+        if gradient is not None:
+            # A copy: it is on its way while the next slice is computed.
+            own = gradient.copy() if is_finite else np.zeros_like(gradient)
+            payloads = self.outbox.codec.encode(own)
+        for part, payload in enumerate(payloads):
+            self._send(
+                Computed(
+                    applied, task.number, samples, loss, part, len(payloads), checksum, payload
+                )
+            )
+
+    def _ask(self, epoch: int) -> None:
+        self._tasks.clear()
+        super()._ask(epoch)
+
+    def _act(self, message: Message) -> None:
+        """See Link. Work that comes while this member is on its way back is not for it any more."""
+        if not isinstance(message, Assign):
+            super()._act(message)
+            return
+        if self._session.state == "training":
+            each = (Slice(slice, message.of, message.gradient) for slice in message.slices)
+            self._tasks.extend((message.round, task) for task in each)
