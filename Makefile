@@ -93,7 +93,7 @@ test-endurance: install-dev
 
 test-mutations: export MUTATIONS ?= 30000
 test-mutations: install-dev
-	$(BIN)/pytest -n 2 --timeout 3600 tests/codecs/test_codec_payloads.py tests/exchange/test_fuzzed_frames.py -k mutated
+	$(BIN)/pytest -n 2 -rP --timeout 3600 tests/codecs/test_codec_payloads.py tests/exchange/test_fuzzed_frames.py -k mutated
 
 test-dashboard: install-dev
 	$(BIN)/python benchmarks/dashboard.py $(WORDS)

@@ -4,10 +4,15 @@ Drivers, links, listeners, reducers and the hub are real, a thread each; time is
 that no law speaks of it. When something happens goes by how far a run without faults is: by steps
 where members reduce, by messages between members in a ring, butterfly or tree.
 
-    happening     direct                                  ring, butterfly, tree
-    hub           -                                       the hub dies, and goes on from its journal
-    kill, power   a member dies, with what it reduces     a member dies before a message to another
-    cut           -                                       nothing goes between two members any more
+    happening              direct                                  ring, butterfly, tree
+    kill, power            a member dies, with what it reduces     dies before a message to another
+    pause                  a member stands still before a step     -
+    link, partition, cut   no connection that a member has         cut: nothing goes between two
+                           dialled carries anything for a while    members any more
+    hub                    the hub dies, and goes on from its journal
+    disk                   the hub cannot write, and starts again  -
+
+What is not for good is shorter than `gone_s` where members reduce: rounds wait for one that lives.
 
 The laws: every contribution counts once in each range, none of a member that lives is missing, and
 those who live end equal, bit for bit; in a ring, butterfly or tree with the mean of what was
@@ -17,8 +22,13 @@ counted, worked out by hand; a member that is lost, or a hub, costs at most two 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import random
 import tempfile
+import threading
+import time
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,13 +38,19 @@ import numpy as np
 from chaos.laws import Outcome
 from chaos.schedule import Happening, Kind
 from edgetrain.errors import EdgetrainError, Refused
+from edgetrain.exchange.hub.journal import Journal, JournalDisk, JournalSettings
 from edgetrain.exchange.hub.terms import Policy
+from edgetrain.exchange.peers.wrapped import WrappedEnd
 from edgetrain.jobs.job import DIRECT
 from edgetrain.jobs.resolved import Resolved
 from tests.fakes.collective_room import CollectiveRoom
 from tests.fakes.direct_room import Died, DirectRoom
 
 KINDS: tuple[Kind, ...] = ("hub", "kill", "power", "cut")
+DIRECT_KINDS: tuple[Kind, ...] = (*KINDS, "pause", "link", "partition", "disk")
+GONE_S = 1.0
+LONGEST_S = 0.4
+"""Of what is not for good, where members reduce."""
 CALM_S = 25.0
 FEWEST = 2
 """Members that live."""
@@ -43,16 +59,87 @@ MOST_ATTEMPTS = 2
 """For a machine that is lost: that in which it was, and one that began before the hub knew."""
 
 
-class DyingRoom(DirectRoom):
-    """Members that host reducers, of which some die before these steps: {member: step}."""
+class ShakyEnd(WrappedEnd):
+    """A member's end of a connection, that breaks when `is_down`, and is made again after that."""
 
-    def __init__(self, deaths, *args, **other) -> None:
+    def __init__(self, end, is_down) -> None:
+        super().__init__(end)
+        self._is_down, self._was_down, self._count = is_down, False, 1
+
+    @property
+    def connections(self) -> int:
+        self._look()
+        return self._count
+
+    def _look(self) -> bool:
+        down = self._is_down()
+        if down and not self._was_down:
+            self._end.close()
+        if self._was_down and not down:
+            self._end.reconnect()
+            self._count += 1
+        self._was_down = down
+        return down
+
+    def send(self, frames) -> None:
+        if not self._look():
+            super().send(frames)
+
+    def receive(self, timeout_s):
+        if not self._look():
+            return super().receive(timeout_s)
+        time.sleep(min(timeout_s, 0.01))
+        return None
+
+
+class ShakyRoom(DirectRoom):
+    """Members that host reducers. Some die before these steps: {member: step}; and `struck` says
+    what else happens before a step of a member: {(member, step): [(kind, seconds)]}."""
+
+    def __init__(self, deaths, struck, *args, **other) -> None:
+        self.deaths, self.struck = deaths, struck
+        self._until: dict[int, float] = {}
+        self._is_full = False
+        self._restarting = threading.Lock()
         super().__init__(*args, **other)
-        self.deaths = deaths
+
+    def end_of(self, index, end):
+        """A member's end of a connection."""
+        return ShakyEnd(end, lambda: time.monotonic() < self._until.get(index, 0.0))
 
     def before_step(self, member, step) -> None:
         if self.deaths.get(member.index) == step:
             raise Died
+        for kind, seconds in self.struck.get((member.index, step), ()):
+            if kind == "pause":
+                time.sleep(seconds)
+            elif kind == "hub":
+                with self._restarting:
+                    self.crash_lead()
+            elif kind == "disk":
+                self._is_full = True
+            else:
+                self._until[member.index] = time.monotonic() + seconds
+
+    def keep_journal(self, folder) -> None:
+        """Where the next write finds the disk full, once for each such happening."""
+        disk = JournalDisk(writev=self._writev)
+        self.journal = Journal(folder, JournalSettings(), warnings.warn, disk)
+
+    def _writev(self, file, parts) -> int:
+        if self._is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.writev(file, parts)
+
+    def serve_lead(self) -> None:
+        while True:
+            try:
+                return super().serve_lead()
+            except EdgetrainError:
+                if not self._is_full:
+                    raise
+                self._is_full = False
+                self.reopen()
 
 
 def run(planned: Resolved, seed: int, happenings: Sequence[Happening], calm_s: float) -> Outcome:
@@ -60,6 +147,11 @@ def run(planned: Resolved, seed: int, happenings: Sequence[Happening], calm_s: f
     make = _direct if planned.job.fleet.topology == DIRECT else _collective
     rounds, broken = make(planned, seed, [(each, each.at_s / calm_s) for each in happenings])
     return Outcome(seed, tuple(happenings), rounds, 0.0, tuple(broken))
+
+
+def kinds_of(topology: str) -> tuple[Kind, ...]:
+    """What can happen to members that exchange so."""
+    return DIRECT_KINDS if topology == DIRECT else KINDS
 
 
 def calm_seconds(planned: Resolved) -> float:
@@ -108,11 +200,20 @@ def _direct(
 ) -> tuple[int, list[str]]:
     members, steps = planned.job.fleet.members, _steps(planned)
     deaths = {index: int(share * steps) for index, share in _deaths(found, planned).items()}
-    policy = Policy(members, beat_s=0.1, gone_s=0.5, return_s=10.0, deadline_s=120.0)
-    room = DyingRoom(deaths, planned.job.strategy.name, members, steps, policy=policy,
+    struck: dict[tuple[int, int], list[tuple[Kind, float]]] = {}
+    for happening, share in found:
+        seconds = min(LONGEST_S, happening.for_s / 20)
+        for index in happening.members or (seed % members,):
+            if happening.kind not in ("kill", "power"):
+                key = index, int(share * steps)
+                struck.setdefault(key, []).append((happening.kind, seconds))
+    policy = Policy(members, beat_s=0.1, gone_s=GONE_S, return_s=10.0, deadline_s=120.0)
+    room = ShakyRoom(deaths, struck, planned.job.strategy.name, members, steps, policy=policy,
                      ranges=planned.job.strategy.ranges, **_words(planned))  # fmt: skip
     try:
-        room.run()
+        with tempfile.TemporaryDirectory() as folder:
+            room.keep_journal(Path(folder) / "journal")
+            room.run()
     except (EdgetrainError, AssertionError) as error:
         return 0, [f"the run failed: {error!r}"]
     alive = _alive(room)

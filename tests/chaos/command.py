@@ -257,7 +257,7 @@ def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcom
     elif found.job.fleet.gateways:
         hubs, way, able = 1 + len(found.sites), behind_gateways, behind_gateways.KINDS
     elif found.job.fleet.topology in (DIRECT, *COLLECTIVES):
-        way, able = among_members, among_members.KINDS
+        way, able = among_members, among_members.kinds_of(found.job.fleet.topology)
     if not (kinds := tuple(kind for kind in kinds if kind in able)):
         raise ConfigError(
             f"--kinds {arguments.kinds} cannot happen to this topology here",

@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from fakes.town import REPLICA, town
 
 from edgetrain.errors import BadMessage, EdgetrainError, Refused
 from edgetrain.exchange import messages
+from edgetrain.exchange.hub.lead import LeadHub
+from edgetrain.exchange.hub.shared import SharedHub
 from edgetrain.exchange.member.standby import Ballot
 from edgetrain.exchange.messages import (
     PROTOCOL,
@@ -25,6 +28,7 @@ from edgetrain.exchange.messages import (
     Contribute,
     Copy,
     Follow,
+    Handover,
     Hello,
     Join,
     Map,
@@ -41,6 +45,7 @@ from edgetrain.exchange.messages import (
     unpack,
 )
 from edgetrain.exchange.peers.neighbours import Neighbours
+from edgetrain.vectors.ranges import Stretch
 from edgetrain.vectors.vector import checksum
 from tests.fakes.direct_room import DirectRoom
 
@@ -51,11 +56,12 @@ FRESH = 500
 
 KINDS = [
     Map, Reached, Takeover, Hello, Segment, RunRound, Ran, Follow, Copy, Stored, Standby, Offer,
-    Agree, Reply, Contribute,
+    Agree, Reply, Contribute, Handover,
 ]  # fmt: skip
 VALUES = [
-          0, 1, 2, 3, 7, 16, 1 << 32, (1 << 32) + 2, (1 << 63) - 1, -1, True, False, 0.5, "",
-          "m0", "m1", "a", "tcp://10.0.0.1:5", "x" * 65, None, [], [["m0", 1]], [["m1", 0.5]],
+          0, 1, 2, 3, 4, 6, 7, 8, 10, 16, 1 << 32, (1 << 32) + 2, (1 << 63) - 1, -1, True, False,
+          0.5, "", "m0", "m1", "a", "tcp://10.0.0.1:5", "x" * 65, None,
+          [], [["m0", 1]], [["m1", 0.5]],
           [["m0", "tcp://10.0.0.1:1", "", 0, 8], ["m1", "tcp://10.0.0.1:2", "", 8, 16]],
 ]  # fmt: skip
 
@@ -80,6 +86,23 @@ def direct_hub(room):
         )  # fmt: skip
         room.lead.handle(b"m%d" % index, join, 0.0)
     return room.lead
+
+
+def shared_hubs(room):
+    """A hub with ranges that may move, whose members' sessions are known; a spare; the lead."""
+    known = unpack(examples()[Handover]).session
+    kinds = {(0, 8): SharedHub, (0, 0): SharedHub, (0, 16): LeadHub}
+    for span, kind in kinds.items():
+        terms = replace(room.terms, stretch=Stretch(16, *span))
+        other = {"connect": lambda address: None} if kind is LeadHub else {}
+        hub = room.hub(terms, kind, **other)
+        for index in range(len(room.members) if span[1] else 0):
+            join = Join(
+                PROTOCOL, "", "model", room.elements, f"m{index}", 1.0, checksum(room.initial),
+                known + index,
+            )  # fmt: skip
+            hub.handle(b"m%d" % index, join, 0.0)
+        yield hub
 
 
 def readers(rng):
@@ -115,6 +138,7 @@ def readers(rng):
             ballot.accept_offer(message)
 
     return [
+        *(partial(tell, each) for each in shared_hubs(room)),
         partial(tell, hub), partial(tell, lead), partial(tell, reducer), follow, believe, vote,
         lambda message: replica.handle_member(rng.choice(senders), message, now),
     ]  # fmt: skip
@@ -140,7 +164,7 @@ def mutated(frames, rng, numbers):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_mutated_frames_raise_only_what_they_may(kind):
     rng, numbers = random.Random(kind.__name__), np.random.default_rng(1)
-    original, read = examples()[kind], []
+    original, read, understood = examples()[kind], [], 0
     for count in range(MUTATIONS):
         if count % FRESH == 0:
             read = readers(rng)
@@ -149,5 +173,7 @@ def test_mutated_frames_raise_only_what_they_may(kind):
         except BadMessage:
             continue
         pack(message)
+        understood += 1
         for reader in read:
             reader(message)
+    print(f"{kind.__name__}: {MUTATIONS:,} frames, of which {understood:,} are messages")

@@ -93,7 +93,7 @@ class DirectRoom:
         """The listening end of each address."""
         self.initial = np.random.default_rng(99).standard_normal(elements).astype(np.float32)
         self.stopped = threading.Event()
-        self.server = threading.Thread(target=self._serve)
+        self.server = threading.Thread(target=self.serve_lead)
         self.members = [RoomMember(self, i, star, i in clients) for i in range(members)]
 
     def new_lead(self):
@@ -111,16 +111,23 @@ class DirectRoom:
         """Kill the hub that all join, and start it again from its journal."""
         self.stopped.set()
         self.server.join(PATIENCE_S)
-        folder = self.journal.folder
+        self.reopen()
+        self.stopped = threading.Event()
+        self.server = threading.Thread(target=self.serve_lead)
+        self.server.start()
+
+    def reopen(self):
+        """Another hub goes on by the journal."""
         self.journal.close()
-        self.keep_journal(folder)
+        self.keep_journal(self.journal.folder)
         self.lead = self.new_lead()
         self.lead.tail = self.journal.tail
         if self.journal.state is not None:
             self.lead.restore(self.journal.state, self.journal.records(), time.monotonic())
-        self.stopped = threading.Event()
-        self.server = threading.Thread(target=self._serve)
-        self.server.start()
+
+    def end_of(self, index, end):
+        """A member's end of a connection, for tests to break."""
+        return end
 
     def hub(self, terms, kind=Hub, **other):
         return kind(
@@ -151,7 +158,7 @@ class DirectRoom:
         if isinstance(effect, Note):
             self.notes.append(effect)
 
-    def _serve(self):
+    def serve_lead(self):
         stop = self.stopped.is_set
         serve(self.lead, self.loopback, time.monotonic, self._observe, stop, self.journal)
 
@@ -192,7 +199,8 @@ class RoomMember(threading.Thread):
             room.listening[self.address] = Loopback()
             listener = Listener(room.listening[self.address])
         self.peering = Peering(listener, None, self._dial)
-        lead = Link(MappedEnd(room.loopback.connect(), self.peering), time.monotonic)
+        end = room.end_of(index, room.loopback.connect())
+        lead = Link(MappedEnd(end, self.peering), time.monotonic)
         self.exchange = DirectExchange(
             lead, self.peering, lambda end: ReducerLink(end, time.monotonic), room.reducer,
             self._listen, time.monotonic,
@@ -207,7 +215,8 @@ class RoomMember(threading.Thread):
         self.room.before_dial(self, neighbours)
         there = self.room.listening[peer.address]
         blocked = (self.name_, peer.name) in self.room.closed
-        return Dialled((Loopback() if blocked else there).connect(), neighbours.hello_to(peer.name))
+        end = (Loopback() if blocked else there).connect()
+        return Dialled(self.room.end_of(self.index, end), neighbours.hello_to(peer.name))
 
     def run(self):
         try:

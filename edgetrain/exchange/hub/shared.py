@@ -114,6 +114,9 @@ class SharedHub(Hub):
         if isinstance(message, Handover):
             if not self._is_lead(sender) or not self._shares_members(message):
                 return [refusal(sender, "hub", CODES["hub"])]
+            if why := self._why_not_here(message):
+                told = replace(message, stage=message.stage | 1, payload=b"")
+                return [Send(sender, replace(told, agreed="", why=why))]
             return self._answer(sender, message, now)
         if isinstance(message, Join | Resume) and self.is_spare:
             return turn_away(sender, message.name, "hub", "this hub has no ranges yet")
@@ -146,6 +149,16 @@ class SharedHub(Hub):
         if asked.stage == 0 or self.is_spare:
             return True
         return self.members.in_session(asked.session) is not None
+
+    def _why_not_here(self, asked: Handover) -> str:
+        """Why this hub cannot give, or keep, these ranges; "": it can, or is not asked for some."""
+        own = self.terms.stretch
+        if asked.stage not in (4, 8) or (asked.stage == 8 and self._has(asked)):
+            return ""
+        is_within = own.first <= asked.first <= asked.end <= own.end or asked.first == asked.end
+        if self.membership.model.elements and is_within:
+            return ""
+        return f"not all ranges from {asked.first} to {asked.end} are here"
 
     def _answer(self, sender: bytes, asked: Handover, now: float) -> list[Effect]:
         own, told = self.terms.stretch, replace(asked, stage=asked.stage | 1, payload=b"")

@@ -249,3 +249,14 @@ def test_a_follower_lets_in_no_member_of_another_job_and_no_stranger():
     assert told(follower.handle(b"m0", join, 0.0)).code == "job"
     assert told(follower.handle(b"?", Beat(), 0.0)).code == "unknown"
     assert follower.present == []
+
+
+def test_ranges_that_a_hub_does_not_have_are_not_given_and_nothing_ends():
+    spare, ranged = hub(), started()
+    for stage in (4, 8):
+        question = Handover(PROTOCOL, stage, 1, round=3, first=1, end=RANGES, session=7)
+        for at in (spare, ranged):
+            answer = told(at.handle(b"lead", question, 0.0))
+            assert (answer.stage, answer.payload) == (stage + 1, b"")
+            assert answer.why == "not all ranges from 1 to 4 are here"
+    assert ranged.terms.stretch == LOWER
