@@ -1,6 +1,6 @@
 """Each figure beside its bound, measured in the same run: how close to the limit.
 
-    python -m benchmarks                                  all rows, some forty minutes
+    python -m benchmarks                                  all rows, some ten minutes
     python benchmarks/bounds.py --only codecs,round       some of them
     python benchmarks/bounds.py --only codecs --kernels avx2
     python benchmarks/bounds.py --only round --docs       the same, written into docs/benchmarks.md
