@@ -31,12 +31,14 @@ from edgetrain.errors import did_you_mean  # noqa: E402
 
 PAGE: dict[str, tuple[str, ...]] = {
     "bounds": (),
-    "latency": (), "networks": (), "peers": (), "round": (), "checkpoint": (),
+    "latency": (), "networks": (), "peers": (), "simulations": (), "round": (), "checkpoint": (),
     "codecs_speed": ("--repeats", "5"), "untouched": (), "whole_job": (), "flash": (),
     "placements": (), "memory": (), "report": (),
 }  # fmt: skip
 """What docs/benchmarks.md shows, in its order, with the flags that it names."""
-PARTS = ("harness", "__main__", "peer", "kept-500ms")
+PARTS = (
+    "harness", "__main__", "peer", "environments", "processes", "flower_simulation", "kept-500ms",
+)  # fmt: skip
 """Modules, and a network profile, that are no benchmark."""
 
 

@@ -7,12 +7,15 @@ other work on the machine meets both.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import statistics
 import sys
+import textwrap
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -133,6 +136,28 @@ def machine() -> str:
 def spelled(value: float) -> str:
     """A figure with four digits that say something."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def ranged(values: Sequence[float]) -> str:
+    """The median of some values and, of several, their range."""
+    text = spelled(statistics.median(values))
+    if len(values) < 2 or min(values) == max(values):
+        return text
+    return f"{text} ({spelled(min(values))} to {spelled(max(values))})"
+
+
+def code_lines(functions: Iterable[Callable[..., Any]]) -> int:
+    """Lines of code of some functions in one style, `ast.unparse`'s: a statement a line, without
+    docstrings and comments."""
+    return sum(_code_lines(inspect.unwrap(function)) for function in functions)
+
+
+def _code_lines(function: Callable[..., Any]) -> int:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    return len([line for line in ast.unparse(tree).splitlines() if line.strip()])
 
 
 def times(count: int) -> str:

@@ -1,111 +1,188 @@
 """edgetrain against the tools its users would otherwise pick, on the same emulated links.
 
-    python benchmarks/peers.py                              edgetrain and PyTorch's own
-    python benchmarks/peers.py --network 4g-good --systems ddp,dga
-    python benchmarks/peers.py --python flower=~/flower/bin/python
+    python benchmarks/peers.py --install all                torchft, Hivemind, Flower: environments
+    python benchmarks/peers.py                              every system that is installed
+    python benchmarks/peers.py --task char_lm --network 4g-medium --systems ddp,powersgd,dga-topk
+    python benchmarks/peers.py --seeds 0,1,2 --keep results.jsonl --systems ddp
+    python benchmarks/peers.py --show results.jsonl         what was kept, as tables
 
-Each system trains the same model (digits) with the same batches and optimizer in eight hosts of
-their own, `pace` seconds a step, and its hub (if it has one) in a ninth. All traffic goes through
-the network that is emulated, packet by packet; bytes are those of the hosts' interfaces, headers
-and acknowledgements included. Each host has the network's round trip to the hub: two members are
-two links apart, and systems without a hub see twice that. Time begins when all have met. What is
-said is when the first member's model reached the target, and how much sooner than DDP's, where that
-did within the limit.
+Each system trains the same model with the same batches and optimizer in eight hosts of their own,
+`pace` seconds a step at least, and its hub (if it has one) in a ninth. All traffic goes through the
+network that is emulated, packet by packet. There are two topologies. In a star every host has the
+network's round trip to the hub. Systems without a hub are in a mesh: each host's link has half the
+delay, jitter and loss, so that any two are the same round trip apart; with --star they are in the
+star, where two members are two links apart.
 
-Flower is not installed beside edgetrain by anything here, for it wants other versions of what both
-need: make an environment for it (`pip install edgetrain flwr==1.11.1`) and name its Python.
+Figures are medians of the seeds, with the range. A step: seconds of the first member, its own time
+included. Target: seconds until the first member's model reached it; time begins when all have met.
+Bytes: a member's, at its interface, a step, headers and acknowledgements included. CPU: seconds of
+all processes of the second member (the first evaluates), a step. Memory: anonymous and shared pages
+of all of its processes at most, less those of `import torch`. Processes: of a member and of the
+hub. Lines: a user's code in peer.py, a statement each, and the job's keys. A system that had not
+taken all steps within --limit seconds says how many it had taken.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import signal
+import statistics
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import environments
+import peer
+from harness import code_lines, machine
+from processes import Peak, memory_bytes
+
+from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.fleet import networks
+from edgetrain.fleet.networks import Direction, Profile
 from edgetrain.fleet.networks.emulation import lab
 from edgetrain.runs.reports import units
 
 HERE = Path(__file__).resolve().parent
-OURS = {
-    "sync-sgd": ("strategy=sync-sgd",),
-    "fedavg": ("strategy=fedavg", "every={every}"),
-    "dga": ("strategy=dga", "every={every}", "delay=auto"),
-    "dga topk": ("strategy=dga", "every={every}", "delay=auto", "codec=topk(0.05) | q2"),
+
+
+@dataclass(frozen=True)
+class System:
+    """One row."""
+
+    title: str
+    environment: str = ""
+    """Its environment; "": edgetrain's own."""
+    packages: tuple[str, ...] = ("torch",)
+    keys: tuple[str, ...] = ()
+    """Of the hub's job: a system of ours."""
+    has_hub: bool = True
+
+
+SYSTEMS = {
+    "ddp": System("DDP, gloo", has_hub=False),
+    "ddp-fp16": System("DDP, fp16 hook", has_hub=False),
+    "powersgd": System("DDP, PowerSGD hook, rank 1", has_hub=False),
+    "post-local": System("post-local SGD, gloo", has_hub=False),
+    "torchft": System("torchft, LocalSGD", "torchft", ("torchft", "torch"), has_hub=False),
+    "hivemind": System("Hivemind, averaging", "hivemind", ("hivemind", "torch"), has_hub=False),
+    "flower": System("Flower, FedAvg", "flower", ("flwr", "torch")),
+    "sync-sgd": System("edgetrain sync-sgd", keys=("strategy=sync-sgd",)),
+    "fedavg": System("edgetrain fedavg", keys=("strategy=fedavg", "every={every}")),
+    "dga": System("edgetrain dga", keys=("strategy=dga", "every={every}", "delay=auto")),
+    "dga-topk": System(
+        "edgetrain dga, topk",
+        keys=("strategy=dga", "every={every}", "delay=auto", "codec=topk(0.05) | q2"),
+    ),
 }
-TORCH = ("ddp", "post-local")
-OTHERS = ("flower",)
-NAMES = {
-    "ddp": "DDP, gloo",
-    "post-local": "post-local SGD, gloo",
-    "flower": "Flower, FedAvg",
-}
+SYNCHRONOUS = ("ddp", "ddp-fp16", "powersgd")
+OTHERS = ("post-local", "torchft", "hivemind", "flower")
+NEVER = math.inf
+TARGETS = {"digits": 0.97, "char_lm": 2.7}
 LOGGED = ["sh", "-c", 'exec "$@" >"$0/$EDGETRAIN_HOST.log" 2>&1']
 """Followed by a folder and a command: what that says goes into a file of its own."""
+SETTINGS = ("task", "network", "members", "steps", "every", "pace", "target", "limit", "star")
+"""What results have in common that stand in one table."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """How one system fared."""
+    """How one system fared with one seed. A step's figures are None if it did not begin."""
 
     system: str
-    step_s: float | None
-    """Seconds per step of the first member, its own time included; None: it did not begin."""
-    target_s: float | None
-    accuracy: float | None
-    sent: float
-    """Bytes of each member, a step."""
-    received: float
+    seed: int
+    step_s: float | None = None
+    target_s: float | None = None
+    final: float | None = None
+    sent: float | None = None
+    received: float | None = None
+    cpu_s: float | None = None
+    memory_mb: float | None = None
+    processes: str = ""
     problem: str = ""
 
 
-def command(system: str, python: str, folder: Path, arguments: argparse.Namespace) -> list[str]:
+def meshed(profile: Profile) -> Profile:
+    """Half a link: two of them, one after the other, are one of the network's."""
+
+    def half(way: Direction) -> Direction:
+        burst = way.burst and replace(way.burst, enter_percent=way.burst.enter_percent / 2)
+        return replace(
+            way, delay_ms=way.delay_ms / 2, jitter_ms=way.jitter_ms / 2,
+            loss_percent=way.loss_percent / 2, burst=burst,
+        )  # fmt: skip
+
+    if profile.up.delay_trace or profile.down.delay_trace:
+        raise ConfigError(f"{profile.name} has a trace of delays, which has no half", "--star")
+    return replace(profile, up=half(profile.up), down=half(profile.down))
+
+
+def command(name: str, folder: Path, arguments: argparse.Namespace, seed: int) -> list[str]:
     """What a member's host runs."""
+    system = SYSTEMS[name]
     return [
-        *LOGGED, str(folder), python, str(HERE / "peer.py"), system, "--folder", str(folder),
+        *LOGGED, str(folder), environments.python_of(system.environment), str(HERE / "peer.py"),
+        "edgetrain" if system.keys else name, "--folder", str(folder), "--task", arguments.task,
         "--steps", str(arguments.steps), "--every", str(arguments.every),
-        "--pace", str(arguments.pace), "--seed", str(arguments.seed),
+        "--pace", str(arguments.pace), "--seed", str(seed),
     ]  # fmt: skip
 
 
-def hub_command(system: str, python: str, folder: Path, arguments: argparse.Namespace) -> list[str]:
+def hub_command(name: str, folder: Path, arguments: argparse.Namespace, seed: int) -> list[str]:
     """What the hub's host runs, if anything."""
-    if system in OURS:
-        keys = [key.format(every=arguments.every) for key in OURS[system]]
+    if SYSTEMS[name].keys:
+        keys = [key.format(every=arguments.every) for key in SYSTEMS[name].keys]
         return [
-            *LOGGED, str(folder), python, "-m", "edgetrain", "hub", f"members={arguments.members}",
-            *keys, "--any-job", "--insecure", "--no-journal", "--bind", "tcp://*:5555", "--runs",
-            str(folder),
+            *LOGGED, str(folder), sys.executable, "-m", "edgetrain", "hub",
+            f"members={arguments.members}", *keys, "--any-job", "--insecure", "--no-journal",
+            "--bind", "tcp://*:5555", "--runs", str(folder),
         ]  # fmt: skip
-    if system == "flower":
-        return [*command(system, python, folder, arguments), "--hub"]
+    if name in peer.HUBS:
+        return [*command(name, folder, arguments, seed), "--hub"]
     return []
 
 
-def train(system: str, python: str, arguments: argparse.Namespace) -> Found:
+def train(name: str, arguments: argparse.Namespace, seed: int, torch_bytes: int) -> Found:
     """One system, from start to end."""
     profile = networks.load(arguments.network)
-    with tempfile.TemporaryDirectory() as folder:
-        member = "edgetrain" if system in OURS else system
-        with limit(arguments.limit):
+    if not (SYSTEMS[name].has_hub or arguments.star):
+        profile = meshed(profile)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        hub = hub_command(name, folder, arguments, seed)
+        mark = {"EDGETRAIN_PEERS": str(folder)}  # in the environment of every host's processes
+        with (
+            limit(arguments.limit),
+            Peak(mark | {"EDGETRAIN_HOST": "2"}) as member,
+            Peak(mark | {"EDGETRAIN_HOST": "0"}) as hubs,
+        ):
+            peer.mark(mark)
             lab.run(
-                [profile] * arguments.members,
-                command(member, python, Path(folder), arguments),
-                hub_command(system, python, Path(folder), arguments),
-                seed=arguments.seed,
-            )
-        diaries = [read(path) for path in sorted(Path(folder).glob("[0-9]*.jsonl"))]
-        if arguments.logs:
-            shutil.copytree(folder, arguments.logs / system, dirs_exist_ok=True)
-    return judge(system, diaries, arguments)
+                [profile] * arguments.members, command(name, folder, arguments, seed), hub,
+                seed=seed,
+            )  # fmt: skip
+        diaries = [read(path) for path in sorted(folder.glob("[0-9]*.jsonl"))]
+        found = judge(name, seed, diaries, arguments)
+        kept = arguments.logs
+        if found.step_s is None and kept is None:
+            kept = Path(tempfile.mkdtemp(prefix="edgetrain-peers-"))
+        if kept:
+            shutil.copytree(folder, kept / f"{name}-{seed}", dirs_exist_ok=True)
+    if found.step_s is None:
+        return replace(found, problem=f"it did not begin, see {kept / f'{name}-{seed}'}")
+    return replace(
+        found,
+        memory_mb=(member.memory_bytes - torch_bytes) / 1e6,
+        processes=f"{member.processes}+{hubs.processes}",
+    )
 
 
 @contextmanager
@@ -126,88 +203,219 @@ def limit(seconds: int) -> Iterator[None]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """A member's diary."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """A member's diary; a last line that is not whole is left out."""
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
-def judge(system: str, diaries: list[list[dict[str, Any]]], arguments: argparse.Namespace) -> Found:
+def judge(
+    name: str, seed: int, diaries: list[list[dict[str, Any]]], arguments: argparse.Namespace
+) -> Found:
     """What the diaries say."""
-    problem = ""
     begins = [line["t"] for diary in diaries for line in diary if "begins" in line]
     last = [diary[-1] for diary in diaries if diary and "step" in diary[-1]]
-    looks = [line for diary in diaries for line in diary if "accuracy" in line]
+    looks = [line for diary in diaries for line in diary if "figure" in line]
     if not looks or len(last) < arguments.members:
-        return Found(system, None, None, None, 0.0, 0.0, problem or "it did not begin")
+        return Found(name, seed)
     began, steps = min(begins), looks[-1]["step"]
-    reached = [line["t"] - began for line in looks if line["accuracy"] >= arguments.target]
-    if not problem and steps < arguments.steps:
-        problem = f"stopped after {steps} steps"
+    wanted = arguments.target
+    reached = [
+        line["t"] - began
+        for line in looks
+        if (line["figure"] >= wanted if arguments.task == "digits" else line["figure"] <= wanted)
+    ]
+    second = diaries[1][-1] if len(diaries) > 1 else diaries[0][-1]
     return Found(
-        system,
+        name,
+        seed,
         (looks[-1]["t"] - began) / steps,
         min(reached, default=None),
-        looks[-1]["accuracy"],
-        sum(line["sent"] / line["step"] for line in last) / len(last),
-        sum(line["received"] / line["step"] for line in last) / len(last),
-        problem,
+        looks[-1]["figure"],
+        statistics.fmean(line["sent"] / line["step"] for line in last),
+        statistics.fmean(line["received"] / line["step"] for line in last),
+        second["cpu_s"] / second["step"],
+        problem="" if steps >= arguments.steps else f"after {steps} steps",
     )
 
 
-def row(found: Found, ddp: Found | None, pace_s: float) -> str:
-    """A line of the table."""
-    name = NAMES.get(found.system, f"edgetrain {found.system}")
-    if found.step_s is None or found.accuracy is None:
-        return f"{name:26} {found.problem}"
-    at = "never" if found.target_s is None else units.duration(found.target_s)
-    sooner = ""
-    if ddp is not None and ddp.target_s and found.target_s:
-        sooner = f"{ddp.target_s / found.target_s:7.2f}"
+def heading(settings: dict[str, Any]) -> str:
+    """What stands above a table."""
+    where = "star (members are two links apart)" if settings["star"] else "mesh"
     return (
-        f"{name:26} {units.duration(found.step_s):>9} {found.step_s / pace_s:6.2f} "
-        f"{found.accuracy:8.1%} {at:>8} {sooner:>7} {units.size(found.sent):>9} "
-        f"{units.size(found.received):>9}  {found.problem}"
+        f"\n{settings['task']}, {settings['members']} members, {settings['network']}, "
+        f"{settings['steps']} steps of {units.duration(settings['pace'])}, rounds of "
+        f"{settings['every']}; target {settings['target']:g}, at most {settings['limit']} s\n"
+        f"hub in a star, a round trip from each member; without a hub (*): {where}\n"
+        f"{'':28} {'a step':>18} {'to target':>22} {'final':>7} {'sent':>8} {'received':>8} "
+        f"{'CPU':>7} {'memory':>7} {'processes':>9} {'lines':>5}"
     )
 
 
-def main() -> None:
-    """Run all, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--systems", help="separated by ';' (default: all that have a Python)")
-    parser.add_argument("--python", action="append", default=[], metavar="SYSTEM=PYTHON")
+def row(name: str, found: Sequence[Found]) -> str:
+    """A line of the table."""
+    system = SYSTEMS[name]
+    title = system.title + ("" if system.has_hub else " *")
+    good = [each for each in found if each.step_s is not None]
+    problems = "; ".join(dict.fromkeys(each.problem for each in found if each.problem))
+    if not good:
+        return f"{title:28} {problems}"
+
+    def median(key: str) -> float:
+        return float(statistics.median(getattr(each, key) for each in good))
+
+    steps = [each.step_s for each in good if each.step_s is not None]
+    reached = [each.target_s for each in good if each.target_s is not None]
+    at = spread(reached) if len(reached) == len(good) else f"{len(reached)} of {len(good)} did"
+    functions = peer.CODE["edgetrain" if system.keys else name]
+    return (
+        f"{title:28} {spread(steps):>18} {at:>22} {median('final'):7.3f} "
+        f"{units.size(median('sent')):>8} {units.size(median('received')):>8} "
+        f"{1000 * median('cpu_s'):4.0f} ms {median('memory_mb'):4.0f} MB "
+        f"{good[0].processes:>9} {code_lines(functions) + len(system.keys):5}  {problems}"
+    )
+
+
+def spread(seconds: Sequence[float]) -> str:
+    """The median of some seconds, and their range."""
+    text = units.duration(statistics.median(seconds))
+    if len(seconds) < 2:
+        return text
+    return f"{text} ({units.duration(min(seconds))}-{units.duration(max(seconds))})"
+
+
+def torch_bytes() -> int:
+    """Memory of its own of a process that has imported torch and psutil."""
+    code = "import psutil, torch, sys; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        return memory_bytes([process.pid])
+
+
+def show(path: Path) -> None:
+    """Print what was kept: a table for each of the settings."""
+    tables: dict[str, dict[str, list[Found]]] = {}
+    for line in path.read_text().splitlines():
+        entry = json.loads(line)
+        rows = tables.setdefault(json.dumps(entry["settings"]), {})
+        rows.setdefault(entry["found"]["system"], []).append(Found(**entry["found"]))
+    for settings, rows in tables.items():
+        print(heading(json.loads(settings)))
+        for name in [each for each in SYSTEMS if each in rows]:
+            print(row(name, rows[name]))
+        print(verdict([each for found in rows.values() for each in found], json.loads(settings)))
+
+
+def verdict(found: Sequence[Found], settings: dict[str, Any]) -> str:
+    """How much sooner than others each dga was at the target: medians, of systems that began."""
+    at: dict[str, float] = {}
+    for name in dict.fromkeys(each.system for each in found if each.step_s is not None):
+        reached = [each.target_s for each in found if each.system == name and each.step_s]
+        at[name] = statistics.median(NEVER if each is None else each for each in reached)
+    lines = []
+    for ours in [name for name in at if name.startswith("dga") and at[name] < NEVER]:
+        for what, others in (("synchronous peer", SYNCHRONOUS), ("other peer", OTHERS)):
+            best = min((name for name in others if name in at), key=at.__getitem__, default=None)
+            if best is None:
+                continue
+            bound = "" if at[best] < NEVER else "more than "
+            times = min(at[best], settings["limit"]) / at[ours]
+            lines.append(
+                f"{SYSTEMS[ours].title}: {bound}{times:.1f} times sooner than the first {what}"
+                + ("" if bound else f", {SYSTEMS[best].title}")
+            )
+    return "\n".join(lines)
+
+
+def usual() -> list[str]:
+    """The systems whose environment is there."""
+    there = {"", *(name for name in environments.known() if environments.is_there(name))}
+    return [name for name, system in SYSTEMS.items() if system.environment in there]
+
+
+def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What the command line says; ConfigError for what is wrong."""
+    parser.add_argument("--systems", help="separated by commas (default: all that are installed)")
+    parser.add_argument("--install", metavar="NAMES", help="make environments for these, or all")
+    parser.add_argument("--python", action="append", default=[], metavar="NAME=PYTHON")
+    parser.add_argument("--task", choices=list(TARGETS), default="digits")
     parser.add_argument("--network", default="wan-200ms")
+    parser.add_argument("--star", action="store_true", help="no mesh for systems without a hub")
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--steps", type=int, default=320)
     parser.add_argument("--every", type=int, default=5, help="local steps in a round")
     parser.add_argument("--pace", type=float, default=0.02, help="seconds of a step")
-    parser.add_argument("--target", type=float, default=0.97)
-    parser.add_argument("--limit", type=int, default=240, help="seconds for a system, at most")
+    parser.add_argument("--target", type=float, help="an accuracy, or a loss of char_lm")
+    parser.add_argument("--limit", type=int, default=120, help="seconds for a run, at most")
+    parser.add_argument("--seeds", default="0", help="separated by commas")
     parser.add_argument("--logs", type=Path, help="keep what all hosts said in this folder")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="add the results to this file")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print what was kept there")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    pythons = dict(pair.split("=", 1) for pair in arguments.python)
-    usual = [*TORCH, *(name for name in OTHERS if name in pythons), *OURS]
-    systems = arguments.systems.split(";") if arguments.systems else usual
+    for pair in arguments.python:
+        environments.use(*pair.partition("=")[::2])
+    arguments.systems = arguments.systems.split(",") if arguments.systems else usual()
+    environments.check(arguments.systems, SYSTEMS)
+    for name in arguments.systems:
+        environments.python_of(SYSTEMS[name].environment)
+    try:
+        arguments.seeds = [int(seed) for seed in arguments.seeds.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds {arguments.seeds}", "whole numbers: 0,1,2") from None
+    if arguments.members < 2:
+        raise ConfigError(f"--members {arguments.members}", "two or more")
+    if arguments.target is None:
+        arguments.target = TARGETS[arguments.task]
+    networks.load(arguments.network)
+    return arguments
+
+
+def main() -> int:
+    """The command; 1 if a system did not begin."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    try:
+        arguments = arguments_of(parser)
+        if arguments.install:
+            environments.install_all(arguments.install.split(","))
+            return 0
+        if arguments.show:
+            show(arguments.show)
+            return 0
+    except (EdgetrainError, OSError) as refused:
+        print(f"peers.py: {refused}", file=sys.stderr)
+        return 2
+    settings = {key: getattr(arguments, key) for key in SETTINGS}
 
     def say(text: str) -> None:
         if not arguments.json:
             print(text, flush=True)
 
-    say(
-        f"digits, {arguments.members} members, {arguments.network}, {arguments.steps} steps of "
-        f"{units.duration(arguments.pace)}; target {arguments.target:.0%}\n"
-        f"{'':26} {'a step':>9} {'x pace':>6} {'accuracy':>8} {'target':>8} {'x DDP':>7} "
-        f"{'sent':>9} {'received':>9}"
-    )
-    rows: list[Found] = []
-    for system in systems:
-        python = str(Path(pythons.get(system, sys.executable)).expanduser())
-        rows.append(train(system, python, arguments))
-        ddp = next((found for found in rows if found.system == "ddp"), None)
-        say(row(rows[-1], ddp, arguments.pace))
+    say(machine())
+    say(heading(settings))
+    base, rows = torch_bytes(), []
+    for name in arguments.systems:
+        turns = []
+        for seed in arguments.seeds:
+            turns.append(train(name, arguments, seed, base))
+            if arguments.keep:
+                entry = {"at": time.time(), "settings": settings, "found": asdict(turns[-1])}
+                with arguments.keep.open("a") as file:
+                    print(json.dumps(entry), file=file)
+        say(row(name, turns))
+        rows += turns
+    say(verdict(rows, settings))
+    for environment, packages in dict.fromkeys(
+        (SYSTEMS[name].environment, SYSTEMS[name].packages) for name in arguments.systems
+    ):
+        say(environments.versions(environment, packages))
     if arguments.json:
-        print(json.dumps([found.__dict__ for found in rows]))
+        print(json.dumps([asdict(found) for found in rows]))
+    return 1 if any(found.step_s is None for found in rows) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

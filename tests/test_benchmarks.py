@@ -15,7 +15,9 @@ from edgetrain.jobs.grid import load
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
-PARTS = {"harness", "__main__", "peer", "kept-500ms"}
+PARTS = {
+    "harness", "__main__", "peer", "environments", "processes", "flower_simulation", "kept-500ms",
+}  # fmt: skip
 """Files that are no benchmark."""
 
 
