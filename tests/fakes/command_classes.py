@@ -75,6 +75,8 @@ QUICK = {
 
 NIGHTLY = {
     "edgetrain run --simulate members=4 network=none steps=200": "run folder",
+    "edgetrain run --simulate task=edgetrain.tasks:char_lm data.width=384 data.heads=6"
+    " data.layers=6 members=1 network=none steps=2 batch=4 pace_s=1": "run folder",
     "edgetrain compare": r"dga .*yes|dga .*NO",
     "edgetrain compare --simulate": "dga ",
     "edgetrain compare --simulate network=wan-200ms": "dga ",
@@ -224,6 +226,7 @@ ELSEWHERE = {
     "edgetrain export": _EXPORTED,
     "edgetrain export runs/20260131-142501-digits --onnx --int8 -o for-the-pi": _EXPORTED,
     "edgetrain export runs/20260131-142501-digits --torch": _EXPORTED,
+    "edgetrain export --onnx --int8": _EXPORTED,
     "edgetrain export --onnx --int8 -o for-the-pi": _EXPORTED,
     "edgetrain track --to tensorboard": _TRACKERS,
     "edgetrain track runs/20260131-142501-digits --to tensorboard --follow": _TRACKERS,
