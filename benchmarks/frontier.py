@@ -74,6 +74,8 @@ TASKS = {
     ),
 }  # fmt: skip
 PARTITIONS = ("iid", "dirichlet(0.3)")
+HELD = "shared(all)"
+"""Of all data: what strategies need whose hub hands out work. Of digits with momentum only."""
 OPTIMIZERS = {
     "sgd": "name='sgd'", "momentum": "name='sgd', momentum=0.9", "adamw": "name='adamw'",
 }  # fmt: skip
@@ -143,7 +145,8 @@ def grid(short: bool) -> list[Case]:
         links = ((200, 50), (500, 20))
         return [Case("digits", p, "momentum", *link) for p in PARTITIONS for link in links]
     found = itertools.product(TASKS, PARTITIONS, OPTIMIZERS, LINKS)
-    return [Case(task, part, optimizer, *link) for task, part, optimizer, link in found]
+    held = [Case("digits", HELD, "momentum", *link) for link in LINKS]
+    return [Case(task, part, optimizer, *link) for task, part, optimizer, link in found] + held
 
 
 def contenders() -> list[str]:
@@ -392,6 +395,8 @@ def walk(
     for case in cases:
         rows = []
         for name in names:
+            if name not in OWN_NAMES and strategies.find(name).deals and case.partition != HELD:
+                continue
             progress(f"{' '.join(asdict(case)[k] for k in ('task', 'partition', 'optimizer'))} "
                      f"{case.link} {name} …")  # fmt: skip
             rows.append(row_of(case, name, seeds, run))

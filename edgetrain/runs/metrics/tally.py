@@ -178,6 +178,9 @@ class Tally:
     None: members are in step."""
     codec: str = ""
     """Codec of the newest reply, where it changes from round to round."""
+    dealt: tuple[int, int, int, float] | None = None
+    """Where the hub hands out work: slices of all rounds, copies and wasted ones among them, and
+    the newest round's step length; None: it does not."""
     missed: int = 0
     errors: list[str] = field(default_factory=list)
     marked: list[Record] = field(default_factory=list)
@@ -289,6 +292,11 @@ class Tally:
     def _take_pace(self, record: Record) -> None:
         self.now = int(_value(record, "every")) or self.now[0], int(_value(record, "delay"))
         self.lands = record.get("lands") is True
+        if slices := record.get("slices"):
+            counts = slices, record.get("copies", 0), record.get("wasted", 0)
+            before = self.dealt or (0, 0, 0, 0.0)
+            each = (one + more for one, more in zip(before, counts, strict=False))
+            self.dealt = (*each, _value(record, "step_length"))
         if ages := record.get("ages"):
             self.ages = ages[0], max(ages[1], self.ages[1] if self.ages else 0)
         if not self.lands:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from edgetrain.errors import ConfigError
+from edgetrain.fleet import catalog
+from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.rules import resolve
 from edgetrain.runs.folder import create, read_metrics
+from edgetrain.runs.reports.live.frame import run_table
+from edgetrain.runs.reports.live.watch import FolderWatch
+from edgetrain.tasks.flat import FlatModel
+from edgetrain.tasks.slices import Slices
 from edgetrain.training.simulated import simulation
 
 JOB = [
@@ -42,6 +49,9 @@ def test_bits_do_not_depend_on_how_many_members_compute(tmp_path):
     rounds = [*read_metrics(three, "round")]
     assert [line["slices"] for line in rounds] == [6] * 5
     assert rounds[-1]["loss"] < rounds[0]["loss"]
+    watch = FolderWatch(three)
+    watch.read()
+    assert "30, 0, 0" in run_table([watch.state()], 200).plain
 
 
 @pytest.mark.parametrize(
@@ -88,3 +98,63 @@ def test_what_the_data_do_not_have_is_refused_before_anything_starts(words, said
     with pytest.raises(ConfigError) as refused:
         plan(load(None, ["strategy=lbfgs", "data.partition=shared(all)", *words]))
     assert said in str(refused.value)
+
+
+def test_the_losses_of_five_iterations_are_torch_s(tmp_path):
+    words = ["members=2", "strategy=lbfgs(10, 3, 300, 1, wolfe)", "steps=8", "pace_s=0.3"]
+    inside = trained(tmp_path, "digits", *words)
+    ours = [line["loss"] for line in read_metrics(inside, "round")]
+    task = task_of(load(None, [*JOB, *words]))
+    torch.manual_seed(0)
+    model = task.model()
+    slices = Slices(task, model, FlatModel(model), (0, 2), 300, 512, 0)
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.LBFGS(
+        parameters, lr=1, max_iter=5, history_size=10, line_search_fn="strong_wolfe"
+    )
+    theirs = []
+
+    def closure():
+        total, gradients = torch.zeros(()), [torch.zeros_like(each) for each in parameters]
+        for number in range(6):
+            loss, samples = slices.compute(number, 6, gradient=True)
+            total = total + loss * samples / 300
+            for mean, each in zip(gradients, parameters, strict=True):
+                mean += each.grad * (samples / 300)
+        for mean, each in zip(gradients, parameters, strict=True):
+            each.grad.copy_(mean)
+        theirs.append(total.item())
+        return total
+
+    optimizer.step(closure)
+    count = min(len(theirs), len(ours))
+    assert count >= 6
+    assert ours[:count] == pytest.approx(theirs[:count], abs=1e-5)
+
+
+def test_copies_keep_a_board_ten_times_slower_from_holding_up_the_batch(tmp_path):
+    """Virtual seconds, exact, of boards whose computing is what takes time."""
+    profile = catalog.load("devices", "raspberry-pi-4b")[0].read_text()
+    boards = []
+    for name, slower in (("fast", 1), ("slow", 10)):
+        text = re.sub(r"(?m)^train_gflops = [\d.]+$", f"train_gflops = {0.119 / slower}", profile)
+        text = re.sub(r"(?m)^dispatch_s = [\d.e-]+$", f"dispatch_s = {0.0099 * slower}", text)
+        boards.append(str(tmp_path / f"{name}.toml"))
+        (tmp_path / f"{name}.toml").write_text(text)
+    fast, slow = boards
+
+    def batch(name: str, device: str, copies: int):
+        words = ["members=8", "steps=1", "network=none", "hub.message_s=0", f"device={device}"]
+        inside = trained(
+            tmp_path, name, *words, f"strategy=lbfgs(10, 6, 480, {copies})", "batch=16"
+        )
+        (line,) = read_metrics(inside, "round")
+        return line
+
+    equal = batch("equal", fast, 1)
+    copied = batch("copied", f"{fast}:7, {slow}", 1)
+    alone = batch("alone", f"{fast}:7, {slow}", 0)
+    assert equal["wasted"] == alone["wasted"] == 0
+    assert copied["t"] <= 1.3 * equal["t"]
+    assert alone["t"] >= 3 * equal["t"]
+    assert 0 < copied["wasted"] <= 0.1 * copied["slices"]

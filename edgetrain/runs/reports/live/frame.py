@@ -109,6 +109,7 @@ def run_table(states: Sequence[RunState], width: int, *, ascii_only: bool = Fals
         *_traffic(states),
         column("K, D", map(_pace, states), rank=2),
         *_ages(states),
+        *_dealt(states),
         *_codec(states),
         column("left", map(_left, states), styles=map(_phase_style, states)),
     ]
@@ -248,6 +249,21 @@ def _ages(states: Sequence[RunState]) -> list[Column]:
         return []
     shown = (f"{ages[0]}, {ages[1]}" if (ages := state.ages) else units.ABSENT for state in states)
     return [column("age, most", shown, rank=2)]
+
+
+def _dealt(states: Sequence[RunState]) -> list[Column]:
+    """The columns of a hub that hands out work: slices done, copies and waste in all rounds, and
+    the newest step's length."""
+    if not any(state.dealt for state in states):
+        return []
+    none = (0, 0, 0, 0.0)
+    counts = (
+        "{}, {}, {}".format(*state.dealt[:3]) if state.dealt else units.ABSENT for state in states
+    )
+    lengths = (f"{(state.dealt or none)[3]:.3g}" for state in states)
+    return [
+        column("slices, copies, waste", counts, rank=1), column("step length", lengths, rank=2),
+    ]  # fmt: skip
 
 
 def _codec(states: Sequence[RunState]) -> list[Column]:

@@ -95,6 +95,8 @@ class RunState:
     """Whether members land."""
     ages: tuple[int, int] | None = None
     """Ages of contributions out of step: see Tally."""
+    dealt: tuple[int, int, int, float] | None = None
+    """Slices that the hub gave out: see Tally."""
     codec: str = ""
     """Codec of the newest reply, where the job leaves that open."""
     reducers: str = ""
@@ -175,6 +177,7 @@ class FolderWatch:
             delay=self.tally.delay,
             lands=self.tally.lands,
             ages=self.tally.ages,
+            dealt=self.tally.dealt,
             codec=self.tally.codec,
             reducers=units.printable(self.tally.reducers),
             above=self.tally.bytes_above,
