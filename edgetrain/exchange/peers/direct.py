@@ -120,7 +120,7 @@ class DirectExchange(RangedExchange):
         if message.stage == 0:
             end.hang_up()
             can_host = not self._peering.is_client and self.base_of is not None
-            return Takeover(1, message.first, message.end, link.given_out, can_host)
+            return Takeover(1, message.first, message.end, link.stand_still(), can_host)
         try:
             address = self._host_in_place(link, message)
         except EdgetrainError as error:

@@ -8,7 +8,7 @@ from typing import Any
 from edgetrain.exchange.hub.records import Seat
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import Beat, Message, Reply
-from edgetrain.exchange.seam import CatchUp, Entry, RoundReply
+from edgetrain.exchange.seam import CatchUp, Entry, RoundReply, Submission
 from edgetrain.vectors.vector import Vector
 
 
@@ -30,6 +30,9 @@ class ReducerLink(Link):
         self._saw_all = False
         self._given_out: RoundReply | None = None
         """The last reply, which the member may not have added to its base yet."""
+        self._caught: tuple[int, Vector] | None = None
+        """Since the last contribution: a base that was given out in place of replies, with those
+        given out behind it, and how many replies that has. The member may not have it yet."""
 
     def begin(self) -> Entry:
         """See Link."""
@@ -43,10 +46,19 @@ class ReducerLink(Link):
         none is, if this link has been there from the first; else what the lead knows counts."""
         return self.merged.get(seat.name, seat.first_round if self._saw_all else seat.next_round)
 
+    def submit(self, submission: Submission) -> Vector | None:
+        """See Exchange. All that was given out is in the base that a contribution is made from."""
+        self._caught = None
+        return super().submit(submission)
+
     def wait(self, round: int) -> RoundReply | CatchUp:
         """See Exchange."""
         reply = super().wait(round)
         self._given_out = reply if isinstance(reply, RoundReply) else None
+        if isinstance(reply, CatchUp):
+            self._caught = None if reply.base is None else (reply.applied, reply.base.copy())
+        elif self._caught is not None:
+            self._caught = reply.round + 1, _added(self._caught[1], reply)
         if isinstance(reply, RoundReply):
             head = self._heads[round]
             self.merged |= dict(head.merged)
@@ -77,10 +89,23 @@ class ReducerLink(Link):
         """Add to `base`, that of the stretch after `applied` replies, the last reply that was given
         out, if the base lacks it. Returns how many it then has."""
         reply = self._given_out
-        if reply is None or reply.round != applied:
-            return applied
-        at = 0
-        for piece in reply.pieces:
-            base[at : at + piece.size] += piece
-            at += piece.size
-        return applied + 1
+        if self._caught is not None:
+            applied, base[:] = self._caught
+        elif reply is not None and reply.round == applied:
+            applied, _ = applied + 1, _added(base, reply)
+        return applied
+
+    def stand_still(self) -> int:
+        """Drop replies that are not given out: they count no more. How many were given out."""
+        self.inbox.clear()
+        self._heads = {}
+        return self.given_out
+
+
+def _added(base: Vector, reply: RoundReply) -> Vector:
+    """The same base, with the reply added to it."""
+    at = 0
+    for piece in reply.pieces:
+        base[at : at + piece.size] += piece
+        at += piece.size
+    return base

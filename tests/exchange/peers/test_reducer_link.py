@@ -48,3 +48,42 @@ def test_contributions_whose_replies_were_missed_are_dropped_once_a_later_reply_
     )
     assert link.wait(3).round == 3
     assert link.outbox.kept == ()
+
+
+def test_another_reducer_goes_on_from_a_base_that_was_given_out_in_place_of_replies():
+    """The member may not have it in its own base yet: it waits for the other hubs' first."""
+    hub, zeros, ones = Loopback(), np.zeros(ELEMENTS, np.float32), np.ones(ELEMENTS, np.float32)
+    link = ReducerLink(hub.connect(), lambda: 0.0)
+
+    def said(*messages):
+        for message in messages:
+            hub.send(b"loopback-0", pack(message))
+
+    said(
+        Welcome("m0", 0, 2, "fedavg", 1, 0, "fp32", "fp32", 1.0, False),
+        Start(0, 0, 0, checksum(zeros), keep=True),
+    )
+    link.join(Request("model", "m0"), zeros.copy(), checksum(zeros))
+    link.ask_again(base=True)
+    said(
+        Welcome("m0", 0, 2, "fedavg", 1, 0, "fp32", "fp32", 1.0, False),
+        Base(0, 1, ones.tobytes()),
+        Start(3, 3, 0, checksum(ones), keep=False, resend=3, attempt=1),
+    )
+    assert isinstance(link.wait(0), CatchUp)
+    base = zeros.copy()
+    assert link.add_given_out(base, 0) == link.given_out == 3
+    assert np.array_equal(base, ones)
+
+    replies = [Reply(n, 0, 1, 2, 0, 0, True, ones.tobytes()) for n in (3, 4)]
+    said(*replies)
+    link.wait(3)
+    link.poll()
+    assert link.ready == 5
+    assert link.stand_still() == 4  # the one that is not given out counts no more
+    assert link.ready == 4
+    base = zeros.copy()
+    assert link.add_given_out(base, 0) == 4
+    assert np.array_equal(base, 2 * ones)
+    link.submit(Submission(4, zeros.copy(), 1.0, 4, 0))
+    assert link.add_given_out(base, 4) == 4  # the member's own base has them all
