@@ -65,7 +65,7 @@ test-boot: install-dev
 	$(BIN)/pytest -m boot tests/provisioning/cards
 
 test-fleet: install-dev
-	$(BIN)/pytest -m 'fleet or not fleet' -s tests/provisioning/test_fleet_ssh.py tests/provisioning/test_fleet_jobs.py
+	$(BIN)/pytest -m 'fleet or not fleet' -s tests/provisioning/test_fleet_ssh.py tests/provisioning/test_fleet_jobs.py tests/provisioning/test_fleet_desk.py
 
 test-boot-qemu: install-dev
 	$(BIN)/pytest -m boot_qemu -rs -k amd64 tests/provisioning/cards
