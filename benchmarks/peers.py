@@ -86,6 +86,8 @@ SYSTEMS = {
 SYNCHRONOUS = ("ddp", "ddp-fp16", "powersgd")
 OTHERS = ("post-local", "torchft", "hivemind", "flower")
 NEVER = math.inf
+START_S = 120
+"""Seconds that a system may take until its members have met."""
 TARGETS = {"digits": 0.97, "char_lm": 2.7}
 LOGGED = ["sh", "-c", 'exec "$@" >"$0/$EDGETRAIN_HOST.log" 2>&1']
 """Followed by a folder and a command: what that says goes into a file of its own."""
@@ -160,7 +162,7 @@ def train(name: str, arguments: argparse.Namespace, seed: int, torch_bytes: int)
         hub = hub_command(name, folder, arguments, seed)
         mark = {"EDGETRAIN_PEERS": str(folder)}  # in the environment of every host's processes
         with (
-            limit(arguments.limit),
+            limit(arguments.limit, folder),
             Peak(mark | {"EDGETRAIN_HOST": "2"}) as member,
             Peak(mark | {"EDGETRAIN_HOST": "0"}) as hubs,
         ):
@@ -186,19 +188,26 @@ def train(name: str, arguments: argparse.Namespace, seed: int, torch_bytes: int)
 
 
 @contextmanager
-def limit(seconds: int) -> Iterator[None]:
-    """Whatever runs in it is interrupted then, and ends what it has started."""
+def limit(seconds: int, folder: Path) -> Iterator[None]:
+    """Whatever runs in it is interrupted, and ends what it has started: this long after the first
+    member's diary begins, or when none has begun after START_S."""
+    end, begun = time.monotonic() + START_S, False
 
-    def stop(*_: object) -> None:
-        raise TimeoutError
+    def look(*_: object) -> None:
+        nonlocal end, begun
+        if not begun and (diary := folder / "0.jsonl").exists() and diary.stat().st_size:
+            end, begun = time.monotonic() + seconds, True
+        if time.monotonic() > end:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            raise TimeoutError
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
     try:
         with suppress(TimeoutError):
             yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
@@ -347,7 +356,7 @@ def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=5, help="local steps in a round")
     parser.add_argument("--pace", type=float, default=0.02, help="seconds of a step")
     parser.add_argument("--target", type=float, help="an accuracy, or a loss of char_lm")
-    parser.add_argument("--limit", type=int, default=120, help="seconds for a run, at most")
+    parser.add_argument("--limit", type=int, default=120, help="seconds of training, at most")
     parser.add_argument("--seeds", default="0", help="separated by commas")
     parser.add_argument("--logs", type=Path, help="keep what all hosts said in this folder")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="add the results to this file")

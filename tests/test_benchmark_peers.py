@@ -65,6 +65,20 @@ def test_what_does_not_begin_keeps_what_its_hosts_said(peers, tmp_path, monkeypa
     assert (place / "1.log").read_text() == "why"
 
 
+def test_the_limit_counts_from_when_members_have_met(peers, tmp_path, monkeypatch):
+    now, looks = [0.0], []
+    monkeypatch.setattr(peers.time, "monotonic", lambda: now[0])
+    with peers.limit(5, tmp_path):
+        look = peers.signal.getsignal(peers.signal.SIGALRM)
+        for second in range(130):
+            now[0] = float(second)
+            if second == 100:
+                (tmp_path / "0.jsonl").write_text("{}")
+            looks.append(second)
+            look()
+    assert looks[-1] == 106
+
+
 def test_two_links_of_a_mesh_are_one_of_the_network(peers):
     whole = peers.networks.load("4g-medium")
     half = peers.meshed(whole)
