@@ -130,6 +130,8 @@ def test_a_board_is_recognised(tmp_path):
     assert devices.here(tmp_path) == ""
     for model, name in (
         ("Raspberry Pi 4 Model B Rev 1.4", "raspberry-pi-4b"),
+        ("Raspberry Pi 3 Model B Rev 1.2", "raspberry-pi-3b"),
+        ("Raspberry Pi 3 Model B Plus Rev 1.3", ""),
         ("Raspberry Pi Zero 2 W Rev 1.0", "raspberry-pi-zero-2w"),
         ("NVIDIA Jetson Orin Nano Engineering Reference Developer Kit", "jetson-orin-nano"),
         ("NVIDIA Jetson Nano Developer Kit", "jetson-nano"),
