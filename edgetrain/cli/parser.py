@@ -30,6 +30,7 @@ VERBS = (
         "init",
         "hub",
         "hubs",
+        "tell",
         "gateway",
         "member",
         "keys",

@@ -283,6 +283,7 @@ CODES = {
     "hub": "a hub of several that has no ranges yet, or a peer that is not the lead of its job",
     "peers": "members connect to each other, and this one does not",
     "gateway": "this job's rounds cannot be merged at a site first, or a gateway joined a gateway",
+    "removed": "people removed the member from the job",
     "few": "too few members are left to unmask a round: the job ends, and may be resumed",
 }
 """Every reason for a refusal, with its meaning."""

@@ -6,6 +6,7 @@ links are emulated. Here they are put together, watched and taken down again.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from multiprocessing.sharedctypes import Synchronized, SynchronizedArray
 from pathlib import Path
 from typing import Any
 
-from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.errors import ConfigError, EdgetrainError, Refused
 from edgetrain.fleet import networks
 from edgetrain.fleet.devices import SERVERS
 from edgetrain.fleet.networks import Attachment
@@ -231,6 +232,7 @@ def hub_process(
     from edgetrain.exchange.zeromq.hub_socket import HubSocket
     from edgetrain.training.fallback import SteppingIn, Told
     from edgetrain.training.hub_recorder import HubRecorder
+    from edgetrain.training.orders import taking_orders
 
     attachment.enter()
     socket = HubSocket(attachment.address)
@@ -243,9 +245,10 @@ def hub_process(
     observe = (lambda effect: None) if number else recorder
     told = Told(planned.job, socket.address, folder.resolve(), planned.beside, None, False)
     beside = SteppingIn(told, time.monotonic, observe)
-    hub = hub_of(planned, number=number)
+    hub, where = hub_of(planned, number=number), taking_orders(folder)
     try:
-        serve(hub, socket, time.monotonic, beside, look=beside.look)
+        with contextlib.nullcontext(tuple) if number else where as orders:
+            serve(hub, socket, time.monotonic, beside, orders=orders, look=beside.look)
     finally:
         beside.close()
         recorder.close()
@@ -310,4 +313,8 @@ def member_process(
     gateway = planned.gateway_of(place[0])
     hubs = attachment.hubs if gateway is None else attachment.hubs[gateway:]
     hub = hubs if planned.hubs > 1 else hubs[0]
-    train_one(planned, Place(*place, listen=listen), hub, open_log, keeps_model=True)
+    try:
+        train_one(planned, Place(*place, listen=listen), hub, open_log, keeps_model=True)
+    except Refused as refused:
+        if refused.code != "ended":
+            raise

@@ -25,7 +25,6 @@ from edgetrain.exchange.hub.journal import LOCK, Journal
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.replicated import ReplicatedHub
 from edgetrain.exchange.hub.serve import serve
-from edgetrain.exchange.hub.shared import SharedHub
 from edgetrain.exchange.hub.terms import ANY_JOB
 from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.keyring import Keyring, keys_folder
@@ -204,7 +203,7 @@ def serve_job(
     try:
         stop.defer()
         keys = None if gate is None else gate.allowed
-        with taking_orders(folder, isinstance(hub, SharedHub)) as orders, closing(beside):
+        with taking_orders(folder) as orders, closing(beside):
             asked = partial(getattr, stop, "asked")
             serve(hub, socket, clock, beside, asked, journal, keys, earlier_s, orders, beside.look)
     finally:

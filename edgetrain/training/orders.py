@@ -17,12 +17,16 @@ from typing import Any
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.hub.orders import Answer, Order
+from edgetrain.runs.folder import JOB, SUMMARY
 
 SOCKET = "orders.sock"
 """Its name in the run folder."""
 
 MOST_BYTES = 1 << 16
 """Bytes of an order."""
+
+MOST_ANSWER = 1 << 24
+"""Bytes of an answer."""
 
 MOST_WAITING = 16
 """Connections at a time."""
@@ -95,11 +99,8 @@ class Orders:
 
 
 @contextlib.contextmanager
-def taking_orders(folder: Path, takes: bool) -> Iterator[Callable[[], Iterable[Order]]]:
-    """The orders that come to the hub of this run folder; none unless it `takes` any."""
-    if not takes:
-        yield tuple
-        return
+def taking_orders(folder: Path) -> Iterator[Callable[[], Iterable[Order]]]:
+    """The orders that come to the hub of this run folder."""
     orders = Orders(folder)
     try:
         yield orders.poll
@@ -124,26 +125,47 @@ def _answer(connection: socket.socket, answer: Answer) -> None:
         connection.sendall(json.dumps(dict(answer)).encode() + b"\n")
 
 
+def _no_hub_in(folder: Path) -> ConfigError:
+    """Nothing listens there."""
+    if not (folder / JOB).exists():
+        return ConfigError(f"{folder} is no run folder: it has no {JOB}", "name the hub's")
+    ended = (folder / SUMMARY).exists() or (folder / SOCKET).exists()
+    why = "its hub has ended" if ended else "it is a member's, or its hub has ended"
+    return ConfigError(
+        f"no hub runs in {folder}: {why}",
+        "name the run folder of the hub (of several, the lead's), on its machine, while it runs",
+    )
+
+
 def give_order(folder: Path, words: list[str]) -> dict[str, Any]:
     """Give an order to the hub that runs in this run folder, and wait for its answer. Raises
     ConfigError if none runs there, or it refuses; EdgetrainError if it ends before."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no run folder", "name the hub's, on its machine")
+    said = b""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
             with _short(folder) as path:
                 connection.connect(path)
-        except OSError as error:
+        except PermissionError:
             raise ConfigError(
-                f"no hub takes orders in {folder}: {error.strerror}",
-                "name the run folder of the lead, while it runs, on its machine: the job has "
-                "strategy.ranges above 1",
+                f"{folder} is another user's: only its owner may tell its hub anything",
+                "be that user, as the hub is",
             ) from None
-        connection.sendall(json.dumps({"order": words}).encode() + b"\n")
-        said = b"".join(iter(lambda: connection.recv(MOST_BYTES), b""))
+        except OSError:
+            raise _no_hub_in(folder) from None
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(json.dumps({"order": words}).encode() + b"\n")
+            while (more := connection.recv(MOST_BYTES)) and len(said) <= MOST_ANSWER:
+                said += more
     if not said:
         raise EdgetrainError(
             "the hub ended before that was done", "the job is over, or --resume it"
         )
-    answer: dict[str, Any] = json.loads(said)
+    try:
+        answer: dict[str, Any] = json.loads(said)
+    except ValueError:
+        raise EdgetrainError(f"what listens in {folder} is no hub of this edgetrain") from None
     if "error" in answer:
         raise ConfigError(answer["error"], answer["hint"])
     return answer

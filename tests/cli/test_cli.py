@@ -45,7 +45,7 @@ def test_the_verbs_are_these():
         "bundle", "calibrate", "capacity", "codecs", "compare", "completion", "devices", "doctor",
         "export", "gateway", "hub", "hubs", "init", "keys", "member", "networks", "plan",
         "dashboard", "privacy", "rank", "report", "run", "runs", "strategies", "sweep",
-        "topology", "track", "watch",
+        "tell", "topology", "track", "watch",
     }  # fmt: skip
 
 

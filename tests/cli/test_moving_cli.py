@@ -102,9 +102,9 @@ def test_a_hub_added_and_removed_by_order_changes_no_bit(tmp_path, capsys):
     [
         (("add", "nowhere"), "say `hubs RUN`"),
         (("add", ".", "c:5555"), "c:5555"),
-        ((".",), "no hub takes orders in ."),
+        ((".",), ". is no run folder: it has no job.toml"),
         (("missing",), "missing is no run folder"),
-        (("remove", ".", "tcp://c:5555"), "no hub takes orders in ."),
+        (("remove", ".", "tcp://c:5555"), ". is no run folder: it has no job.toml"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(words, said, tmp_path):

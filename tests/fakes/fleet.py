@@ -20,7 +20,16 @@ from greenlet import GreenletExit, greenlet
 from edgetrain import codecs, strategies
 from edgetrain.errors import HubUnreachable, Refused
 from edgetrain.exchange.hub.delay import Delay
-from edgetrain.exchange.hub.effects import Closed, Note, Replay, Save, Send, Write, replies_of
+from edgetrain.exchange.hub.effects import (
+    Answered,
+    Closed,
+    Note,
+    Replay,
+    Save,
+    Send,
+    Write,
+    replies_of,
+)
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Round, Sent, State, decode, encode
 from edgetrain.exchange.hub.terms import Policy, Terms
@@ -415,6 +424,8 @@ class Fleet:
                 self.notes.append(effect)
             elif isinstance(effect, Closed):
                 self.closed.append(effect)
+            elif isinstance(effect, Answered):
+                effect.answer(effect.told)
             elif isinstance(effect, Send):
                 member = by_address.get(effect.to)
                 over = member and member.state == "done" and not member.wire.to_hub

@@ -25,8 +25,10 @@ from edgetrain.exchange.gateway.way_up import WayUp
 from edgetrain.exchange.hub.base_transfer import FixedValues
 from edgetrain.exchange.hub.effects import Effect, Note, Save, refusal
 from edgetrain.exchange.hub.members import MemberRecord
+from edgetrain.exchange.hub.orders import Order
 from edgetrain.exchange.hub.protocol import ASTRAY, Hub
 from edgetrain.exchange.hub.records import Above, Record, Sent, State
+from edgetrain.exchange.hub.steering import Steering
 from edgetrain.exchange.messages import Figure, Message
 from edgetrain.exchange.seam import Behind, CatchUp, Entry, Past, Request, Submission
 from edgetrain.strategies.merging.rule import Mean
@@ -81,6 +83,7 @@ class SiteHub(Hub):
         patience_s = self.policy.deadline_s
         self.rounds = SiteRounds(self.members, self.rounds.merger, delay, closing, None, patience_s)
         self.membership = SiteMembership(self.terms, self.policy, self.members, self.rounds)
+        self.steering = Steering(self.members, self.rounds, self.membership, lambda: self.state())
         self.name = name
         self.link: WayUp | None = None
         """To the hub above; None: not everything is here that it takes to join."""
@@ -101,8 +104,9 @@ class SiteHub(Hub):
 
     @property
     def finished(self) -> bool:
-        """Whether all members have left, and the hub above has merged what they contributed."""
-        return super().finished and not self.rounds.kept
+        """Whether all members have left, and the hub above has merged what they contributed, or
+        has ended the job."""
+        return super().finished and not (self.rounds.kept and not self.steering.is_over)
 
     @property
     def tail(self) -> int | None:
@@ -118,6 +122,24 @@ class SiteHub(Hub):
     def hear(self, now: float) -> list[Effect]:
         """Send what waits, and take in what has come from above. Raises Refused, Diverged, and
         HubUnreachable for a hub that has been away for too long."""
+        if self.steering.stands:
+            return []
+        try:
+            return self._hear(now)
+        except Refused as refused:
+            if refused.code != "ended" or not self.started:
+                raise
+            return self.steering.turn("stop", now)
+
+    def obey(self, order: Order, now: float) -> list[Effect]:
+        """See Hub. The course of the job is the hub's above."""
+        if order.words[:1] == ("remove",):
+            return super().obey(order, now)
+        why = f"{' '.join(order.words[:2])}: this hub is a gateway, of one site"
+        order.refuse(why, "tell the hub above, in its run folder")
+        return []
+
+    def _hear(self, now: float) -> list[Effect]:
         if not self._joined:
             return self._join(now)
         link, rounds = self._require_link(), self.rounds

@@ -28,8 +28,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from edgetrain.exchange.hub.landing import EVERY, Landing, share_for
 from edgetrain.exchange.messages import MAX_COUNT
@@ -156,6 +156,8 @@ class AgreedDelay:
         self._is_enough = self._is_settled = False
         self._again = -1
         """A round that is a turn, too."""
+        self._measured_from = 0
+        """Replies that a member has applied at least whose last trip says anything."""
         self._waits: dict[int, dict[str, float]] = {}
         self._closed: list[float] = []
         """When the rounds since the last turn closed."""
@@ -269,6 +271,20 @@ class AgreedDelay:
         """Agree on an automatic delay when this round closes, too: messages have become longer or
         shorter, and no delay that was enough says anything of them."""
         self._again, self._is_enough = round, False
+
+    def known(self, wishes: Iterable[Wish | None]) -> list[Wish]:
+        """The wishes that are there; of trips during a pause they say nothing."""
+        return [
+            each if each.applied >= self._measured_from else replace(each, steps=0)
+            for each in wishes
+            if each is not None
+        ]
+
+    def note_pause(self, round: int) -> None:
+        """No round closed for a while, and `round` is the oldest open one: the trips of those under
+        way took that long, too, and no delay follows from them."""
+        self._measured_from = round + self.in_flight + 2
+        self._again = round + 2 * self.in_flight + 2
 
     def _lasts(self, slowest: float) -> float:
         """Steps of the slowest member from one round's end to the next's, in the newer half of the

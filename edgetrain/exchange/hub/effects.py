@@ -6,10 +6,11 @@ order. No decision is taken here, and nothing is carried out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from edgetrain.exchange.hub.orders import Answer
 from edgetrain.exchange.hub.records import Record, Round, State
 from edgetrain.exchange.messages import Figure, Message, Refuse, Reply, Telemetry
 
@@ -29,6 +30,7 @@ Event = Literal[
     "replica",
     "servers",
     "search",
+    "told",
 ]
 
 
@@ -147,7 +149,15 @@ class Feed:
     """Begin with a snapshot."""
 
 
-Effect = Send | Observed | Write | Save | Replay | Feed
+@dataclass(frozen=True)
+class Answered:
+    """Answer people's order, once what precedes this is done."""
+
+    answer: Callable[[Answer], None]
+    told: Answer
+
+
+Effect = Send | Observed | Write | Save | Replay | Feed | Answered
 
 
 def refusal(to: bytes, code: str, reason: str) -> Send:

@@ -116,6 +116,8 @@ class LeadHub(AskingHub):
     def _why_not_now(self) -> str:
         if self._script is not None or self.pending is not None:
             return "ranges are moving already"
+        if self.steering.stands:
+            return "people have paused or ended the job"
         if not self.started:
             return "training has not begun: hub.hubs in the job says which hubs begin"
         if self.finished:

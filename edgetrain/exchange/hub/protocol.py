@@ -32,8 +32,10 @@ from edgetrain.exchange.hub.effects import Effect, Event, Note, Save, Send, Writ
 from edgetrain.exchange.hub.members import AWAY, MemberRecord, Members
 from edgetrain.exchange.hub.membership import Membership, turn_away
 from edgetrain.exchange.hub.merger import Merger
+from edgetrain.exchange.hub.orders import Order
 from edgetrain.exchange.hub.records import Record, Restarted, State
 from edgetrain.exchange.hub.rounds import Due, Rounds
+from edgetrain.exchange.hub.steering import Steering
 from edgetrain.exchange.hub.telemetry import observe_sign
 from edgetrain.exchange.hub.terms import Policy, Terms, check_same_job
 from edgetrain.exchange.messages import (
@@ -112,6 +114,8 @@ class Hub:
         delay = AgreedDelay(terms.every, terms.delay, terms.steps, terms.ranges)
         self.rounds = Rounds(self.members, merger, delay, closing, masks, policy.deadline_s)
         self.membership = Membership(terms, policy, self.members, self.rounds)
+        self.steering = Steering(self.members, self.rounds, self.membership, lambda: self.state())
+        """What people have told it. Only to be looked at."""
         self._first: list[Effect] = []
         """What comes before everything else, because the hub was restored."""
 
@@ -155,7 +159,7 @@ class Hub:
     @property
     def finished(self) -> bool:
         """Whether all members have left, or too few are left and have not come back in time."""
-        return self.membership.finished
+        return self.membership.finished or self.steering.is_over
 
     @property
     def present(self) -> list[str]:
@@ -183,6 +187,8 @@ class Hub:
         """One message; `sender` is how the transport knows its connection."""
         first, self._first = self._first, []
         if isinstance(message, Join | Resume):
+            if self.steering.course == "stopped":
+                return first + self.steering.send_home(sender, message)
             return first + self._handle_stranger(sender, message, now)
         if (member := self.members.get(sender)) is None:
             unknown = refusal(sender, "unknown", "the hub does not know this member: join again")
@@ -244,7 +250,7 @@ class Hub:
         member = self.members.get(sender)
         if member is None or member.unreachable_since is not None:
             return []
-        member.mark_unreachable(now)
+        member.mark_unreachable(self.steering.time(now))
         return [Note("late", member.name, "its connection is gone")]
 
     def garbled(self, sender: bytes, now: float) -> list[Effect]:
@@ -267,14 +273,18 @@ class Hub:
 
     def tick(self, now: float) -> list[Effect]:
         """Time has passed: beats, missing members, deadlines. Call it a few times per beat."""
-        effects, self._first = self._first, []
-        for member, patience_s in self.membership.find_given_up(now):
+        effects, self._first, at = self._first, [], self.steering.time(now)
+        for member, patience_s in self.membership.find_given_up(at):
             if member.is_in:  # one before it may have taken it along
                 effects += self._remove(member, "gone", f"unreachable for {patience_s:g} s", now)
         effects += self._start_if_ready(now) + self._close_rounds(now)
-        effects += self.rounds.end_if_short(now, self.policy.return_s, self.policy.deserted_s)
-        self.membership.check_desertion(now)
+        effects += self.rounds.end_if_short(at, self.policy.return_s, self.policy.deserted_s)
+        self.membership.check_desertion(at)
         return effects + self.membership.beats(now)
+
+    def obey(self, order: Order, now: float) -> list[Effect]:
+        """Do what people order, or refuse it: see `steering`. Each order is answered."""
+        return self.steering.obey(order, now) + self._close_rounds(now)
 
     # -- contributions and rounds -------------------------------------------------------------
 
@@ -291,7 +301,7 @@ class Hub:
 
     def _accept_part(self, member: MemberRecord, message: Contribute, now: float) -> list[Effect]:
         """See the module's table."""
-        accepted = self.rounds.accept(member, message, now)
+        accepted = self.rounds.accept(member, message, self.steering.time(now))
         if accepted.outcome == "gap":
             return self._handle_gap(member, accepted.reason, now)
         effects: list[Effect] = []
@@ -315,8 +325,8 @@ class Hub:
     def _close_rounds(self, now: float) -> list[Effect]:
         """Close the oldest open rounds as long as they are due. A spoilt contribution is dropped,
         and its sender expelled; then the round is checked again, because it may lack a quorum."""
-        effects: list[Effect] = []
-        while self.started:
+        effects, now = list[Effect](), self.steering.time(now)
+        while self.started and not self.steering.stands:
             said, due = self._find_due(now)
             effects += said
             if due is None:
@@ -325,7 +335,7 @@ class Hub:
                 effects += self.rounds.close(due, now)
             except Spoilt as spoilt:
                 member = self.rounds.drop_contribution(spoilt.contribution)
-                effects += self._expel_spoiler(member, str(spoilt))
+                effects += _expelled(self.membership, member, str(spoilt))
             else:
                 effects += self.membership.give_up_behind()
         return effects + say_last(self.rounds.arrivals, self.round, self.members, self.epoch)
@@ -333,14 +343,6 @@ class Hub:
     def _find_due(self, now: float) -> tuple[list[Effect], Due | None]:
         """See Rounds. A subclass may have more to say before a round closes."""
         return self.rounds.find_due(now)
-
-    # -- refusing and removing ----------------------------------------------------------------
-
-    def _expel_spoiler(self, member: MemberRecord, reason: str) -> list[Effect]:
-        if not member.is_in:  # its connection may be another member's by now
-            return [Note("refused", member.name, f"payload: {reason}")]
-        removed = self.membership.remove(member, "refused", f"payload: {reason}")
-        return [refusal(member.sender, "payload", reason), *removed]
 
     def _expel(self, member: MemberRecord, code: str, reason: str, now: float) -> list[Effect]:
         """Refuse a member that broke a rule. What it gave to open rounds so far still counts."""
@@ -361,7 +363,7 @@ class Hub:
             self._agreed(), model.digest, model.description, model.elements, self.epoch,
             self.round, self.delay, seats, away, tuple(rounds.checksums.items()), self.base,
             rounds.merger.unsent(), rounds.merger.outer_state(), *rounds.delay.to_keep(),
-            self.membership.fixed.payloads,
+            self.membership.fixed.payloads, course=self.steering.course,
         )  # fmt: skip
 
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:
@@ -372,7 +374,7 @@ class Hub:
         """
         check_same_job(state.agreed, self._agreed())
         self.rounds.restore(state)
-        self.membership.restore(state, records, now)
+        self.membership.restore(state, self.steering.followed(state, records, now), now)
         self.rounds.start(self.epoch)
         self._first = [
             Write(Restarted(self.epoch)),
@@ -382,6 +384,14 @@ class Hub:
     def _agreed(self) -> str:
         codec, reply_codec = self.rounds.merger.codecs
         return self.terms.agreed(codec.name, reply_codec.name, self.rounds.masks is not None)
+
+
+def _expelled(membership: Membership, member: MemberRecord, reason: str) -> list[Effect]:
+    """Refuse a member whose contribution cannot be decoded."""
+    if not member.is_in:  # its connection may be another member's by now
+        return [Note("refused", member.name, f"payload: {reason}")]
+    removed = membership.remove(member, "refused", f"payload: {reason}")
+    return [refusal(member.sender, "payload", reason), *removed]
 
 
 def _nobody_at(member: MemberRecord) -> list[Effect]:

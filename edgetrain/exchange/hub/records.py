@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgpack
 import numpy as np
@@ -17,10 +17,10 @@ import numpy as np
 from edgetrain.errors import BadMessage
 from edgetrain.vectors.vector import Buffer, Vector
 
-LAYOUT = 5
+LAYOUT = 6
 """Of the records' fields; goes up when they change. Layout 1 ends before the fields `every` and
-`steps`, layout 2 has no `State.fixed`, layout 3 no `Round.complete`, layout 4 no `Round.members`:
-all are read as well, and written where that is 0, empty or None."""
+`steps`, layout 2 has no `State.fixed`, layout 3 no `Round.complete`, layout 4 no `Round.members`,
+layout 5 no `State.course`: all are read as well, and written where that is 0, empty or None."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,17 @@ class Charted:
     """See places.Places.chart."""
 
 
+Course = Literal["", "paused", "stopped"]
+"""What people have told a hub: to go on, to pause, to end the job."""
+
+
+@dataclass(frozen=True)
+class Steered:
+    """People told the hub this."""
+
+    course: Course
+
+
 @dataclass(frozen=True)
 class Sharing:
     """Which hub of several has which ranges, as one of them knows it."""
@@ -173,7 +184,7 @@ class Sharing:
     """Whether it is the lead's."""
 
 
-Record = Round | Entered | Departed | Restarted | Sent | Charted | Sharing
+Record = Round | Entered | Departed | Restarted | Sent | Charted | Sharing | Steered
 
 
 @dataclass(frozen=True)
@@ -212,6 +223,8 @@ class State:
     partitions: tuple[Sharing, ...] = ()
     """Of a hub of several, once ranges have moved or are about to: the map in force, and a pending
     one."""
+    course: Course = ""
+    """What people have told the hub."""
 
 
 _OUTER = "outer/"
@@ -247,6 +260,8 @@ def encode(record: Record | State) -> tuple[bytes, list[Buffer]]:
             return _header("M", [record.chart]), []
         case Sharing():
             return _header("H", _partition_fields(record)), []
+        case Steered():
+            return _header("T", [record.course]), []
         case State():
             return _encode_state(record)
 
@@ -358,7 +373,10 @@ def _encode_state(state: State) -> tuple[bytes, list[Buffer]]:
         np.ascontiguousarray(array).reshape(-1).data.cast("B") for array in arrays.values()
     ]
     fixed_bytes = sum(memoryview(piece).nbytes for piece in state.fixed)
-    header = _header("S", fields, [state.every, state.steps], fixed_bytes)
+    newer = [state.every, state.steps]
+    header = _header("S", fields, newer, fixed_bytes)
+    if state.course:
+        header = msgpack.packb([6, "S", *fields, *newer, fixed_bytes, state.course])
     return header, [*payloads, *state.fixed]
 
 
@@ -415,13 +433,16 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         return Charted(bytes(fields[0]))
     if kind == "H":
         return _partition(fields)
+    if kind == "T":
+        return Steered(_course(fields[0]))
     if kind != "S":
         raise ValueError(f"a record of kind {kind!r}, and this one knows none")
     agreed, model, layout, elements, epoch, round, delay, seats, away, checksums, told, *newer = (
         fields
     )
     sizes = [np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in told]
-    every, steps, fixed_bytes = [*newer, 0, 0, 0][:3]
+    absent: list[Any] = [0, 0, 0, ""]
+    every, steps, fixed_bytes, course = newer + absent[len(newer) :]
     *parts, fixed = _cut(payload, [*sizes, fixed_bytes])
     arrays = {
         name: np.frombuffer(part, np.dtype(dtype)).reshape(shape)
@@ -446,7 +467,16 @@ def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State
         above,
         chart,
         partitions,
+        _course(course),
     )  # fmt: skip
+
+
+def _course(told: object) -> Course:
+    for each in get_args(Course):
+        if each == told:
+            course: Course = each
+            return course
+    raise ValueError(f"people told it {told!r}")
 
 
 def _cut(payload: memoryview, sizes: Sequence[int]) -> list[memoryview]:

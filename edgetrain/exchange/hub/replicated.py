@@ -33,6 +33,7 @@ from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.hub.copies import CopyStream, Voter
 from edgetrain.exchange.hub.effects import Effect, Feed, Note, Save, Send, Write, refusal
 from edgetrain.exchange.hub.members import MemberRecord
+from edgetrain.exchange.hub.orders import Order
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Record, State
 from edgetrain.exchange.keys.pairs import spell
@@ -133,6 +134,10 @@ class ReplicatedHub(Hub):
         if (key := owner_of(self._peer)) and key not in keys:
             self._peer = b""
         return self._gate(super().revoke_all_but(keys, now))
+
+    def obey(self, order: Order, now: float) -> list[Effect]:
+        """See Hub. It is answered once the replica knows, too."""
+        return self._gate(super().obey(order, now))
 
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:
         """See Hub."""

@@ -380,7 +380,7 @@ class Rounds:
         before = self.checksums.get(round)
         self.open_rounds.remove(round, len(due.missing))
         effects = mark_late(self._members, round, due.missing)
-        wishes = [c.wish for c in result.counted if c.wish is not None]
+        wishes = self.delay.known(c.wish for c in result.counted)
         if told := self.delay.agree(round, wishes, now):
             effects.append(Note("pace", "hub", told))
         codec, remarks = _agree_on_density(self, round, wishes, result, now)

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from edgetrain.errors import BadMessage, EdgetrainError
 from edgetrain.exchange.hub.effects import (
+    Answered,
     Effect,
     Feed,
     Note,
@@ -63,14 +64,6 @@ class Hearing(Protocol):
         """What has come that way. Called after each poll, until there is nothing more."""
 
 
-@runtime_checkable
-class Obeying(Protocol):
-    """A hub that takes orders of people while it runs."""
-
-    def obey(self, order: Order, now: float) -> list[Effect]:
-        """Do it, or refuse it: each order is answered, some only after a while."""
-
-
 def serve(
     hub: Hub,
     transport: HubTransport,
@@ -118,10 +111,7 @@ def serve(
             if look is not None:
                 look(hub)
         for order in orders():
-            if isinstance(hub, Obeying):
-                driver.carry_out(hub.obey(order, clock()))
-            else:
-                order.refuse("this hub has all of the vector in one range, and takes no orders")
+            driver.carry_out(hub.obey(order, clock()))
         while isinstance(hub, Hearing) and (effects := hub.hear(clock())):
             driver.carry_out(effects)
     if hub.rounds.ended_short:
@@ -190,6 +180,8 @@ class _Driver:
                     self._replay(effect)
                 case Feed():
                     self._feed(effect.begins)
+                case Answered():
+                    effect.answer(effect.told)
                 case Note(event="started", member="hub"):
                     self._began = self._clock() - self._earlier_s
                     self._observe(effect)

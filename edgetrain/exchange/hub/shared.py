@@ -134,10 +134,12 @@ class SharedHub(Hub):
         return super()._find_due(now)
 
     def obey(self, order: Order, now: float) -> list[Effect]:
-        """Do what people order, or refuse it."""
-        why = "this hub takes no such order" if self.leads else "this hub is not the lead"
+        """See Hub. The lead is told, and where it closes no round all others wait."""
+        if self.leads:
+            return super().obey(order, now)
         order.refuse(
-            f"{' '.join(order.words[:2])}: {why}", "give it to the lead, in its run folder"
+            f"{' '.join(order.words[:2])}: this hub is not the lead",
+            "give it to the lead, in its run folder",
         )
         return []
 
@@ -306,7 +308,7 @@ class SharedHub(Hub):
         """Be the hub of another stretch, from this state on, and journal that."""
         (terms, *rest), kwargs = self._parts
         spare = self.is_spare
-        tail, policy, round = self._tail, self.policy, asked.round
+        tail, policy, round, course = self._tail, self.policy, asked.round, self.steering.course
         Hub.__init__(self, replace(terms, stretch=own), *rest, **kwargs)
         self._tail, self.policy = tail, policy
         self.settled = replace(self.settled, first=own.first, end=own.end, since=round)
@@ -314,7 +316,8 @@ class SharedHub(Hub):
             self.settled = replace(self.settled, number=asked.number, round=round)
             self.pending = None
         # The epoch stays: nothing was lost that members would have to send again.
-        Hub.restore(self, replace(state, agreed=self._agreed(), epoch=state.epoch - 1), (), now)
+        state = replace(state, agreed=self._agreed(), epoch=state.epoch - 1, course=course)
+        Hub.restore(self, state, (), now)
         self._first = []
         begins = Note("started" if spare else "map", "hub", f"has {own} from round {round} on")
         return [Save(self.state()), begins]

@@ -83,7 +83,7 @@ class Standstill:
     def check(self, now: float) -> Note | None:
         """What people should know now: that nothing moves, or that it moves again."""
         hub, stood_s = self._hub, now - self._moved
-        if not hub.started or not len(hub.members):
+        if not hub.started or not len(hub.members) or hub.steering.stands:
             self._moved = now
         elif stood_s >= self._next_s:
             self._next_s = 2 * stood_s

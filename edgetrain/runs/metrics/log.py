@@ -28,6 +28,7 @@ EventName = Literal[
     "stands",
     "replica",
     "servers",
+    "told",
     "codec",
     "map",
     "reducers",

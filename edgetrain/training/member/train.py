@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, Refused
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.checkpoint import Keep
 from edgetrain.exchange.member.driver import Flat, Stepper
@@ -154,7 +154,12 @@ def train(
             pace = work_at_pace(member, local, made.pace, job.train.batch, clock)
             loop = Loop(steps, local, member, log, pace, Meter(), energy, clock)
             _share_figures(loop, link, member, task, job.privacy.unit)
-            loop.run()
+            try:
+                loop.run()
+            except Refused as refused:
+                if refused.code == "ended" and keeps_model and loop.evaluates:
+                    _keep_model(member, made.model, log)
+                raise
             if keeps_model and loop.evaluates:
                 _keep_model(member, made.model, log)
 

@@ -141,12 +141,13 @@ def test_a_spare_lets_no_member_in():
 def test_orders_before_training_and_unknown_ones_are_refused():
     answers = []
     hubs = lead(address="tcp://a:1", rows=[("tcp://b:1", "", 2, 4)])
-    for words in (("hubs", "add", "tcp://c:1"), ("pause",)):
+    for words in (("hubs", "add", "tcp://c:1"), ("pause",), ("dance",)):
         hubs.obey(Order(words, answers.append), 0.0)
     hub().obey(Order(("hubs",), answers.append), 0.0)
     assert [each["error"] for each in answers] == [
         "training has not begun: hub.hubs in the job says which hubs begin",
-        "pause: this hub takes no such order",
+        "pause: training has not begun",
+        "dance: this hub takes no such order",
         "hubs: this hub is not the lead",
     ]
 
