@@ -96,8 +96,12 @@ def _key(name: str) -> str:
 
 def text_of(value: Any) -> str:
     """A value as it is written after KEY= on the command line."""
-    if isinstance(value, str):
-        return value.strip()
+    return value.strip() if isinstance(value, str) else _inline(value)
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{key} = {_inline(each)}' for key, each in value.items())} }}"
     return to_toml({"v": value}).partition("=")[2].strip()
 
 

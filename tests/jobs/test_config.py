@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError
+from edgetrain.jobs.grid import text_of
 from edgetrain.jobs.job import LATER, Job
 from edgetrain.jobs.reading import keys, load, parse
 
@@ -129,6 +130,11 @@ def test_lr_keeps_the_rest_of_the_optimizer():
     assert parse({}, ["lr=0.5"]).train.optimizer == {"name": "sgd", "lr": 0.5, "momentum": 0.9}
     assert parse({}, ["optimizer=adam", "lr=0.5"]).train.optimizer == {"name": "adam", "lr": 0.5}
     assert parse({}, ["lr=0.5", "optimizer=adam"]).train.optimizer == {"name": "adam", "lr": 0.5}
+
+
+def test_a_table_is_one_word():
+    table = {"name": "adamw", "lr": 0.01, "betas": [0.9, 0.99], "amsgrad": True}
+    assert parse({}, [f"optimizer={text_of(table)}"]).train.optimizer == table
 
 
 @pytest.mark.parametrize(
