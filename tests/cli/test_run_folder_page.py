@@ -34,6 +34,10 @@ RARE = {
         "ages": "members out of step: tests/training/simulated/test_out_of_step_runs.py",
         "above_sent_bytes": "a gateway",
         "above_received_bytes": "a gateway",
+        **dict.fromkeys(
+            ("slices", "copies", "wasted", "loss", "step_length"),
+            "a hub that hands out work: tests/training/simulated/test_lbfgs_runs.py",
+        ),
     },
     "summary": {
         "ages": "members out of step, as above",

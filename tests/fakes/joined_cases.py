@@ -16,7 +16,7 @@ from edgetrain.exchange.seam import Request
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import buffers_of, task_of, tuning_of, work_of
 from edgetrain.jobs.resolved import look_up
-from edgetrain.jobs.shares import weight_of
+from edgetrain.jobs.shares import shares_of, weight_of
 from edgetrain.tasks.work import begin_at, optimizer_for, tune
 from edgetrain.training.member.member import Member, bind, release_of
 from edgetrain.training.member.pacing import Pace
@@ -92,7 +92,7 @@ def _fleet(job: Job, members: list[Made], seed: int):
 
     def train(index: int, transport) -> tuple[int, np.ndarray, dict]:
         made, link = members[index], Link(transport, time.monotonic)
-        weight = weight_of(job, made.task, index)
+        weight = weight_of(job, made.task, shares_of(job, index))
         request = Request("", f"m{index}", weight, secure=found.mask_terms or False)
         release = release_of(job.privacy, lambda count: np.full(count, 7, np.uint8).tobytes())
         with Member.join(link, made.flat, made.optimizer, request, release=release) as member:
