@@ -164,9 +164,21 @@ def load_for(
         config["bundle"] = digest
 
     def load(look: ImageDescription) -> Load:
+        check_network(cluster, look)
         return Load({**files, "worker.tar": archives.for_card(look, device)}, config)
 
     return load
+
+
+def check_network(cluster: Cluster, look: ImageDescription) -> None:
+    """Raises ConfigError for a network that the image's system cannot join: netplan knows WPA3
+    since 0.107, and with a file that it does not know a device has not even its cable."""
+    is_wpa3 = cluster.wifi is not None and cluster.wifi.security == "wpa3"
+    if is_wpa3 and (look.release, look.first_boot) == ("debian-12", looking.CLOUD_INIT):
+        raise ConfigError(
+            f"{look.describe()} has netplan 0.106, which knows no WPA3",
+            "take an image of Debian 13, or a network with WPA2",
+        )
 
 
 def person(

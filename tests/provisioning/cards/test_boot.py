@@ -155,7 +155,7 @@ def test_cloud_init_and_netplan_accept_every_golden_file(built, tmp_path):
         refused = accepts(root, "cloud-init", "schema", "--config-file", "/tmp/given")
         assert "users: 7 is not of type" in refused.stderr + refused.stdout
         folders = sorted(GOLDEN.glob("cloud-init-*"))
-        assert len(folders) == 4
+        assert len(folders) == 7
         for folder in folders:
             shutil.copy(folder / "user-data", given)
             said = accepts(root, "cloud-init", "schema", "--config-file", "/tmp/given")
@@ -166,6 +166,9 @@ def test_cloud_init_and_netplan_accept_every_golden_file(built, tmp_path):
             (plan / "etc/netplan/50.yaml").write_text(json.dumps({"network": network}))
             (plan / "etc/netplan/50.yaml").chmod(0o600)
             said = accepts(root, "netplan", "generate", "--root-dir", f"/tmp/plan/{folder.name}")
+            if folder.name.endswith("wpa3"):  # this is Debian 12: see flashing.check_network
+                assert "unknown key management type 'sae'" in said.stderr
+                continue
             assert (said.returncode, said.stderr) == (0, ""), folder.name
             made = {path.name for path in (plan / "run/systemd/network").iterdir()}
             assert ("10-netplan-wlan0.network" in made) == ("wifi" in folder.name)

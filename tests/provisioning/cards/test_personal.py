@@ -15,7 +15,8 @@ import pi_images
 import pytest
 
 from edgetrain.errors import ConfigError
-from edgetrain.provisioning.cards import bootfiles, looking, personal, placing, writing
+from edgetrain.fleet.cluster import Cluster, Wifi
+from edgetrain.provisioning.cards import bootfiles, flashing, looking, personal, placing, writing
 from edgetrain.provisioning.cards import first_boot as first_boot_program
 from edgetrain.provisioning.cards.medium import FileMedium
 from edgetrain.provisioning.cards.source import Source
@@ -312,3 +313,25 @@ def test_files_that_do_not_read_back(images, tmp_path, monkeypatch):
     done = flash(images["raspberry-pi-os-13"], card, placing.Load({"token": b"secret"}))
     assert "edgetrain/token did not read back from the card" in done.error
     assert does_not_boot(card)
+
+
+@pytest.mark.parametrize(
+    ("release", "first_boot", "security", "fits"),
+    [
+        ("debian-12", looking.CLOUD_INIT, "wpa3", False),
+        ("debian-12", looking.CLOUD_INIT, "wpa2", True),
+        ("debian-13", looking.CLOUD_INIT, "wpa3", True),
+        ("raspberry-pi-os-12", looking.FIRSTRUN, "wpa3", True),
+    ],
+)
+def test_a_network_that_the_images_netplan_does_not_know_is_refused(
+    release, first_boot, security, fits
+):
+    part = looking.Partition(1, 0, 1)
+    image = looking.ImageDescription(release, (3, 11), "aarch64", first_boot, part, part)
+    cluster = Cluster(Path("c.toml"), wifi=Wifi("lab", "DE", "env:X", security))
+    if fits:
+        flashing.check_network(cluster, image)
+        return
+    with pytest.raises(ConfigError, match=r"netplan 0\.106, which knows no WPA3"):
+        flashing.check_network(cluster, image)
