@@ -172,13 +172,16 @@ def chosen(only: str) -> list[str]:
 
 
 def simulate(words: Sequence[str]) -> Figures:
-    """Run a job in virtual time, the gradients of all members at once: that halves its seconds."""
+    """Run a job in virtual time, the gradients of all members at once, which halves its seconds,
+    unless the hub deals out slices."""
     from edgetrain.training.simulated import simulation
 
     try:
         with tempfile.TemporaryDirectory() as name:
             folder = create(Path(name), "run")
-            summary = simulation.run(plan(load(None, words)), folder, batched=True)
+            planned = plan(load(None, words))
+            batched = not planned.strategy.deals
+            summary = simulation.run(planned, folder, batched=batched)
             metric = summary["metric"]
             curve = [[r["t"], r[metric]] for r in read_metrics(folder, "eval") if metric in r]
     except EdgetrainError as error:
