@@ -271,7 +271,7 @@ def train_and_keep(job: Job, words: str, folder, steps: int) -> list[float]:
     losses = _steps(rank, steps)
     snapshots = Snapshots(rank, folder, 0)
     snapshots.keep(steps)
-    snapshots.close()
+    snapshots.wait()
     return losses
 
 
@@ -307,7 +307,7 @@ def keep_while_training(job: Job, words: str, folder, again: bool = True):
         if again:
             for step in (6, 7, 5):
                 snapshots.keep(step)
-        snapshots.close()
+        snapshots.wait()
     finally:
         module.save = real
     return losses, before, most[0], problems
@@ -362,7 +362,7 @@ def keep_on_a_full_disk(job: Job, words: str, folder, full: int):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         newest.append(latest(own)[0] if dist.get_rank() == 0 else 0)
-    snapshots.close()
+    snapshots.wait()
     return losses, problems, newest, sorted(p.name for p in (own / "snapshots").glob(".*"))
 
 

@@ -166,7 +166,7 @@ class JoinedRanks:
         elif op is Op.PULL_BUFFERS:
             held.gather_buffers(self._exchanged)
         elif self._snapshots is not None:
-            self._snapshots.close()
+            self._snapshots.wait()
         return 0.0
 
 

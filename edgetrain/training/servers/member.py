@@ -92,7 +92,7 @@ class RankMember:
 
     def drain(self, *, to_the_end: bool = False) -> None:
         """Wait for the snapshot that is being written."""
-        self._snapshots.close()
+        self._snapshots.wait()
 
     def fleet_model(self) -> contextlib.AbstractContextManager[None]:
         """There is only one model."""

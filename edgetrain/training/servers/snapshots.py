@@ -65,7 +65,6 @@ class Snapshots:
         self._group = dist.new_group(backend="gloo")
         self._disks = Disks(folder, self._group)
         self._writing: Thread | None = None
-        self._stager = DefaultStager(StagingOptions(False, False, False, False))
         self._report: Callable[[str], None] = lambda line: None
         try:
             self._kept.mkdir(exist_ok=True)
@@ -95,7 +94,8 @@ class Snapshots:
             self._write(values, step)
             self.wait()
             return
-        copied = self._stager.stage(values)
+        # Not kept for the next: torch 2.11's takes one copy and no more.
+        copied = DefaultStager(StagingOptions(False, False, False, False)).stage(values)
         self._writing = Thread(target=self._write, args=(copied, step), daemon=True)
         self._writing.start()
 
@@ -107,11 +107,6 @@ class Snapshots:
         if self._problem:
             problem, self._problem = self._problem, ""
             self._report(problem)
-
-    def close(self) -> None:
-        """Wait, and let go of the copy."""
-        self.wait()
-        self._stager.close()
 
     # -- writing -------------------------------------------------------------------------------
 
