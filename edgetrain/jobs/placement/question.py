@@ -215,17 +215,17 @@ def servers_of(job: Job, beside: Path | None = None) -> Servers | None:
 
     ConfigError.
     """
-    bf16 = job.servers.precision == "bf16"
+    bf16, wanted = job.servers.precision == "bf16", job.train.accelerator
     if not job.servers.cluster:
         if not wants_group(job):
             return None
-        here, words = _here(LOCAL, 0), job.servers.placement
+        here, words = _here(LOCAL, 0, wanted), job.servers.placement
         # Processes of one machine without GPUs may be more than its cores: to try a placement out.
         asked = 1 if words in ("auto", EDGE) else parse(words).ranks
-        return Servers((_here(LOCAL, max(here.accelerators, asked)),), LOOPBACK)
+        return Servers((_here(LOCAL, max(here.accelerators, asked), wanted),), LOOPBACK)
     cluster = cluster_of(job, beside)
     assert cluster is not None
-    found = tuple(_server(each, bf16) for each in cluster.servers)
+    found = tuple(_server(each, bf16, wanted) for each in cluster.servers)
     between = cluster.between
     return Servers(found, RankLink(between.rtt_ms / 2e3, between.rate_mbit * 1e6 / 8))
 
@@ -242,9 +242,9 @@ def cluster_of(job: Job, beside: Path | None) -> clusters.Cluster | None:
     return cluster
 
 
-def _server(entry: clusters.ServerEntry, bf16: bool) -> Server:
+def _server(entry: clusters.ServerEntry, bf16: bool, wanted: str) -> Server:
     if not entry.profile:
-        return _here(entry.name, entry.accelerators)
+        return _here(entry.name, entry.accelerators, wanted)
     device = devices.load(entry.profile)
     rate = device.bf16_gflops if bf16 and device.bf16_gflops else device.train_gflops
     if rate is None or device.dispatch_s is None:
@@ -267,12 +267,18 @@ def _inside(device: Device) -> RankLink:
     return RankLink(device.inside_s, device.inside_gbit * 1e9 / 8)
 
 
-def _here(name: str, accelerators: int) -> Server:
-    """This machine: its GPUs if torch finds any, else a rank for each core."""
+def _here(name: str, accelerators: int, wanted: str) -> Server:
+    """This machine: its GPUs if torch finds any and `train.accelerator` does not say "cpu", else a
+    rank for each core. ConfigError for more accelerators than it has GPUs."""
     from edgetrain.runs.environment import usable_cores
     from edgetrain.tasks.meta import gpus
 
-    found = gpus()
+    found = gpus() if wanted != "cpu" else []
+    if accelerators > len(found) > 0:
+        raise ConfigError(
+            f"{accelerators} ranks on a machine with {len(found)} GPU{'s'[: len(found) > 1]}",
+            "a GPU takes one rank: a smaller placement, or train.accelerator = 'cpu'",
+        )
     if found:
         like = devices.load("gpu-server")
         rate = like.train_gflops or NOMINAL_GFLOPS

@@ -134,7 +134,12 @@ def _device(accelerator: str, local: int) -> torch.device:
         )
     if not there:
         return torch.device("cpu")
-    place = torch.device("cuda", local % torch.cuda.device_count())
+    if local >= (count := torch.cuda.device_count()):
+        raise ConfigError(
+            f"rank {local + 1} of a machine with {count} GPU{'s'[: count > 1]}",
+            "a GPU takes one rank: a smaller placement, or train.accelerator = 'cpu'",
+        )
+    place = torch.device("cuda", local)
     torch.cuda.set_device(place)
     return place
 

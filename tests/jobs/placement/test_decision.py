@@ -14,10 +14,11 @@ from edgetrain.fleet import cluster
 from edgetrain.jobs.placement.decision import Board, Question, decide
 from edgetrain.jobs.placement.formulas import Kept, RankLink
 from edgetrain.jobs.placement.machines import Server, Servers
-from edgetrain.jobs.placement.question import plan_placement, question_of
+from edgetrain.jobs.placement.question import plan_placement, question_of, servers_of
 from edgetrain.jobs.placement.search import Work
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.rules import resolve
+from edgetrain.tasks import meta
 from edgetrain.tasks.classification import Classification
 from edgetrain.tasks.layers import Layer, Model
 
@@ -251,3 +252,16 @@ def test_what_cannot_be_built_is_passed_over():
     assert f"{first}: no" in decision.refused
     told = decide(question(placement="data=2", fallback="never"), lambda each: "no")
     assert (told.chosen, told.why) == ("", "data=2: no")
+
+
+def test_a_gpu_takes_one_rank_and_the_cores_are_there_if_the_job_says_so(monkeypatch):
+    monkeypatch.setattr(meta, "gpus", lambda: [80_000_000_000])
+
+    def machine(*words):
+        return servers_of(load(None, ["members=2", *words])).servers[0]
+
+    assert machine("servers.placement=data=1").accelerators == 1
+    with pytest.raises(ConfigError, match="2 ranks on a machine with 1 GPU "):
+        machine("servers.placement=data=2")
+    cores = machine("servers.placement=data=2", "accelerator=cpu")
+    assert (cores.has_gpus, cores.accelerators >= 2) == (False, True)
