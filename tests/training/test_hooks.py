@@ -87,6 +87,29 @@ def test_a_bare_step_exchanges_as_the_members_does(strategy):
     assert {member for closed in hub.closed for member in closed.members} == {"m0", "m1"}
 
 
+def test_a_compiled_step_exchanges_as_a_plain_one_does():
+    class Plain(torch.optim.Optimizer):  # torch's own make the compiler load all it has
+        def __init__(self, params):
+            super().__init__(params, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self):
+            for p in self.param_groups[0]["params"]:
+                p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
+
+    def train(compiled):
+        with alone(every=1, optimizers=lambda m: [Plain(m.parameters())]) as (model, found, member):
+            optim = found[0]
+            step = torch.compile(optim.step, backend="eager") if compiled else optim.step
+            for number in range(3):
+                compute(model, optim, number)
+                step()
+            assert member.steps == 3
+        return children.flat(model)
+
+    np.testing.assert_array_equal(train(True), train(False))
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_closure_runs_before_the_exchange(strategy):
     def loops(uses_closure):

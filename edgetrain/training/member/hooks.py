@@ -63,7 +63,7 @@ class StepHooks:
     ) -> None:
         self.optimizers = tuple(optimizers)
         self._joined = [len(parameters_of(each)) for each in self.optimizers]
-        self._begin, self._end = begin, end
+        self._begin, self._end = _untraced(begin), _untraced(end)
         self._outer: FrameType | None = None
         """The step under way. One within it is part of it."""
         self._is_calling = self._is_paused = False
@@ -189,6 +189,15 @@ class StepHooks:
             frame = frame.f_back
         self._outer = None
         return False
+
+
+def _untraced(act: Callable[..., Any]) -> Callable[..., Any]:
+    """An act that torch.compile leaves alone, where a loop compiles its step, and the hooks with
+    it. Making an optimizer imports torch._dynamo; without it nothing is compiled."""
+    if (dynamo := sys.modules.get("torch._dynamo")) is None:
+        return act
+    dynamo.trace_rules.add(__name__)
+    return torch.compiler.disable(act)  # type: ignore[no-any-return, no-untyped-call]
 
 
 _JOINED: set[StepHooks] = set()
