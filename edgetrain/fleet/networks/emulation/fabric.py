@@ -47,7 +47,6 @@ _WIRE = Wire(MAC, MTU, GSO_BYTES)
 
 
 def address_of(number: int) -> str:
-    """Return the address of a host. Host 0 is the lead, host i+1 is member i; other hubs follow."""
     return f"10.77.{(number + 1) >> 8}.{(number + 1) & 255}"
 
 
@@ -149,7 +148,6 @@ def wait_until_running(
 
 
 def _configure(host: Host, link: Netlink, congestion: str) -> None:
-    """Set address, route and congestion control, from inside the host's namespace."""
     index = socket.if_nametoindex(INTERFACE)
     link.up("lo", 1)
     link.up(INTERFACE, index, arp=False)
