@@ -77,7 +77,7 @@ def goal_of(row: str, wide: bool) -> Goal:
         "a member's start": Goal("import torch", 1.5),
         "compare --simulate of one step, CPU seconds": Goal("import torch", 2.3),
     }
-    known = goals.get(row.partition(" (")[0])
+    known = goals.get(row.partition(" (")[0].partition(", first window")[0])
     return known or Goal(INSTRUCTIONS, 0.5)
 
 
@@ -165,13 +165,15 @@ def of_bound(how: Callable[..., dict[str, Any]], kind: str) -> dict[str, float]:
     """Speed of whole runs, over that of runs whose last reply travels and nothing else is late."""
     import latency
 
-    cells = {rtt: latency.row("dga", rtt, how) for rtt in (0, 200, 1000)}
-    rates = {rtt: cell["whole_steps_per_second"] for rtt, cell in cells.items()}
-    seconds = latency.MOST_STEPS / rates[0]
-    return {
-        f"whole run of DGA, {rtt} ms{kind}": rates[rtt] / rates[0] * (1 + rtt / 1000 / seconds)
-        for rtt in (200, 1000)
-    }
+    def rate(rtt: int, first: int = 0) -> float:
+        return float(latency.row("dga", rtt, how, first)["whole_steps_per_second"])
+
+    bare, found = rate(0), {}
+    for rtt, first in ((200, 0), (1000, 0), (200, 30), (1000, 30), (1000, 120)):
+        begins = f", first window {first}" if first else ""
+        late = rtt / 1000 * bare / latency.MOST_STEPS
+        found[f"whole run of DGA, {rtt} ms{begins}{kind}"] = rate(rtt, first) / bare * (1 + late)
+    return found
 
 
 def neon() -> dict[str, float]:

@@ -39,14 +39,29 @@ Runner = Callable[..., dict[str, Any]]
 """Runs a planned job in a folder: emulated, or simulated."""
 
 
+def network(folder: Path, rtt_ms: float, first: int) -> str:
+    """A bare round trip, whose ends begin with `first` segments (0: as Linux does)."""
+    if not first:
+        return f"rtt-{rtt_ms:g}ms" if rtt_ms else "none"
+    path = folder / "begins.toml"
+    path.write_text(f"[both]\ndelay_ms={rtt_ms / 2}\nfirst_window={first}\nreceive_kb=1000\n")
+    return str(path)
+
+
 def run(
-    folder: Path, strategy: str, rtt_ms: float, seed: int, steps: int, how: Runner = emulated.run
+    folder: Path,
+    strategy: str,
+    rtt_ms: float,
+    seed: int,
+    steps: int,
+    how: Runner = emulated.run,
+    first: int = 0,
 ) -> dict[str, Any]:
     """The digits job's summary. DGA's delay covers the round trip, a tenth of it and one step
     more."""
     delay = math.ceil(1.1 * rtt_ms / 1000 / PACE_S) + 1 if strategy == "dga" else 0
     words = [
-        f"members={MEMBERS}", f"network={f'rtt-{rtt_ms:g}ms' if rtt_ms else 'none'}",
+        f"members={MEMBERS}", f"network={network(folder, rtt_ms, first)}",
         f"pace_s={PACE_S}", f"steps={steps}", f"seed={seed}", "optimizer={name='sgd',lr=0.2}",
         f"strategy={strategy}", f"every={0 if strategy == 'sync-sgd' else EVERY}",
         f"delay={delay}",
@@ -63,12 +78,12 @@ def steady_seconds(folder: Path, steps: int) -> float:
     return statistics.median((t[last] - t[first]) / (last - first) for t in at.values())
 
 
-def row(strategy: str, rtt_ms: float, how: Runner = emulated.run) -> dict[str, Any]:
+def row(strategy: str, rtt_ms: float, how: Runner = emulated.run, first: int = 0) -> dict[str, Any]:
     """A cell of the table, as the picture takes it."""
     steps = max(40, min(MOST_STEPS, int(CELL_S / (PACE_S + WAITS[strategy] * rtt_ms / 1000))))
     with tempfile.TemporaryDirectory() as name:
         folder = create(Path(name), strategy)
-        summary = run(folder, strategy, rtt_ms, 0, steps, how)
+        summary = run(folder, strategy, rtt_ms, 0, steps, how, first)
         steady = 1 / steady_seconds(folder, steps)
         overrun = sum(line["event"] == "overrun" for line in read_metrics(folder, "event"))
     return {

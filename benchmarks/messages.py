@@ -3,6 +3,7 @@
     python benchmarks/messages.py loss                          all of it, 25 minutes
     python benchmarks/messages.py loss --rtt 40 --loss 1 --size 10000,40000
     python benchmarks/messages.py pauses --rtt 500 --rate 1 --size 40000 --runs 2
+    python benchmarks/messages.py pauses --rtt 1000 --size 40000,1000000 --first 30 --count 5
 
 `loss`: a member sends a message over its warm connection, the hub answers with one byte, and the
 member sends the next. Losses are on the way up, several links at once. Times are milliseconds from
@@ -251,7 +252,10 @@ def simulated_course(link: Profile, size: int, count: int, pause_s: float) -> Co
 def pauses(args: argparse.Namespace) -> None:
     """Print two lines for each run, real and simulated."""
     for rtt, size in itertools.product(args.rtt, args.size):
-        both = Direction(delay_ms=rtt / 2, rate_mbit=args.rate)
+        both = Direction(
+            delay_ms=rtt / 2, rate_mbit=args.rate, first_window=args.first,
+            receive_kb=args.receive_kb,
+        )  # fmt: skip
         case = (Profile("bench", up=both, down=both), int(size), args.count, args.pause)
         print(f"{rtt:g} ms, {args.rate:g} Mbit/s, {size / 1000:g} kB", flush=True)
         rows = [(f"real {run + 1}", real_course(*case)) for run in range(args.runs)]
@@ -274,6 +278,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=100.0, help="Mbit/s, of pauses")
     parser.add_argument("--count", type=int, default=10, help="messages, of pauses")
     parser.add_argument("--pause", type=float, default=0.02, help="seconds")
+    parser.add_argument("--first", type=int, default=0, help="segments of the first window")
+    parser.add_argument("--receive-kb", type=float, default=0.0, help="first receive buffer")
     parser.add_argument("--runs", type=int, default=1, help="real runs, of pauses")
     args = parser.parse_args()
     (losses if args.what == "loss" else pauses)(args)

@@ -24,6 +24,7 @@ in the job:
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
     parser = common.verb(
         subparsers,
         "bundle",

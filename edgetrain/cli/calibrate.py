@@ -57,6 +57,7 @@ a grid of links.
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
     parser = common.verb(
         subparsers,
         "calibrate",
@@ -106,7 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace, pairs: list[CalibratedPair], folder: Path) -> bool:
-    """Say, draw and save how far off simulations were. Returns whether the folder is whole."""
+    """Say and draw how far off the simulations were, and leave it in `folder`. Returns whether the
+    folder is whole."""
     from edgetrain.runs.folder import write_summary
     from edgetrain.runs.reports import calibration
     from edgetrain.runs.reports.plot import calibration_figure
@@ -120,7 +122,8 @@ def _report(arguments: argparse.Namespace, pairs: list[CalibratedPair], folder: 
 
 
 def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]:
-    """Jobs by name (the given one's variants, or the built-in cases), and the job file's folder."""
+    """Jobs by name, and the folder of the job file: the given job under each strategy and network,
+    or the built-in cases."""
     from dataclasses import replace
 
     from edgetrain.jobs.grid import variants

@@ -55,6 +55,7 @@ MINUTES = 7 * _DAY
 
 
 def add_verbs(verbs: Any) -> None:
+    """Add `flash` and `worker` to the verbs of `devices`."""
     shape = argparse.RawDescriptionHelpFormatter
     flash = verbs.add_parser(
         "flash", help="write cards that join a hub by themselves", epilog=_FLASH,
@@ -92,6 +93,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def archive_folder() -> Path:
+    """Where worker archives are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "edgetrain" / "workers"
 
@@ -223,6 +225,7 @@ class _Session:
         self._results: list[dict[str, Any]] = []
 
     def run(self) -> int:
+        """Write all cards; returns the exit status."""
         from edgetrain.exchange.keys.keyring import keys_folder
 
         arguments = self._arguments
@@ -338,7 +341,8 @@ class _Session:
 
 
 def _make_folder(folder: Path, *, dry_run: bool) -> None:
-    """Make the folder of --image-out, which nobody else may read. Raises ConfigError."""
+    """Make the folder of --image-out, which nobody else may read. Raises ConfigError if it cannot
+    be made or written."""
     try:
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not there.is_dir():

@@ -26,6 +26,7 @@ of them and starts nothing; write it again after an update.
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
     parser = common.verb(
         subparsers,
         "completion",
@@ -65,6 +66,7 @@ class Command:
 
 
 def commands_of(parser: argparse.ArgumentParser, path: str = "") -> Iterator[Command]:
+    """The commands of a parser and of its verbs."""
     command = Command(path)
     inner: list[tuple[str, argparse.ArgumentParser]] = []
     for action in parser._actions:
@@ -127,6 +129,7 @@ def names() -> dict[str, list[str]]:
 
 
 def keys() -> list[str]:
+    """The keys of a job, without their table where that is clear."""
     from edgetrain.jobs import reading
 
     full = reading.keys()

@@ -29,6 +29,7 @@ _STOP_S = 30.0
 
 
 def add_verbs(verbs: Any) -> None:
+    """Add send, update and status to `edgetrain devices`."""
     send = verbs.add_parser("send", help="give devices their next job, and let them start on it")
     send.add_argument("job", metavar="JOB", help="a job file")
     add_devices(send)
@@ -102,7 +103,7 @@ def _job_for(
     found = outfit.with_job(found, Path(path))
     job = outfit.job_of(found)
     assert found.hub
-    units = {d.name: unit(found.hub.addresses, found.index(d)) for d in found.devices}
+    units = {d.name: unit(found.hub.addresses, found.index(d), found.system) for d in found.devices}
     keys = hub_keys(found, Keyring(keys_folder(arguments.keys)))
     return outfit.set_of(found, job), units, keys
 
@@ -273,10 +274,12 @@ class _HubProcess:
 
     @property
     def pid(self) -> int:
+        """Of the process."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
+        """Whether it has not ended."""
         return self._process.poll() is None
 
     def folder(self) -> Path:
@@ -302,4 +305,5 @@ class _HubProcess:
                 self._process.wait()
 
     def wait(self) -> int:
+        """Its exit status."""
         return self._process.wait()

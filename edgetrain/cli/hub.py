@@ -35,6 +35,7 @@ try again later (the interface is down or has no address yet, a name cannot be r
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
     parser = common.verb(
         subparsers,
         "hub",
@@ -90,6 +91,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _add_number(parser: argparse.ArgumentParser) -> None:
+    """Which of several hubs it is."""
     parser.add_argument(
         "--number",
         type=int,

@@ -37,6 +37,7 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add `networks` and its verbs."""
     parser = common.verb(
         subparsers,
         "networks",
@@ -150,6 +151,7 @@ def _row(p: Profile) -> tuple[str, ...]:
 
 
 def table(rows: Iterable[Sequence[str]], headings: Sequence[str]) -> list[str]:
+    """Return the lines of a table, with columns as wide as their longest cell."""
     lines = [tuple(headings), *map(tuple, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
     made = []
@@ -181,6 +183,7 @@ def _run_show(arguments: argparse.Namespace) -> int:
 
 
 def describe(p: Profile) -> list[str]:
+    """Return lines that describe a profile: its figures in each direction and their sources."""
     lines = [f"{p.name}: {p.title}", f"  round trip {p.rtt_ms:g} ms"]
     lines += [f"  {name:5}{_figures(way)}" for name, way in (("up", p.up), ("down", p.down))]
     return lines + [f"  source of {key}: {text}" for key, text in p.source.items()]
@@ -202,6 +205,10 @@ def _figures(way: Direction) -> str:
             words.append(f"{key.removesuffix('_percent')} {getattr(way, key):g} %")
     if not way.slow_start_after_idle:
         words.append("windows kept over pauses")
+    if way.first_window:
+        words.append(f"first window {way.first_window} segments")
+    if way.receive_kb:
+        words.append(f"receive buffer {way.receive_kb:g} kB")
     return ", ".join(words)
 
 
@@ -228,6 +235,7 @@ def _run_check(arguments: argparse.Namespace) -> int:
 
 
 def finding_line(f: Finding) -> str:
+    """Return a finding as a line of text."""
     mark = ("ok " if f.good else "OFF") if f.judged else "?  "
     note = f"  ({f.note})" if f.note else ""
     return (

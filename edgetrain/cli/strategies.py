@@ -12,6 +12,7 @@ from edgetrain.strategies import TABLE, merging
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
     parser = common.verb(
         subparsers,
         "strategies",
@@ -33,6 +34,7 @@ _OF_OUTER = ("name", "spelling", "summary", "source")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print the tables."""
     from edgetrain.strategies import outer
 
     if arguments.json:

@@ -46,6 +46,7 @@ in examples/paper/. `delay` and `every` apply to the strategies that have them.
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
     parser = common.verb(
         subparsers,
         "sweep",
@@ -266,7 +267,8 @@ def _about(chosen: Sweep) -> str:
 
 
 def _draw(summary: dict[str, Any], folder: Path, about: str) -> list[Path]:
-    """A picture for each axis with several values, titled `about` by default; their paths."""
+    """A picture for each axis with several values; the paths of those drawn. Without a title of
+    their own they say what the sweep is `about`."""
     from edgetrain.runs.reports.plot import sweep_figure
 
     axes, found, metric, title = (summary[key] for key in ("axes", "points", "metric", "title"))

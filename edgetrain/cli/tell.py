@@ -34,6 +34,7 @@ _SAID = {
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add the verb."""
     parser = common.verb(
         subparsers,
         "tell",

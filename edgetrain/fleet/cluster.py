@@ -18,6 +18,7 @@ from edgetrain.files.reading import OTHERS_READ, read_bytes, read_guarded
 from edgetrain.files.toml import read_toml
 from edgetrain.fleet import values
 from edgetrain.fleet.checks import known, number, text
+from edgetrain.fleet.networks.profile import RANGES
 
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 """One label of a host name (RFC 1123), in small letters."""
@@ -70,6 +71,10 @@ class SystemSettings:
     locale: str = ""
     dns: tuple[str, ...] = ()
     """Name servers of devices with a static address; DHCP brings its own."""
+    first_window: int = 0
+    """Segments that a device's TCP begins with; 0: as its kernel does (ten)."""
+    receive_kb: int = 0
+    """A device's first receive buffer of TCP; 0: as its kernel has it (131)."""
 
 
 @dataclass(frozen=True)
@@ -402,7 +407,12 @@ def _system(table: Mapping[str, Any], path: Path) -> SystemSettings:
         raise ConfigError(f"{path}: system.dns = {dns!r} is not a list", '["192.168.1.1"]')
     for server in dns:
         values.check_name_server(text(server, f"{path}: system.dns"), f"{path}: system.dns")
-    return SystemSettings(timezone, locale, tuple(dns))
+    windows = {
+        key: int(number(table[key], RANGES[key], f"{path}: system.{key}", whole=True))
+        for key in ("first_window", "receive_kb")
+        if key in table
+    }
+    return SystemSettings(timezone, locale, tuple(dns), **windows)
 
 
 def _ssh(table: Mapping[str, Any], path: Path) -> Ssh:

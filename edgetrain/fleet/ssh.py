@@ -112,6 +112,7 @@ class SshHost:
 
     @property
     def target(self) -> str:
+        """The word for ssh: [USER@]ADDRESS."""
         return f"{self.user}@{self.address}" if self.user else self.address
 
 
@@ -127,10 +128,12 @@ class SshAnswer:
 
     @property
     def ok(self) -> bool:
+        """Whether it ended with status 0."""
         return self.status == 0 and self.trouble is None
 
     @property
     def text(self) -> str:
+        """What it printed, as text."""
         return self.stdout.decode(errors="replace")
 
     @property
@@ -277,6 +280,7 @@ class SshClient:
         self.close()
 
     def close(self) -> None:
+        """End the connections that are kept."""
         for socket in self._folder.glob("c*"):
             words = ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "edgetrain"]
             with contextlib.suppress(subprocess.TimeoutExpired):

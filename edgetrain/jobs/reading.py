@@ -34,7 +34,10 @@ LONGEST_SHOWN = 120
 
 
 def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Job:
-    """A job from a file (None: all defaults) and `key=value` overrides, which win. ConfigError."""
+    """A job from a file (None: all defaults) and `key=value` overrides, which win.
+
+    Raises ConfigError naming the file, the key, the value and what is allowed.
+    """
     return parse(_read(path), overrides, str(path or "defaults"))
 
 

@@ -185,7 +185,7 @@ class Provisioner:
             return Provisioned(device.name, ok=False, why=_reason(looked))
         facts = _said(looked)
         assert self._cluster.hub
-        text = unit(self._cluster.hub.addresses, self._cluster.index(device))
+        text = unit(self._cluster.hub.addresses, self._cluster.index(device), self._cluster.system)
         wanted = {"unit": text, "hubs": self._hubs}
         parts = due(facts, wanted, self._listed(device.name), self._settings.ssh_keys)
         if parts and (why := wrong(facts, self._now()) or self._no_room(facts, device, parts)):

@@ -59,7 +59,8 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """summary.json; of a run that has none yet, what its lines say so far. ConfigError."""
+        """summary.json; of a run that has none yet, what its lines say so far. ConfigError for one
+        that is damaged."""
         return read_summary(self.folder) or summarise(self.folder)
 
     @property
@@ -225,7 +226,8 @@ def _document(folders: Sequence[Path]) -> str:
 
 
 def _page(folders: Sequence[Path]) -> str:
-    """The page in a frame of its own; "": there is nothing to show yet."""
+    """The page in a frame of its own, whose style touches nothing else; "": there is nothing to
+    show yet."""
     try:
         page = html.escape(_document(folders))
     except ConfigError:

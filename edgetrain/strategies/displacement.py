@@ -1,4 +1,7 @@
-"""The member's half of every strategy that exchanges displacements: FedAvg, local SGD, DGA."""
+"""The member's half of every strategy that exchanges displacements: FedAvg, local SGD, DGA.
+
+Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
+"""
 
 from __future__ import annotations
 
@@ -151,6 +154,7 @@ class Displacement:
         return None
 
     def note_rate(self, rate: float) -> None:
+        """See MemberHalf."""
         self._growth.rates += rate
 
     def after_step(self) -> Vector | None:
@@ -234,7 +238,8 @@ class Displacement:
         )
 
     def _take_in(self, flight: Flight, sent: Vector) -> Flight:
-        """Move the unsent part back into `params`: their replies replace nothing."""
+        """Move the unsent part back into `params`. It contains every earlier round in flight as a
+        whole, so their replies are added to the base and replace nothing."""
         beside = self.unsent.beside
         assert beside is not None
         self.unsent.beside = None
@@ -248,14 +253,17 @@ class Displacement:
         return _sent_part(flight, sent)
 
     def follow_up(self) -> Vector | None:
+        """One contribution a round is enough."""
         return None
 
     @property
     def local_steps(self) -> int:
+        """See MemberHalf."""
         return self._local_steps
 
     @property
     def has_steps(self) -> bool:
+        """See MemberHalf."""
         return self._local_steps > 0
 
     def rest(self) -> Vector | None:
@@ -272,6 +280,7 @@ class Displacement:
         return rest
 
     def restore_rest(self, rest: Vector, local_steps: int = 0) -> None:
+        """See MemberHalf."""
         if not local_steps and self.unsent.belongs_beside():
             self.unsent.beside = rest.copy()
         else:
@@ -280,14 +289,17 @@ class Displacement:
         self._partial = not local_steps
 
     def learned(self) -> dict[str, NDArray[Any]]:
+        """See MemberHalf."""
         return self.unsent.state() | ({} if self.drift is None else self.drift.state())
 
     def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """See MemberHalf."""
         self.unsent.restore(state)
         if self.drift is not None:
             self.drift = self.expected.drift = self.drift.restore(state)
 
     def take_note(self) -> str:
+        """See MemberHalf."""
         note, self._note = self._note, ""
         return note
 
@@ -366,7 +378,8 @@ class Displacement:
         self.round = max(self.round, applied)
 
     def skip_to(self, round: int) -> None:
-        """Contribute to `round` next; those between are replied to without this member."""
+        """Contribute to `round` next; those between are replied to without a contribution of its
+        own."""
         self.expected.flights.extend(Flight(r, self._steps, None) for r in range(self.round, round))
         self.round = max(self.round, round)
 

@@ -1,4 +1,7 @@
-"""The member's half of synchronous SGD whose mean gradient is two factors, in two trips."""
+"""The member's half of synchronous SGD whose mean gradient is two factors, in two trips.
+
+Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,7 @@ class Factored(Gradient):
         self._awaits_left = False
 
     def before_step(self) -> Vector | None:
+        """The first factor of this step's gradient."""
         self._check()
         self._awaits_left = True
         return self._contribution(self._factors.left(self.gradient))

@@ -111,7 +111,8 @@ def number(name: str, what: str, text: str, low: float, high: float) -> float:
 
 
 def whole(name: str, what: str, text: str, low: int, more: str = "") -> int:
-    """The value of `what`: a whole number, low <= value <= 100000. ConfigError names `more`."""
+    """The value of the argument `what`: a whole number, low <= value <= 100000. ConfigError, which
+    says what `more` is allowed."""
     if not (text.isascii() and text.isdigit() and low <= int(text) <= 100_000):
         raise ConfigError(
             f"{name}: {what} = {text}", f"allowed are whole numbers from {low} to 100000{more}"
@@ -120,6 +121,7 @@ def whole(name: str, what: str, text: str, low: int, more: str = "") -> int:
 
 
 def spell(value: float) -> str:
+    """The shortest text that `number` reads as this value."""
     return repr(value).removesuffix(".0")
 
 

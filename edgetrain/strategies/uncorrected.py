@@ -1,4 +1,7 @@
-"""An ablation, not a way to train: delayed averaging without DGA's correction term."""
+"""An ablation, not a way to train: delayed averaging without DGA's correction term.
+
+Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
+"""
 
 from __future__ import annotations
 

@@ -131,6 +131,7 @@ class FlatModel:
                 self.params[group.where] = _host(group.params)
 
     def zero_grad(self) -> None:
+        """Zero all gradients in place: the views stay bound."""
         for group in self._groups:
             group.gradient.zero_()
             for parameter, _, gradient in group.members:
@@ -186,7 +187,8 @@ class FlatModel:
                 )
 
     def release(self) -> None:
-        """Give every tensor memory of its own, as before it was bound, for good. Works twice."""
+        """Give every tensor memory of its own, as before it was bound. Works twice; nothing else
+        may follow."""
         groups, self._groups = self._groups, []
         for group in groups:
             for tensor in group.tensors:
@@ -203,6 +205,7 @@ class FlatModel:
         }
 
     def push_params(self) -> None:
+        """Write `params` back into the model."""
         if not self.is_storage:
             for group in self._groups:
                 group.params.copy_(torch.from_numpy(self.params[group.where]))
@@ -249,7 +252,8 @@ class FlatModel:
 
     @contextmanager
     def only(self, chosen: Sequence[torch.nn.Parameter]) -> Iterator[None]:
-        """Within: parameters that are not `chosen` have no gradient; afterwards as before."""
+        """Within: parameters that are not `chosen` have no gradient. Afterwards they have what they
+        had."""
         ids, kept = set(map(id, chosen)), []
         for group in self._groups:
             for parameter, _, _ in group.members:
@@ -276,6 +280,7 @@ class FlatModel:
             parameter.grad = None if is_none else gradient
 
     def _tensors(self) -> Iterator[Vector]:
+        """The part of `gradient` of each parameter, in order."""
         for number, (_, start, _) in enumerate(self.layout, 1):
             stop = self.layout[number][1] if number < len(self.layout) else self.trained
             yield self.gradient[start:stop]

@@ -24,7 +24,10 @@ class Outline:
 
 
 def outline_of(task: Task) -> Outline:
-    """The task's model on the meta device, or in memory. Torch's generator is not touched."""
+    """The task's model on the meta device; built in memory if it cannot be built there.
+
+    Torch's random generator is left as it was.
+    """
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):

@@ -32,7 +32,10 @@ class Shared:
 
 
 def parse_partition(spec: str) -> float | Shared | None:
-    """Alpha of "dirichlet(0.3)", Shared(64) of "shared(64)", None for "iid". TaskError."""
+    """The alpha of "dirichlet(0.3)", Shared(64) for "shared(64)", None for "iid".
+
+    Raises TaskError for anything else.
+    """
     if spec == "iid":
         return None
     if isinstance(spec, str) and (shared := _SHARED.fullmatch(spec)):

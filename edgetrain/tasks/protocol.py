@@ -69,7 +69,8 @@ class Positioned(Protocol):
 def batches_from(
     task: Task, member: int, members: int, batch: int, seed: int, start: int
 ) -> Iterator[Batch]:
-    """A member's batches without the first `start`, made and dropped if it has to be."""
+    """A member's batches without the first `start`: by the task's own `batches_from`, or by making
+    and dropping them."""
     if isinstance(task, Positioned):
         return task.batches_from(member, members, batch, seed, start)
     return islice(task.batches(member, members, batch, seed), start, None)
@@ -137,4 +138,5 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
 
 
 def device_of(model: nn.Module) -> torch.device:
+    """Where the model's first parameter is."""
     return next(model.parameters()).device

@@ -27,6 +27,7 @@ Place: TypeAlias = npt.NDArray[np.intp] | slice
 
 
 def block_count(elements: int) -> int:
+    """The number of blocks of a vector."""
     return -(-elements // BLOCK)
 
 

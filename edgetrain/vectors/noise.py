@@ -34,7 +34,8 @@ system: Source = os.urandom
 
 
 def seeded(*words: int | str) -> Source:
-    """A stream of bytes derived from `words` (SHAKE-256), for tests and simulations."""
+    """A stream of bytes derived from `words`, for tests and simulations: SHAKE-256 in counter
+    mode. Anyone who knows the words can subtract the noise."""
     key = hashlib.sha256(repr(words).encode()).digest()
     turn = 0
 
@@ -47,7 +48,10 @@ def seeded(*words: int | str) -> Source:
 
 
 def normal(count: int, source: Source) -> Doubles:
-    """float64 [count] from N(0, 1), at most 8.57: Box and Muller 1958, on 53 random bits."""
+    """float64 [count] from N(0, 1): Box and Muller 1958, on uniforms of 53 random bits.
+
+    The largest possible value is 8.57; a true normal variable exceeds it once in 10^17 draws.
+    """
     pairs = -(-count // 2)
     bits = np.frombuffer(source(16 * pairs), "<u8") >> np.uint64(11)
     radius = np.sqrt(-2.0 * np.log((bits[:pairs] + 1.0) * 2.0**-53))
@@ -72,7 +76,11 @@ def length(vector: Vector) -> float:
 
 
 def share(norm: float, clip: float) -> float:
-    """The factor that shortens a vector of length `norm` to `clip`; 0.0 if not finite."""
+    """The factor that shortens a vector of length `norm` to `clip`.
+
+    Exactly 1.0 if it is not longer; 0.0 for a norm that is not finite: such a vector counts as
+    zeros.
+    """
     if not math.isfinite(norm):
         return 0.0
     return 1.0 if norm <= clip else SHY * clip / norm

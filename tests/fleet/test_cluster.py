@@ -266,6 +266,8 @@ def test_an_open_network_has_no_passphrase_and_wpa3_needs_it_itself():
         ({"dns": "1.1.1.1"}, "is not a list"),
         ({"dns": ["::1"]}, "no IPv4 address of a machine"),
         ({"dns": ["1.1.1.1"]}, "no device has a static address"),
+        ({"first_window": 3000}, "system.first_window = 3000 is out of range .*1 to 1000 segments"),
+        ({"receive_kb": 5}, "system.receive_kb = 5 is out of range .*131 to 6000 kB"),
     ],
 )
 def test_settings_of_the_system(table, message):

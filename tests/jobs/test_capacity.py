@@ -400,6 +400,14 @@ def test_a_connection_is_as_fast_as_the_event_driven_one(rate_mbit, rtt_ms, size
     assert took[0] == pytest.approx(wanted[0], rel=0.06)
 
 
+def test_a_link_with_a_larger_first_window_sends_more_at_once():
+    ways = [Direction(delay_ms=50, first_window=first) for first in (0, 20, 30)]
+    stream = AccessStreams(ways, np.full(3, 0.1), np.random.default_rng(0))
+    for at in (1.0, 9.0):  # a pause takes a window back to the first
+        _, last = stream.send(np.full(3, at), 43_000)
+        assert last - at == pytest.approx([0.15, 0.15, 0.05], abs=1e-6)
+
+
 def test_loss_costs_round_trips_and_timeouts():
     rng = np.random.default_rng(0)
     way = Direction(delay_ms=50, rate_mbit=100, loss_percent=5)

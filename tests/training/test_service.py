@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ from command_line import hub, running, write_tiny
 from hub_runs import hub_folder, wait_for_rounds
 
 from edgetrain.fleet import catalog
+from edgetrain.fleet.cluster import SystemSettings
 from edgetrain.provisioning.cards import flashing
 from edgetrain.runs.folder import read_metrics
 from edgetrain.training.member.service import AWAY_S, SLOWEST, UNKNOWN_S, Service
@@ -243,10 +245,33 @@ def test_a_field_is_one_line(manager):
 
 def filled(tmp_path: Path) -> Path:
     """The unit as it is on a device, with a program that is there."""
-    text = flashing.unit(["tcp://192.168.1.5:5555"], 3).replace("@THREADS@", "4")
+    text = flashing.unit(["tcp://192.168.1.5:5555"], 3, SystemSettings())
+    text = text.replace("@THREADS@", "4")
     path = tmp_path / flashing.UNIT
     path.write_text(text)
     return path
+
+
+def test_a_unit_sets_tcp_where_the_cluster_file_says_so(tmp_path):
+    """The commands themselves, with another `ip` and another folder of settings."""
+    system = SystemSettings(first_window=30, receive_kb=1000)
+    text = flashing.unit(["tcp://192.168.1.5:5555"], 3, system)
+    lines = [line for line in text.splitlines() if line.startswith("ExecStartPre=+-")]
+    assert text.index(lines[-1]) < text.index("\nExecStart=")
+    (tmp_path / "tcp_rmem").write_text("4096 131072 6291456\n")
+    (tmp_path / "ip").write_text(
+        "#!/bin/sh\n[ $2 = route ] && echo default via 10.0.0.1 dev eth0 metric 5\n"
+        f"[ $2 = change ] && echo $@ >>{tmp_path}/said\nexit 0\n"
+    )
+    (tmp_path / "ip").chmod(0o755)
+    for line in lines:
+        command = line.split("'")[1].replace("$$", "$")
+        command = command.replace("/proc/sys/net/ipv4", str(tmp_path))
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        subprocess.run(["/bin/sh", "-c", command], check=True, env={"PATH": path})
+    assert (tmp_path / "tcp_rmem").read_text() == "4096 1000000 6291456\n"
+    said = (tmp_path / "said").read_text()
+    assert said == "route change default via 10.0.0.1 dev eth0 metric 5 initcwnd 30\n"
 
 
 def test_the_unit_has_every_word_filled_in(tmp_path):

@@ -32,6 +32,7 @@ class NeverWithout:
     have its mean. A ClosingRule."""
 
     def due(self, round: RoundView, now: float) -> bool:
+        """See ClosingRule."""
         return False
 
 
@@ -73,6 +74,7 @@ class CollectiveHub(DirectHub):
         return self._is_welcoming and not self.is_star
 
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
+        """See Hub."""
         if not self._is_counting:
             return super().handle(sender, message, now)
         if self.started and isinstance(message, Join | Resume):
@@ -92,6 +94,7 @@ class CollectiveHub(DirectHub):
         return effects + self._move_on(now)
 
     def tick(self, now: float) -> list[Effect]:
+        """See Hub."""
         effects = super().tick(now)
         if self.turns.why_not:
             for member in [*self.members]:

@@ -91,7 +91,8 @@ class AgreedDensity:
         every: int,
         most_delay: int,
     ) -> tuple[int, str]:
-        """This round closes with a reply on this `rung`. Returns `next_rung`, and news or ""."""
+        """This round closes now, with these contributions and a reply on this `rung`. Returns
+        `next_rung`, and what people should know of it, or ""."""
         self.next_rung = rung
         self._moved[round] = {wish.member: wish.sent + reply_bytes for wish in wishes}
         self._waits[round] = {wish.member: now - wish.arrived for wish in wishes}

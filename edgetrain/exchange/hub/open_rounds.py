@@ -173,7 +173,8 @@ class OpenRounds:
                 del self._open[round]
 
     def drop_contribution(self, round: int, contribution: Contribution) -> MemberRecord:
-        """Drop one; returns its sender. Check the round again: it may lack a quorum."""
+        """Drop one contribution; returns its sender. The round may lack a quorum now, and has to be
+        checked again."""
         entry = self._open[round]
         key = next(key for key, there in entry.contributions.items() if there is contribution)
         del entry.contributions[key]
@@ -195,6 +196,7 @@ class OpenRounds:
             late.senders |= entry.senders
 
     def remove(self, round: int, missing: int) -> None:
+        """Forget a round: it has been merged, without this many members."""
         entry = self._open.pop(round, None)
         if (
             entry is not None
@@ -204,7 +206,8 @@ class OpenRounds:
             self._closing.note_round(entry.begun, entry.waited_s, missing)
 
     def check(self, round: int, now: float) -> tuple[OpenRound, tuple[str, ...]] | None:
-        """If `round`, the oldest open one, is due: its contributions, and who is missing."""
+        """If `round`, the oldest open one, is due: its contributions, and the names of the members
+        that are missing."""
         entry = self._open.get(round)
         if entry is None:
             return (OpenRound(now), ()) if self._is_forsaken(round) else None

@@ -137,7 +137,8 @@ class Turns:
         return ""
 
     def _part(self, lost: Mapping[str, str]) -> str:
-        """The turn is over: members have lost these. Whom others lost too often, or ""."""
+        """The turn is over, because members have lost these. Returns whom others have lost too
+        often, or ""."""
         self._is_over = True
         self._lost.update({*lost.values()})
         self._cut |= {frozenset(pair) for pair in lost.items()}

@@ -89,10 +89,12 @@ class Keyring:
 
     @property
     def exists(self) -> bool:
+        """Whether this machine has a pair."""
         return (self.path / "key").exists()
 
     def pair(self) -> Pair:
-        """This machine's pair. ConfigError if there is none, or others have access to it."""
+        """This machine's pair. Raises ConfigError if there is none, or others can read it or change
+        what is in the folder."""
         path = self.path / "key"
         try:
             lines = read_guarded(path, MOST_BYTES, OTHERS_READ).split()
@@ -204,7 +206,8 @@ class Keyring:
         return token
 
     def draw_token(self, make: MakePair) -> tuple[str, Public]:
-        """A token that `open_token` makes usable, and its public half. Writes nothing."""
+        """A token that nobody can use before `open_token`, and its public half. Nothing is written.
+        Raises ConfigError if this machine has no pair."""
         own, made = self.pair(), make()
         packed = base64.urlsafe_b64encode(own.public + made.secret).decode().rstrip("=")
         return TOKEN + packed, made.public
@@ -395,7 +398,8 @@ def _check_name(name: str) -> None:
 
 
 def read_token(token: str) -> tuple[Public, bytes]:
-    """(the hub's public key, the token's secret key). Raises ConfigError."""
+    """(the hub's public key, the token's secret key). Raises ConfigError, which does not repeat the
+    token."""
     packed = decode_base64url(token.strip().removeprefix(TOKEN))
     if not token.strip().startswith(TOKEN) or len(packed) != 2 * KEY_BYTES:
         raise ConfigError(

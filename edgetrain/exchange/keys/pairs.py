@@ -56,7 +56,8 @@ def short(key: bytes) -> str:
 
 
 def read_key(text: str, what: str = "this text") -> bytes:
-    """The 32 bytes of a spelled key. Raises ConfigError, which says `what` is wrong."""
+    """The 32 bytes of a spelled key. Raises ConfigError, which says `what` is wrong and does not
+    repeat the text."""
     key = decode_base64url(text.strip())
     if len(key) != KEY_BYTES:
         raise ConfigError(f"{what} is not a key: a key has 43 letters, digits, '-' and '_'")

@@ -178,7 +178,10 @@ class Aggregator:
     def begin_block(
         self, weights: Mapping[str, float], first: int, rounds: int, now: float
     ) -> Outgoing:
-        """Ask members, `weights` by name, for keys for [first, first + rounds)."""
+        """Begin a block: ask the members for keys for rounds [first, first + rounds).
+
+        `weights`: of the members that are there, by name.
+        """
         if self._blocks:
             first = max(first, self.next_first)
         block = HubBlock(self._numbers, first, rounds, dict(sorted(weights.items())), now)
@@ -226,7 +229,8 @@ class Aggregator:
         return out
 
     def _remove_block(self, block: HubBlock, answered: int) -> None:
-        """Too few members made keys: these rounds get another block."""
+        """Too few members made keys, so none can have contributed to these rounds: they get another
+        block."""
         self._blocks.remove(block)
         self.remarks.append(
             f"{answered} of at least {self.terms.threshold} members made keys for rounds "

@@ -38,7 +38,10 @@ class FixedPoint:
         self._end = math.floor(span * self.scale)
 
     def encode(self, vector: Vector, out: Words, factor: float = 1.0) -> int:
-        """Overwrite `out` with factor * vector; returns how many were cut. Raises Diverged."""
+        """Overwrite `out` with factor * vector; returns the number of elements cut to the range.
+
+        `vector`, float32, is only read. Raises Diverged if an element is not finite.
+        """
         cut = 0
         for here in tiles(vector.size):
             if not all_finite(vector[here]):
@@ -56,5 +59,6 @@ class FixedPoint:
             out[here] = total[here].view(np.int32) * unit
 
     def error(self, counted: int, weight: float) -> float:
-        """Largest error of an element of the mean of `counted` members, before it is rounded."""
+        """The largest error of an element of the mean of `counted` members, before it is rounded to
+        float32."""
         return counted * 0.5 / (self.scale * weight)

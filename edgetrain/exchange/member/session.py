@@ -160,6 +160,7 @@ class Session:
 
     @property
     def has_begun(self) -> bool:
+        """Whether training has begun."""
         return self.state in ("training", "returning")
 
     def ask(self, epoch: int, connections: int, oldest: int | None = None) -> Join | Resume:
@@ -217,7 +218,10 @@ class Session:
         )
 
     def accept_before_start(self, message: Message) -> Welcome | Base | Fixed | Start | Ask | None:
-        """What the link has to act on: the message or a question. Refused, Diverged, BadMessage."""
+        """What the link has to act on: the message itself, or a question; None: nothing.
+
+        Raises Refused, Diverged, BadMessage.
+        """
         if isinstance(message, Beat):
             self.members_here = message.here
         match message:
@@ -255,7 +259,8 @@ class Session:
     def accept_in_training(
         self, message: Message, connections: int
     ) -> Reply | Welcome | Masking | Ask | Back | None:
-        """The same once training has begun, over a transport with these `connections`."""
+        """The same once training has begun, over a transport that has had this many
+        `connections`."""
         returning = self.state == "returning"
         match message:
             case Beat():
@@ -305,6 +310,7 @@ class Session:
 
 
 def _raise(refuse: Refuse) -> NoReturn:
+    """Raise what the hub's refusal means: Diverged or Refused."""
     if refuse.code == "diverged":
         raise Diverged(refuse.reason, "stop this run: its replicas are not equal")
     raise Refused(
@@ -358,6 +364,7 @@ class Silence:
 
     @property
     def can_reconnect(self) -> bool:
+        """Whether the transport can reconnect."""
         return self._reconnecting is not None
 
     @property
@@ -373,6 +380,7 @@ class Silence:
             self._most_s = max(self._most_s, self._outage_s)
 
     def note_message(self) -> None:
+        """A message has arrived."""
         self.heard, self._pauses = self._clock(), 0
 
     def note_question(self) -> None:

@@ -40,6 +40,7 @@ class ConnectionTo:
         """Of connections that are gone."""
 
     def is_established(self) -> bool:
+        """Whether there is a connection now. Looks for one if the last is gone."""
         if self._connection is not None and not _is_established(self._connection):
             self.let_go()
         if self._connection is None:
@@ -82,7 +83,8 @@ class ConnectionsAt:
         return len(self._seen)
 
     def look(self) -> None:
-        """Read all connections' counters. Those that are gone keep what was last read."""
+        """Read the counters of all connections. Those that are gone keep what was last read. If
+        the process has no descriptor left to look with, nothing changes."""
         found = {}
         try:
             for inode, connection in _connections():

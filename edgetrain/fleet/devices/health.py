@@ -86,6 +86,7 @@ class Health:
 
     @property
     def under_voltage(self) -> bool | None:
+        """Whether the supply is too weak now; None: the board does not say."""
         flags = self._flags()
         return None if flags is None else bool(flags & 1)
 
@@ -97,6 +98,7 @@ class Health:
 
     @property
     def swap_bytes(self) -> int | None:
+        """Swap that is used (proc(5), /proc/meminfo)."""
         lines = _lines(self._root / "proc/meminfo")
         found = {words[0]: words[1] for line in lines if len(words := line.split()) > 1}
         total, free = found.get("SwapTotal:", ""), found.get("SwapFree:", "")

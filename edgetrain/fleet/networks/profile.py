@@ -18,6 +18,8 @@ from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.fleet import catalog
 from edgetrain.fleet.checks import Limits, known, number, text
 from edgetrain.fleet.networks import traces
+from edgetrain.fleet.networks.links.receive_window import first_offer
+from edgetrain.fleet.networks.links.window import MSS
 
 DISTRIBUTIONS = ("normal", "uniform", "pareto")
 
@@ -61,6 +63,8 @@ class Direction:
     rate_trace: str = ""  # packet-delivery times in ms (mahimahi's format), repeated
     delay_trace: str = ""  # CSV of `seconds,delay_ms`, instead of delay and jitter, repeated
     slow_start_after_idle: bool = True  # of the sender's TCP, as Linux's sysctl of this name
+    first_window: int = 0  # segments that the sender's TCP begins with; 0: ten, as Linux
+    receive_kb: float = 0.0  # the receiver's first buffer (tcp_rmem); 0: 131, as Linux
 
     @property
     def queue_bytes(self) -> int:
@@ -73,14 +77,17 @@ class Direction:
 
     @property
     def mean_rate_mbit(self) -> float:
+        """The rate, or the mean rate of the trace; 0 if neither is given."""
         return traces.mean_rate_mbit(self.rate_trace) if self.rate_trace else self.rate_mbit
 
     @property
     def mean_loss_percent(self) -> float:
+        """The independent loss, or the mean loss of the bursts."""
         return self.burst.mean_percent if self.burst else self.loss_percent
 
     @property
     def mean_delay_ms(self) -> float:
+        """The delay, or the mean delay of the trace."""
         return traces.mean_delay_ms(self.delay_trace) if self.delay_trace else self.delay_ms
 
     @property
@@ -92,6 +99,8 @@ class Direction:
             distribution=self.distribution,
             queue_kb=self.queue_kb,
             slow_start_after_idle=self.slow_start_after_idle,
+            first_window=self.first_window,
+            receive_kb=self.receive_kb,
         )
 
 
@@ -112,6 +121,7 @@ class Profile:
 
     @property
     def has_loss(self) -> bool:
+        """Whether packets are lost in any direction."""
         return bool(self.up.mean_loss_percent or self.down.mean_loss_percent)
 
 
@@ -133,6 +143,8 @@ RANGES: dict[str, Limits] = {
     "leave_percent": (0.001, 100, "%"),
     "lost_in_bad_percent": (0, 100, "%"),
     "lost_in_good_percent": (0, 100, "%"),
+    "first_window": (1, 1000, "segments"),
+    "receive_kb": (131, 6000, "kB"),
 }
 _TOP = ("title", "both", "up", "down", "source")
 _PARAMETRIC = re.compile(r"rtt-(\d+(?:\.\d+)?)ms")
@@ -164,6 +176,7 @@ def _parametric(name: str) -> Profile:
 
 
 def names() -> list[str]:
+    """Return the names of the catalog's profiles, sorted by round trip."""
     return sorted(catalog.names("netem"), key=lambda name: (load(name).rtt_ms, name))
 
 
@@ -193,6 +206,8 @@ def _direction(table: Mapping[str, Any], path: Path, way: str) -> Direction:
             values[key] = _choice(value, DISTRIBUTIONS, path, where)
         elif key == "slow_start_after_idle":
             values[key] = _switch(value, path, where)
+        elif key == "first_window":
+            values[key] = int(number(value, RANGES[key], f"{path}: {where}", whole=True))
         elif key.endswith("_trace"):
             values[key] = _trace(key, value, path, where)
         else:
@@ -225,6 +240,13 @@ def _consistent(way: Direction, path: Path, where: str) -> None:
     if way.delay_trace and (way.delay_ms or way.jitter_ms):
         raise ConfigError(
             f"{path}: {where}.delay_trace replaces delay_ms and jitter_ms", "drop them"
+        )
+    offered = first_offer(way.receive_kb)
+    if way.first_window * MSS > offered:
+        raise ConfigError(
+            f"{path}: {where}.first_window = {way.first_window}, and the receiver offers "
+            f"{offered // 1000} kB at first: {offered // MSS} segments",
+            f"fewer segments, or {where}.receive_kb = {2.1 * way.first_window * MSS / 1000:.0f}",
         )
     # A wider spread would need delays below zero, and clamping them would shift the mean.
     if way.jitter_ms > way.delay_ms / 4:

@@ -25,14 +25,13 @@ from edgetrain.fleet.networks.links.loss_recovery import (
     REORDER_SHARE,
 )
 from edgetrain.fleet.networks.links.model import ETHERNET_BYTES
-from edgetrain.fleet.networks.links.window import MSS
+from edgetrain.fleet.networks.links.window import FIRST_SEGMENTS, MSS
 from edgetrain.fleet.networks.profile import Direction
 
 Array = npt.NDArray[np.float64]
 Random = np.random.Generator
 T = TypeVar("T")
 
-INITIAL_WINDOW = 10 * MSS
 SEND_LIMIT_BYTES = 4 << 20
 """The most that one connection has unacknowledged: what Linux allows by default (tcp_wmem)."""
 RTO_MIN_S = 0.2
@@ -179,10 +178,10 @@ class AccessStreams:
     """One direction of many access links, with `connections` TCP connections on each.
 
     A message waits for the one before it, leaves in flights of what the congestion window has room
-    for (slow start from 10 segments, and again after an idle timeout; RFC 6928, RFC 2861), takes
-    its bytes' time on the line, travels, and is repaired where it lost segments. Windows are
-    CUBIC's after slow start (RFC 9438; HyStart by ack train). A flight is one array operation, so
-    nothing here is as fine as `networks.window`, which looks at each acknowledgement.
+    for (slow start from 10 segments or the link's own, and again after an idle timeout; RFC 6928,
+    RFC 2861), takes its bytes' time on the line, travels, and is repaired where it lost segments.
+    Windows are CUBIC's after slow start (RFC 9438; HyStart by ack train). A flight is one array
+    operation, so nothing here is as fine as `networks.window`, which looks at each acknowledgement.
     """
 
     def __init__(
@@ -212,7 +211,8 @@ class AccessStreams:
         self._free = np.zeros(len(ways))
         self._flights: list[_Flight] = []
         self._in_flight = np.zeros(len(ways))
-        self._window = np.full(len(ways), float(INITIAL_WINDOW))
+        self._first = column(ways, lambda way: (way.first_window or FIRST_SEGMENTS) * MSS)
+        self._window = self._first.copy()
         # As in networks.window: the first round trip counts half of itself as its deviation.
         self._deviation = 2 * round_trip_s
         self._patience = np.maximum(self._deviation, RTO_MIN_S)
@@ -243,7 +243,7 @@ class AccessStreams:
         """Bytes that a connection lets go before those that share its link have their turn: its
         window, which HyStart ends at half of what the link carries in a round trip."""
         pipe = self._round_trip / np.where(self.byte_s > 0, self.byte_s, math.inf)
-        at_once: Array = np.minimum(self._window, np.maximum(pipe / 2, INITIAL_WINDOW))
+        at_once: Array = np.minimum(self._window, np.maximum(pipe / 2, self._first))
         return at_once
 
     def forward(self, begin: Array, end: Array, size: int | Array) -> tuple[Array, Array]:
@@ -383,14 +383,14 @@ class AccessStreams:
         # A pause of just a timeout is one, whatever floating point makes of it.
         timeouts = np.floor(np.maximum(now - self._free, 0) / timeout + 1e-9)
         idle = self._restarts & (timeouts > 0) & (self._free > 0) & (self._in_flight <= 0)
-        small = np.maximum(self._window / 2 ** np.minimum(timeouts, 30), INITIAL_WINDOW)
+        small = np.maximum(self._window / 2 ** np.minimum(timeouts, 30), self._first)
         return np.where(idle, np.minimum(small, self._window), self._window)
 
     def turns(self, now: Array, size: int) -> Array:
         """Turns that a message of this size takes at a port before these lines, on one connection:
         what a window lets go at once stays together. Open windows share it evenly, as an ideal."""
         self._acknowledge(now)
-        room = INITIAL_WINDOW if self._is_open else self._window_after(now)
+        room = self._first if self._is_open else self._window_after(now)
         return np.maximum(1.0, np.ceil(size / np.minimum(room, size)))
 
     def _repair(self, size: int | Array, now: Array, span: Array) -> Array | float:

@@ -44,6 +44,7 @@ class Parcel:
     bytes: int
 
     def times(self, count: int) -> Parcel:
+        """So many of them, one after the other."""
         return Parcel(count * self.parts, count * self.bytes)
 
 

@@ -26,6 +26,8 @@ file = "2025-12-04-raspios-trixie-arm64-lite.img.xz"
 # [system]                    # left out: as the image has it
 # timezone = "Europe/Berlin"
 # locale = "en_GB.UTF-8"
+# first_window = 30             # segments that TCP begins with, not ten: docs/networks.md
+# receive_kb = 1000             # first receive buffer of TCP, not 131
 # dns = ["192.168.1.1"]       # for devices with an address of their own
 
 [ssh]

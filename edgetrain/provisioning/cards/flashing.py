@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet import catalog
-from edgetrain.fleet.cluster import Cluster, DeviceEntry
+from edgetrain.fleet.cluster import Cluster, DeviceEntry, SystemSettings
 from edgetrain.provisioning.cards import archive, blockmap, looking, personal, writing
 from edgetrain.provisioning.cards.archive import Manifest, Workers
 from edgetrain.provisioning.cards.blockmap import BlockMap
@@ -145,7 +145,7 @@ def load_for(
     files: dict[str, bytes | Path] = {
         "job.toml": settings.job.job,
         "token": settings.tokens[device.name].encode(),
-        UNIT: unit(hubs, cluster.index(device)).encode(),
+        UNIT: unit(hubs, cluster.index(device), cluster.system).encode(),
     }
     config = {
         "name": device.name,
@@ -204,10 +204,27 @@ def person(
     )  # fmt: skip
 
 
-def unit(hubs: Sequence[str], index: int) -> str:
-    """The unit of a member, with all but the number of threads filled in."""
+_BEFORE = "ExecStartPre=+-/bin/sh -c '{}'\n"
+_FIRST_WINDOW = (
+    "ip -4 route show default | while read -r route; do ip route change $$route initcwnd {}; done"
+)
+_RECEIVE = (
+    "cd /proc/sys/net/ipv4; read -r least first most <tcp_rmem; echo $$least {} $$most >tcp_rmem"
+)
+"""Commands of a unit, where $$ is a dollar."""
+
+
+def unit(hubs: Sequence[str], index: int, system: SystemSettings) -> str:
+    """The unit of a member, with all but the number of threads filled in. As root, before each
+    start, it sets TCP as `system` says; if that fails the member starts all the same."""
     text = (catalog.folder("devices") / "systemd" / UNIT).read_text(encoding="utf-8")
     text = text[text.index("[Unit]") :]  # without what explains the template
+    before = ""
+    if system.first_window:
+        before += _BEFORE.format(_FIRST_WINDOW.format(system.first_window))
+    if system.receive_kb:
+        before += _BEFORE.format(_RECEIVE.format(1000 * system.receive_kb))
+    text = text.replace("\nExecStart=", f"\n{before}ExecStart=")
     text = text.replace("@HUBS@", " ".join(f"--hub {hub}" for hub in hubs))
     return text.replace("@INDEX@", str(index))
 

@@ -80,7 +80,10 @@ def footnotes(comparison: Comparison, picture: Path | None = None) -> list[str]:
 
 
 def text(comparison: Comparison, picture: Path | None = None, width: int | None = None) -> str:
-    """The closing table as plain text, at most `width` characters wide (None: any)."""
+    """The closing table as plain text: two lines of heading, a line for each run, the footnotes.
+
+    width: characters of the terminal; None: any.
+    """
     lines = as_text(fit(columns_of(comparison), width, gap=2))
     return "\n".join([*lines, "", *footnotes(comparison, picture)]).rstrip() + "\n"
 

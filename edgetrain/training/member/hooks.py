@@ -219,7 +219,8 @@ register_optimizer_step_post_hook(_after_any)
 
 
 def plain_optimizers(given: Optimizer | Sequence[Optimizer]) -> tuple[Optimizer, ...]:
-    """Optimizers without what Accelerate and Lightning wrap them in. ConfigError."""
+    """One optimizer or several, without what Accelerate and Lightning put around them. ConfigError
+    for anything else."""
     found = []
     for optimizer in [given] if not isinstance(given, list | tuple) else given:
         while isinstance(within := getattr(optimizer, "optimizer", None), Optimizer):
@@ -248,9 +249,11 @@ class Together:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
+        """Of all of them."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def step(self) -> None:
+        """Step each, in order."""
         for optimizer in self.optimizers:
             optimizer.step()
 

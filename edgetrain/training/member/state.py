@@ -174,7 +174,10 @@ def _pack(value: Any, buffers: list[Bytes]) -> Any:
 
 
 def unpack(values: Any, buffers: Sequence[Bytes]) -> Any:
-    """The tree that `pack` made; its tensors lie in `buffers`. Raises BadMessage."""
+    """The tree that `pack` made these of; its tensors lie in `buffers`.
+
+    Raises BadMessage for anything that `pack` cannot have made.
+    """
     return _unpack(values, buffers, 0)
 
 

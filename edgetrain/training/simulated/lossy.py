@@ -70,7 +70,9 @@ class LossyStream(Stream):
         deliver: Callable[[Frames], None],
     ) -> None:
         super().__init__(world, path, back, congestion, deliver)
-        window = WholeWindow(congestion, self.window.rtt, SEND_LIMIT_BYTES, path.restarts)
+        window = WholeWindow(
+            congestion, self.window.rtt, SEND_LIMIT_BYTES, path.restarts, path.first_window
+        )
         self.fine = path.fine
         self._coarse = 0
         line = SUPER_PACKET_NS / self._ns_per_byte if self._ns_per_byte else MOST_BURST
@@ -84,7 +86,7 @@ class LossyStream(Stream):
         self._leaving = 0  # acknowledgements that have not entered the way back yet
         self._rides = False
         self._wakes_at = NEVER
-        self._receiver = ReceiveWindow(self.window.rtt, SEND_LIMIT_BYTES)
+        self._receiver = ReceiveWindow(self.window.rtt, SEND_LIMIT_BYTES, path.receive_kb)
         self._offered = self._receiver.offer  # the first byte that may not be sent
         self._quick = QUICK_ACKS
 

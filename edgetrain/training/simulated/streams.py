@@ -96,6 +96,16 @@ class Path:
         return all(way.figures.slow_start_after_idle for way in self.ways)
 
     @property
+    def first_window(self) -> int:
+        """Segments that a sender begins with: the most that a link on its way says."""
+        return max(way.figures.first_window for way in self.ways)
+
+    @property
+    def receive_kb(self) -> float:
+        """The receiver's first buffer: the most that a link on its way says."""
+        return max(way.figures.receive_kb for way in self.ways)
+
+    @property
     def down(self) -> bool:
         """Whether a fault keeps its ends apart."""
         return self.passage.down
@@ -138,7 +148,7 @@ class Stream:
         self._chunk = path.chunk
         self._ns_per_byte = max(way.ns_per_byte for way in path.ways)
         rtt = path.mean_delay + back.mean_delay
-        self.window = Window(congestion, rtt, SEND_LIMIT_BYTES, path.restarts)
+        self.window = Window(congestion, rtt, SEND_LIMIT_BYTES, path.restarts, path.first_window)
         self._backlog: deque[Message] = deque()
         self._acks: deque[tuple[int, int, int, int]] = deque()
         self._last = 0

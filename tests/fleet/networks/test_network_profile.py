@@ -85,6 +85,9 @@ def test_an_unknown_name_says_the_near_miss() -> None:
         ({"up": {"delay_trace": "no.csv"}}, "up.delay_trace = 'no.csv' cannot be read"),
         ({"title": 3}, "title = 3 is not a text"),
         ({"up": {"slow_start_after_idle": 0}}, "up.slow_start_after_idle = 0: allowed are true"),
+        ({"up": {"first_window": 2.5}}, "first_window = 2.5 is not a whole number .*1 to 1000"),
+        ({"both": {"first_window": 45}}, r"up.first_window = 45.*64 kB.*44 segments.*_kb = 137"),
+        ({"up": {"receive_kb": 64}}, "up.receive_kb = 64 is out of range .*131 to 6000 kB"),
     ],
 )
 def test_a_bad_value_names_file_key_and_range(table: dict[str, Any], says: str) -> None:

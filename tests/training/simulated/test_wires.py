@@ -86,6 +86,27 @@ def test_a_window_that_is_kept_spares_a_message_after_a_pause_its_slow_start(los
     assert took[False] == pytest.approx([0.25, 0.05, 0.05], abs=0.01)
 
 
+@pytest.mark.parametrize("loss_percent", [0.0, 1e-9])
+def test_a_larger_first_window_spares_messages_round_trips(loss_percent):
+    messages = [(0, 3.0 * n, [bytes(40_000)]) for n in range(2)]
+    for first, trips in ((0, 1), (20, 1), (30, 0)):
+        link = both_ways(delay_ms=50.0, first_window=first, loss_percent=loss_percent)
+        arrived, _, _ = sent([link], messages)
+        took = [at - 3.0 * n for n, (_, at, _) in enumerate(arrived)]
+        assert took == pytest.approx([0.05 + 0.1 * trips] * 2, abs=0.01)
+
+
+def test_a_larger_first_buffer_lets_more_come_at_once():
+    size = 380_000
+    took = []
+    for receive_kb in (131, 600):
+        link = both_ways(delay_ms=50.0, first_window=40, receive_kb=receive_kb)
+        [(_, at, _)], _, _ = sent([link], [(0, 0.0, [bytes(size)])])
+        took.append(at)
+    # Windows of 40, 80 and 160 segments; or 40, what the receiver lets come (58, of 84 kB), 138.
+    assert took == pytest.approx([0.35, 0.25], abs=0.02)
+
+
 def test_members_of_a_site_share_its_uplink():
     uplink = both_ways(rate_mbit=8.0)
     near = both_ways(rate_mbit=1000.0)

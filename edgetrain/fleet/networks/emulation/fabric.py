@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from edgetrain.errors import NetworkError
 from edgetrain.fleet.networks.congestion import available
@@ -30,6 +30,7 @@ GSO_BYTES = 32_000
 MAC = bytes.fromhex("020000000001")
 INTERFACE = "eth0"
 _RUNNING_S, _PAUSE_S = 5.0, 0.01
+_SETTINGS = Path("/proc/sys/net/ipv4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,40 @@ class Host:
     port: str  # name of its veth in the emulator's namespace
 
 
+@dataclass(frozen=True, slots=True)
+class HostTcp:
+    """The TCP of one host. Zero means "as the kernel has it"."""
+
+    restarts: bool = True
+    """Whether it starts slowly after a pause."""
+    first_window: int = 0
+    """Segments that it begins with."""
+    receive_kb: float = 0.0
+    """Its first receive buffer."""
+
+    @classmethod
+    def of(cls, sent: Sequence[Mapping[str, Any]], received: Sequence[Mapping[str, Any]]) -> Self:
+        """Of a host that sends and receives over these directions: the least that they say."""
+        return cls(
+            any(way["slow_start_after_idle"] for way in sent),
+            min((way["first_window"] for way in sent), default=0),
+            min((way["receive_kb"] for way in received), default=0.0),
+        )
+
+    def apply(self) -> None:
+        """Set this namespace. Raises NetworkError if it may not be set."""
+        if not self.restarts:
+            _set("tcp_slow_start_after_idle", "0", "slow_start_after_idle = false")
+        if self.receive_kb:
+            least, _, most = (_SETTINGS / "tcp_rmem").read_text("ascii").split()
+            _set("tcp_rmem", f"{least} {self.receive_kb * 1000:.0f} {most}", "receive_kb")
+
+
 _WIRE = Wire(MAC, MTU, GSO_BYTES)
 
 
 def address_of(number: int) -> str:
+    """Return the address of a host. Host 0 is the lead, host i+1 is member i; other hubs follow."""
     return f"10.77.{(number + 1) >> 8}.{(number + 1) & 255}"
 
 
@@ -85,21 +116,21 @@ def _why_not() -> str:
 
 
 def build_for(config: Mapping[str, Any], wire: Wire = _WIRE) -> list[Host]:
-    """Make the lead's host, each member's and those of other hubs, as `build`. TCP starts slowly
-    after a pause where the link of a member says so, and at a hub if any link down does."""
-    ups, downs = (
-        [bool(link[way]["slow_start_after_idle"]) for link in config["links"]]
-        for way in ("up", "down")
-    )
-    restarts = [any(downs), *ups, *(any(downs) for _ in config["hubs"][1:])]
-    return build(len(restarts), str(config["congestion"]), wire, restarts)
+    """Make the lead's host, each member's and those of other hubs, as `build`. A member's TCP is as
+    its link says, a hub's as all links of members do."""
+    ups, downs = ([link[way] for link in config["links"]] for way in ("up", "down"))
+    members = [HostTcp.of([up], [down]) for up, down in zip(ups, downs, strict=True)]
+    hubs = [HostTcp.of(downs, ups)] * len(config["hubs"])
+    each = [hubs[0], *members, *hubs[1:]]
+    return build(len(each), str(config["congestion"]), wire, each)
 
 
 def build(
-    count: int, congestion: str, wire: Wire = _WIRE, restarts: Sequence[bool] = ()
+    count: int, congestion: str, wire: Wire = _WIRE, each: Sequence[HostTcp] = ()
 ) -> list[Host]:
-    """Make `count` hosts; stay in the emulator's namespace. Call `become_able` before. `restarts`:
-    whether each one's TCP starts slowly after a pause; (): all do."""
+    """Make `count` hosts; stay in the emulator's namespace. Call `become_able` before. `each`: the
+    TCP of each; (): as the kernel has it."""
+    each = each or [HostTcp()] * count
     hosts: list[Host] = []
     links: list[Netlink] = []
     for number in range(count):
@@ -109,8 +140,7 @@ def build(
         hosts.append(Host(number, address_of(number), descriptor, inode, f"h{number}"))
         links.append(Netlink())
         _learn_nothing()
-        if restarts and not restarts[number]:
-            _keep_windows()
+        each[number].apply()
     linux.unshare(linux.CLONE_NEWNET)
     core = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     own = Netlink()
@@ -121,7 +151,7 @@ def build(
     own.close()
     for host, link in zip(hosts, links, strict=True):
         linux.setns(host.namespace, linux.CLONE_NEWNET)
-        _configure(host, link, congestion)
+        _configure(host, link, congestion, each[host.number].first_window)
     linux.setns(core, linux.CLONE_NEWNET)
     os.close(core)
     wait_until_running(links)
@@ -147,13 +177,14 @@ def wait_until_running(
         pause(_PAUSE_S)
 
 
-def _configure(host: Host, link: Netlink, congestion: str) -> None:
+def _configure(host: Host, link: Netlink, congestion: str, first_window: int) -> None:
+    """Set address, route, congestion control and first window, from inside the namespace."""
     index = socket.if_nametoindex(INTERFACE)
     link.up("lo", 1)
     link.up(INTERFACE, index, arp=False)
     link.add_address(index, host.address, PREFIX)
     try:
-        link.add_route(NETWORK, PREFIX, index, host.address, congestion)
+        link.add_route(NETWORK, PREFIX, index, host.address, congestion, first_window)
     except OSError as error:
         raise NetworkError(
             f"congestion control '{congestion}' cannot be pinned: {error}",
@@ -164,16 +195,16 @@ def _configure(host: Host, link: Netlink, congestion: str) -> None:
 def _learn_nothing() -> None:
     """Keep no metrics of earlier connections, so that runs are alike."""
     with contextlib.suppress(OSError):
-        Path("/proc/sys/net/ipv4/tcp_no_metrics_save").write_text("1", "ascii")
+        (_SETTINGS / "tcp_no_metrics_save").write_text("1", "ascii")
 
 
-def _keep_windows() -> None:
-    """Let TCP keep its windows over pauses."""
+def _set(name: str, value: str, key: str) -> None:
+    """Set TCP in this namespace, as a key of the profile says."""
     try:
-        Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle").write_text("0", "ascii")
+        (_SETTINGS / name).write_text(value, "ascii")
     except OSError as error:
         raise NetworkError(
-            f"slow_start_after_idle = false cannot be emulated here: {error.strerror}",
+            f"{key} cannot be emulated here: {error.strerror}",
             "leave it out of the network profile, or use backend 'stream'",
         ) from None
 

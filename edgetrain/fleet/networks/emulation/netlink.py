@@ -22,7 +22,7 @@ _INFO_KIND, _INFO_DATA, _VETH_PEER = 1, 2, 1
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
 _IFA_F_NOPREFIXROUTE = 0x200
 _RTA_DST, _RTA_OIF, _RTA_PREFSRC, _RTA_METRICS = 1, 4, 7, 8
-_RTAX_CC_ALGO = 16
+_RTAX_INITCWND, _RTAX_CC_ALGO = 11, 16
 _IFF_UP, _IFF_RUNNING, _IFF_NOARP = 0x1, 0x40, 0x80
 _SIOCGIFFLAGS = 0x8913
 _TABLE_MAIN, _PROTOCOL_STATIC, _SCOPE_LINK, _TYPE_UNICAST = 254, 4, 253, 1
@@ -87,6 +87,7 @@ class Netlink:
         self._request(_RTM_NEWLINK, _CREATE | _EXCLUSIVE, payload, f"creating veth {name}")
 
     def up(self, name: str, index: int, arp: bool = True) -> None:
+        """Bring an interface up."""
         flags = _IFF_UP | (0 if arp else _IFF_NOARP)
         payload = struct.pack("BxHiII", 0, 0, index, flags, _IFF_UP | _IFF_NOARP)
         self._request(_RTM_NEWLINK, 0, payload, f"bringing {name} up")
@@ -98,6 +99,7 @@ class Netlink:
         return bool(flags & _IFF_RUNNING)
 
     def add_address(self, index: int, address: str, prefix: int) -> None:
+        """Add an address, without the usual route to its network."""
         packed = ipaddress.IPv4Address(address).packed
         payload = struct.pack("BBBBI", socket.AF_INET, prefix, 0, 0, index)
         payload += _attribute(_IFA_LOCAL, packed) + _attribute(_IFA_ADDRESS, packed)
@@ -105,15 +107,24 @@ class Netlink:
         self._request(_RTM_NEWADDR, _CREATE | _EXCLUSIVE, payload, f"adding address {address}")
 
     def add_route(
-        self, network: str, prefix: int, index: int, source: str = "", congestion: str = ""
+        self,
+        network: str,
+        prefix: int,
+        index: int,
+        source: str = "",
+        congestion: str = "",
+        first_window: int = 0,
     ) -> None:
-        """Add a route; `congestion` sets the algorithm of all connections that use it."""
+        """Add a route; `congestion` sets the algorithm of all connections that use it, and
+        `first_window` the segments that they begin with (0: as the kernel does)."""
         head = (_TABLE_MAIN, _PROTOCOL_STATIC, _SCOPE_LINK, _TYPE_UNICAST)
         payload = struct.pack("BBBBBBBBI", socket.AF_INET, prefix, 0, 0, *head, 0)
         payload += _attribute(_RTA_DST, ipaddress.IPv4Address(network).packed)
         payload += _number(_RTA_OIF, index)
         if source:
             payload += _attribute(_RTA_PREFSRC, ipaddress.IPv4Address(source).packed)
-        if congestion:
-            payload += _attribute(_RTA_METRICS, _text(_RTAX_CC_ALGO, congestion))
+        metrics = _text(_RTAX_CC_ALGO, congestion) if congestion else b""
+        metrics += _number(_RTAX_INITCWND, first_window) if first_window else b""
+        if metrics:
+            payload += _attribute(_RTA_METRICS, metrics)
         self._request(_RTM_NEWROUTE, _CREATE | _EXCLUSIVE, payload, f"route to {network}/{prefix}")

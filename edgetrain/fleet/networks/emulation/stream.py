@@ -116,11 +116,13 @@ class Poller:
         self._masks[fd] = new
 
     def unregister(self, fd: int) -> None:
+        """Stop watching a descriptor. Works twice."""
         if self._masks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
         self.owners.pop(fd, None)
 
     def poll(self, seconds: float) -> list[tuple[int, int]]:
+        """Wait for events; return (descriptor, events)."""
         return self._epoll.poll(seconds)
 
 
@@ -134,6 +136,7 @@ class Connection:
 
     @property
     def sockets(self) -> tuple[socket.socket, socket.socket]:
+        """The sockets towards the member and towards the hub."""
         return self.up.source, self.up.sink
 
 
@@ -276,8 +279,8 @@ class Proxy:
         pipe = Pipe((source, sink), way, back)
         if self._congestion != "none":
             rtt = way.mean_delay + back.mean_delay
-            restarts = way.figures.slow_start_after_idle
-            pipe.window = Window(self._congestion, rtt, self._limit, restarts)
+            restarts, first = way.figures.slow_start_after_idle, way.figures.first_window
+            pipe.window = Window(self._congestion, rtt, self._limit, restarts, first)
         return pipe
 
     def _read(self, connection: Connection, pipe: Pipe, broken: bool = False) -> None:
@@ -416,6 +419,7 @@ class Proxy:
 
 
 def main() -> None:
+    """Run the proxy until the parent ends."""
     linux.fine_timers()
     parent = Parent()
     config = parent.config()

@@ -52,6 +52,7 @@ class Worker:
 
     @property
     def pid(self) -> int:
+        """The process id."""
         return self._process.pid
 
     def ask(self, command: str, seconds: float = _STOP_SECONDS) -> dict[str, Any]:
@@ -127,6 +128,7 @@ class Parent:
         self._closed = False
 
     def config(self) -> dict[str, Any]:
+        """Wait for the configuration."""
         while b"\n" not in self._rest:
             piece = os.read(self.fd, 1 << 16)
             if not piece:
@@ -138,6 +140,7 @@ class Parent:
         return loaded
 
     def answer(self, message: Mapping[str, Any]) -> None:
+        """Write one answer."""
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
 
@@ -166,6 +169,7 @@ class Parent:
         self._closed = True
 
     def gone(self) -> bool:
+        """Return whether the worker should end."""
         return self._closed or os.getppid() != self._pid
 
     def died(self) -> bool:

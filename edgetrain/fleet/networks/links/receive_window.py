@@ -18,13 +18,24 @@ _FIRST_MOST = 84_150
 is for the headers of the kernel."""
 
 
+FIRST_BUFFER_KB = 131.072
+"""Linux's first buffer, tcp_rmem[1]."""
+
+
+def first_offer(buffer_kb: float = 0.0) -> int:
+    """Bytes that the first acknowledgement offers; `buffer_kb` is tcp_rmem[1], 0: Linux's. Kernels
+    before 6.11 offer no more than 64 kB, whatever the buffer."""
+    return int(_FIRST_OFFER * (buffer_kb / FIRST_BUFFER_KB or 1))
+
+
 class ReceiveWindow:
     """The number of bytes beyond those received that one end lets the other send."""
 
-    def __init__(self, rtt_ns: int, limit_bytes: int) -> None:
-        self.offer = _FIRST_OFFER
+    def __init__(self, rtt_ns: int, limit_bytes: int, buffer_kb: float = 0.0) -> None:
+        """`buffer_kb`: the first buffer; 0: Linux's."""
+        self.offer = first_offer(buffer_kb)
         """Bytes beyond the last received one that may be sent (rcv_ssthresh)."""
-        self._most = _FIRST_MOST
+        self._most = int(_FIRST_MOST * (buffer_kb / FIRST_BUFFER_KB or 1))
         self._limit = limit_bytes
         self._rtt = rtt_ns
         self._space = _FIRST_SPACE

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MSS = 1448
-_INITIAL = 10 * MSS
+FIRST_SEGMENTS = 10
+"""The first window of Linux, in segments (RFC 6928)."""
 _RTO_MIN = 200_000_000
 _CUBIC_BETA = 717 / 1024
 _CUBIC_C = 0.4
@@ -53,11 +54,12 @@ class Window:
     """The sender of one connection in one direction."""
 
     def __init__(
-        self, algorithm: str, rtt_ns: int, limit_bytes: int, restarts: bool = True
+        self, algorithm: str, rtt_ns: int, limit_bytes: int, restarts: bool = True, first: int = 0
     ) -> None:
-        """`restarts`: start slowly after a pause, as Linux does by default."""
+        """`restarts`: start slowly after a pause, as Linux does by default. `first`: segments that
+        a start begins with (initcwnd of a route); 0: FIRST_SEGMENTS."""
         self.algorithm, self.restarts = algorithm, restarts
-        self.size = float(_INITIAL)
+        self.size = self._first = float((first or FIRST_SEGMENTS) * MSS)
         self.threshold = float("inf")  # ssthresh
         self.in_flight = 0
         self.rtt = max(rtt_ns, 1)  # smoothed
@@ -127,7 +129,7 @@ class Window:
         if idle > 0:
             self.threshold = max(self.threshold, 0.75 * self.size)
             kept = (int(self.size) // MSS >> min(idle, 30)) * MSS
-            self.size = max(float(kept), min(_INITIAL, self.size))
+            self.size = max(float(kept), min(self._first, self.size))
             self._epoch = 0
             self._last_send = now
 
@@ -269,9 +271,9 @@ class WholeWindow(Window):
     """
 
     def __init__(
-        self, algorithm: str, rtt_ns: int, limit_bytes: int, restarts: bool = True
+        self, algorithm: str, rtt_ns: int, limit_bytes: int, restarts: bool = True, first: int = 0
     ) -> None:
-        super().__init__(algorithm, rtt_ns, limit_bytes, restarts)
+        super().__init__(algorithm, rtt_ns, limit_bytes, restarts, first)
         self._credit = 0  # snd_cwnd_cnt
         self._pace = 0  # cnt: segments to be acknowledged before the window grows by one
         self._seen, self._seen_at = 0, -1
@@ -289,7 +291,7 @@ class WholeWindow(Window):
         self._used = max(self._used, self.in_flight)
         if now // TICK - self._used_at // TICK < -(-self.timeout // TICK):
             return
-        used = max(self._used, _INITIAL)
+        used = max(self._used, int(self._first))
         if used < self.size and not self.held:
             self.threshold = max(self.threshold, self._share_of_size())
             self.size = float((int(self.size) // MSS + used // MSS) // 2 * MSS)

@@ -261,7 +261,8 @@ def _reducers(stories: Sequence[Story]) -> str:
 
 
 def _rounds(stories: Sequence[Story]) -> str:
-    """The delay in force, where it changed, the landing, and ages of contributions."""
+    """The delay in force, where it changed, the landing, and the ages of contributions out of
+    step."""
     said = []
     for story in stories:
         changes: list[tuple[float, int]] = []

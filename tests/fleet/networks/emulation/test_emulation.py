@@ -441,6 +441,49 @@ def test_an_ordinary_user_may_emulate_too() -> None:
     pytest.skip(f"no Python 3.11 that an ordinary user may run: {said.stderr[-200:]}")
 
 
+_ENDS = """
+import pickle, socket, struct, sys
+own = pickle.loads(bytes.fromhex(sys.argv[1]))
+own.enter()
+host, port = own.address.removeprefix("tcp://").split(":")
+if sys.argv[2] == "hub":
+    listener = socket.create_server((host, int(port)))
+    print("listening", flush=True)
+    end, _ = listener.accept()
+else:
+    end = socket.create_connection((host, int(port)), timeout=60)
+print(struct.unpack_from("=I", end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 80)[0])
+print(open("/proc/sys/net/ipv4/tcp_rmem").read().split()[1], flush=True)
+sys.stdin.read()
+"""
+"""An end of a connection: its congestion window (tcpi_snd_cwnd), and its first receive buffer."""
+
+
+@needs_packets
+@pytest.mark.parametrize(("first", "says"), [(30, ["30", "300000"]), (0, ["10", "131072"])])
+def test_hosts_begin_with_the_windows_of_their_profile(first: int, says: list[str]) -> None:
+    profile = both(delay_ms=1, first_window=first, receive_kb=300 if first else 0)
+    ends: list[subprocess.Popen[str]] = []
+
+    def start(attachment: Attachment, role: str) -> Iterator[str]:
+        words = [sys.executable, "-c", _ENDS, pickle.dumps(attachment).hex(), role]
+        ends.append(
+            subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+        said = ends[-1].stdout
+        assert said is not None
+        return (line.strip() for line in said)
+
+    with emulate([profile], backend="packet") as net:
+        hub = start(net.hub_attachment(), "hub")
+        assert next(hub) == "listening"
+        member = start(net.attachment(0), "member")
+        found = [[next(lines), next(lines)] for lines in (hub, member)]
+        for end in ends:
+            end.communicate(timeout=60)
+    assert found == [says, says]
+
+
 @needs_packets
 def test_hosts_keep_their_windows_where_the_profile_says_so() -> None:
     kept, forgotten = (
