@@ -90,10 +90,11 @@ def run(arguments: argparse.Namespace) -> int:
         job = _job_of(arguments)
         from edgetrain.exchange.addresses import rotated, wait_for_route
         from edgetrain.exchange.keys.credentials import credentials
-        from edgetrain.training.gateway import Uplink
+        from edgetrain.training.gateway import Uplink, check_above
         from edgetrain.training.hub import HubRequest, serve_job
 
         keys = None if arguments.keys is None else Path(arguments.keys)
+        check_above(arguments.above, arguments.bind)
         wait_s = job.hub.outage_s if arguments.resume else 0.0
         above, via = wait_for_route(arguments.above, ROUTE_S, wait_s, say=common.say)
         own = credentials(arguments.above, arguments.above_key, keys, insecure=arguments.insecure)

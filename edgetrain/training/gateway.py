@@ -8,11 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.addresses import split_address
+from edgetrain.exchange.addresses import listen_on, split_address
 from edgetrain.exchange.gateway.way_up import WayUp
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
+
+
+def check_above(addresses: Sequence[str], bind: str) -> None:
+    """Raise ConfigError if the hub above at one of these addresses is the gateway itself, which
+    listens at `bind`; NetworkError if it cannot."""
+    host, port = split_address(bind)
+    own = {each.address for each in listen_on(host, port).reachable}
+    own |= {host, "localhost", "127.0.0.1", "::1"}
+    for above in addresses:
+        if split_address(above)[1] == port and split_address(above)[0] in own:
+            raise ConfigError(
+                f"--above {above} is this gateway's own address",
+                "give the address of the hub above, and --bind another port if both are here",
+            )
 
 
 class Uplink:
@@ -37,18 +51,6 @@ class Uplink:
         self._above, self._clock = above, clock
         self._credentials, self._outage_s = credentials, outage_s
         self._link: WayUp | None = None
-
-    def check(self, bind: str, own: Sequence[str]) -> None:
-        """Raise ConfigError if the hub above is the gateway itself, which listens at `bind`, on
-        interfaces with these addresses."""
-        port = split_address(bind)[1]
-        for above in self._above:
-            host, at = split_address(above)
-            if at == port and (host in own or host in ("localhost", "127.0.0.1", "::1")):
-                raise ConfigError(
-                    f"--above {above} is this gateway's own address",
-                    "give the address of the hub above, and --bind another port if both are here",
-                )
 
     def connect(self) -> WayUp:
         """A link to the hub above."""

@@ -268,7 +268,6 @@ def _open(
     uplink, gateways = request.uplink, request.job.fleet.gateways
     if uplink is None:
         return HubSocket(listening.bind, message_limit(found.codec, gateways), gate)
-    uplink.check(request.bind, [each.address for each in listening.reachable])
     socket = HubSocket(listening.bind, message_limit(found.codec), gate)
     uplink.wake = socket.wake_for
     return socket
