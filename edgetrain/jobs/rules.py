@@ -258,6 +258,13 @@ def refuse_absences(job: Job, strategy: Strategy, presence: Presence) -> None:
             "only in the members",
             "leave absences and stays_s out, or choose dga or fedavg",
         )
+    topology = job.fleet.topology
+    if not presence.is_steady and topology in COLLECTIVES and strategy.outer_rule() is not None:
+        raise ConfigError(
+            f"{strategy.name} in a {topology}: a device that comes back cannot join: what the "
+            "outer rule remembers is only in the members",
+            "leave absences and stays_s out, or choose dga or fedavg, or topology = 'star'",
+        )
 
 
 def refuse_checkpoint(unit: str) -> None:

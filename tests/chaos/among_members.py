@@ -1,30 +1,25 @@
-"""One chaos schedule over members that average among themselves, in memory.
+"""One chaos schedule over members that reduce, in memory.
 
 Drivers, links, listeners, reducers and the hub are real, a thread each; time is this machine's, so
-that no law speaks of it. When something happens goes by how far a run without faults is: by steps
-where members reduce, by messages between members in a ring, butterfly or tree.
+that no law speaks of it. When something happens goes by steps, by how far a run without faults is.
 
-    happening              direct                                  ring, butterfly, tree
-    kill, power            a member dies, with what it reduces     dies before a message to another
-    pause                  a member stands still before a step     -
-    link, partition, cut   no connection that a member has         cut: nothing goes between two
-                           dialled carries anything for a while    members any more
+    happening              what it does
+    kill, power            a member dies, with what it reduces
+    pause                  a member stands still before a step
+    link, partition, cut   no connection that a member has dialled carries anything for a while
     hub                    the hub dies, and goes on from its journal
-    disk                   the hub cannot write, and starts again  -
+    disk                   the hub cannot write, and starts again
 
-What is not for good is shorter than `gone_s` where members reduce: rounds wait for one that lives.
+What is not for good is shorter than `gone_s`: rounds wait for one that lives.
 
 The laws: every contribution counts once in each range, none of a member that lives is missing, and
-those who live end equal, bit for bit; in a ring, butterfly or tree with the mean of what was
-counted, worked out by hand; a member that is lost, or a hub, costs at most two attempts.
+those who live end equal, bit for bit.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import random
 import tempfile
 import threading
 import time
@@ -33,30 +28,25 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from chaos.laws import Outcome
 from chaos.schedule import Happening, Kind
-from edgetrain.errors import EdgetrainError, Refused
+from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.hub.journal import Journal, JournalDisk, JournalSettings
 from edgetrain.exchange.hub.terms import Policy
 from edgetrain.exchange.peers.wrapped import WrappedEnd
-from edgetrain.jobs.job import DIRECT
 from edgetrain.jobs.resolved import Resolved
-from tests.fakes.collective_room import CollectiveRoom
 from tests.fakes.direct_room import Died, DirectRoom
 
-KINDS: tuple[Kind, ...] = ("hub", "kill", "power", "cut")
-DIRECT_KINDS: tuple[Kind, ...] = (*KINDS, "pause", "link", "partition", "disk")
+KINDS: tuple[Kind, ...] = (
+    "hub", "kill", "power", "cut", "pause", "link", "partition", "disk",
+)  # fmt: skip
 GONE_S = 1.0
 LONGEST_S = 0.4
-"""Of what is not for good, where members reduce."""
+"""Of what is not for good."""
 CALM_S = 25.0
 FEWEST = 2
 """Members that live."""
 MOST_STEPS = 16
-MOST_ATTEMPTS = 2
-"""For a machine that is lost: that in which it was, and one that began before the hub knew."""
 
 
 class ShakyEnd(WrappedEnd):
@@ -144,14 +134,8 @@ class ShakyRoom(DirectRoom):
 
 def run(planned: Resolved, seed: int, happenings: Sequence[Happening], calm_s: float) -> Outcome:
     """Run a job through one schedule, and judge it: see `chaos.simulated`."""
-    make = _direct if planned.job.fleet.topology == DIRECT else _collective
-    rounds, broken = make(planned, seed, [(each, each.at_s / calm_s) for each in happenings])
+    rounds, broken = _direct(planned, seed, [(each, each.at_s / calm_s) for each in happenings])
     return Outcome(seed, tuple(happenings), rounds, 0.0, tuple(broken))
-
-
-def kinds_of(topology: str) -> tuple[Kind, ...]:
-    """What can happen to members that exchange so."""
-    return DIRECT_KINDS if topology == DIRECT else KINDS
 
 
 def calm_seconds(planned: Resolved) -> float:
@@ -230,56 +214,3 @@ def _direct(
             if lost := sorted(wanted - counted.keys()):
                 broken.append(f"{span}: contributions {lost[:3]} are lost")
     return rounds, broken
-
-
-def _collective(
-    planned: Resolved, seed: int, found: Sequence[tuple[Happening, float]]
-) -> tuple[int, list[str]]:
-    members, steps, job = planned.job.fleet.members, _steps(planned), planned.job
-    policy = Policy(members, beat_s=0.1, gone_s=0.5, return_s=1.0)
-
-    def make(**other) -> CollectiveRoom:
-        return CollectiveRoom(
-            job.fleet.topology, job.strategy.name, members, steps, policy=policy, **other,
-            **_words(planned),
-        )  # fmt: skip
-
-    calm = make()
-    calm.run()
-    messages = {member.index: member.sent for member in calm.members}
-    rng = random.Random(f"{seed} pairs")
-    dies = {
-        index: 1 + int(share * messages[index]) for index, share in _deaths(found, planned).items()
-    }
-    cuts = {}
-    for happening, share in found:
-        if happening.kind == "cut" and job.fleet.topology == "ring" and members > 3 and not cuts:
-            one, other = rng.sample(range(members), 2)
-            cuts = {(one, other): 1 + int(share * messages[one])}
-    lives = min(set(range(members)) - dies.keys())
-    crashes = {
-        (lives, 1 + int(share * messages[lives])) for each, share in found if each.kind == "hub"
-    }
-    room = make(dies=dies, cuts={} if dies else cuts, crashes=crashes)
-    try:
-        with contextlib.suppress(Refused), tempfile.TemporaryDirectory() as folder:
-            room.keep_journal(Path(folder))
-            room.run()
-    except (EdgetrainError, AssertionError) as error:
-        return 0, [f"the run failed: {error!r}"]
-    alive, counted = _alive(room), room.lead.counted
-    killed = members - len(alive)
-    if not room.lead.started:  # nothing is lost, and all join anew
-        return 0, ["a round counted before the start"] if counted else []
-    broken = _unequal(alive)
-    broken += [f"{m.name_} failed: {m.error!r}" for m in alive if m.error]
-    if not np.allclose(alive[0].params, room.by_hand(), rtol=0, atol=1e-5):
-        broken.append("the model is not the mean of what was counted")
-    for number, given in counted.items():
-        names = Counter(name for name, _ in given)
-        broken += [f"{name} counts {n} times in {number}" for name, n in names.items() if n > 1]
-        broken += [f"{m.name_} lacks round {number}" for m in alive if m.name_ not in names]
-    spare, lost = len({*room.attempts}) - 1 - len(counted), killed + bool(room.apart) + len(crashes)
-    if spare > MOST_ATTEMPTS * lost:
-        broken.append(f"{spare} more attempts than rounds, for {lost} machines that were lost")
-    return len(counted), broken

@@ -42,7 +42,7 @@ examples:
   python -m chaos --seed 417 --schedules 1       one schedule again, as a verdict names it
   python -m chaos job.toml --kinds hub,power
   python -m chaos hub.replica=tcp://c:5555 hub.quorum=3     a hub and its replica, in memory
-  python -m chaos topology=ring strategy=local-sgd delay=0   members that average, in memory
+  python -m chaos topology=ring strategy=dga(own)   members that average among themselves
   python -m chaos gateways=true 'sites=wan-50ms: 0-1, wan-50ms: 2-3'   two gateways, in memory
   python -m chaos --processes                    10 schedules over real processes
   python -m chaos --processes --schedules 50 --at-once 3
@@ -249,15 +249,25 @@ def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcom
     from edgetrain.jobs.plan import check, with_task
 
     found = common.with_host_pace(arguments, check(job), beside)
-    from chaos import among_members, behind_gateways, in_memory, laws, schedule, simulated
+    from chaos import (
+        among_members,
+        averaging,
+        behind_gateways,
+        in_memory,
+        laws,
+        schedule,
+        simulated,
+    )
 
     planned, hubs, way, able = with_task(found, beside), found.hubs, simulated, schedule.KINDS
     if found.job.hub.replica:
         hubs, way, able = 2, in_memory, in_memory.KINDS
     elif found.job.fleet.gateways:
         hubs, way, able = 1 + len(found.sites), behind_gateways, behind_gateways.KINDS
-    elif found.job.fleet.topology in (DIRECT, *COLLECTIVES):
-        way, able = among_members, among_members.kinds_of(found.job.fleet.topology)
+    elif found.job.fleet.topology in COLLECTIVES:
+        way, able = averaging, averaging.KINDS
+    elif found.job.fleet.topology == DIRECT:
+        way, able = among_members, among_members.KINDS
     if not (kinds := tuple(kind for kind in kinds if kind in able)):
         raise ConfigError(
             f"--kinds {arguments.kinds} cannot happen to this topology here",

@@ -54,14 +54,21 @@ SLOW_SHARE = 0.05
 """Of its rate, on a link that is slow."""
 
 
-def run(planned: Resolved, seed: int, happenings: Sequence[Happening], calm_s: float) -> Outcome:
+def run(
+    planned: Resolved,
+    seed: int,
+    happenings: Sequence[Happening],
+    calm_s: float,
+    judge: Callable[[Resolved, Simulation, Seen, Path, Merging], list[str]] | None = None,
+) -> Outcome:
     """Run a planned job through one schedule, and judge it. `calm_s`: its virtual seconds without
-    faults, see `calm_seconds`. ConfigError for a job that no verdict can be given on."""
+    faults, see `calm_seconds`. `judge`: None: every reply is merged again. ConfigError for a job
+    that no verdict can be given on."""
     merging = Merging.of(planned)
     broken: list[str] = []
     with tempfile.TemporaryDirectory(prefix="edgetrain-chaos-") as made:
         folder = Path(made)
-        seen = _Seen()
+        seen = Seen()
         settings = journal_settings(planned.job)
 
         def open_journal(hub: int, disk: JournalDisk) -> Journal:
@@ -81,7 +88,7 @@ def run(planned: Resolved, seed: int, happenings: Sequence[Happening], calm_s: f
             except EdgetrainError as error:
                 broken.append(f"the run failed: {error}")
             simulation.close()
-            broken += _judged(planned, simulation, seen, folder, merging)
+            broken += (judge or judge_replies)(planned, simulation, seen, folder, merging)
         finally:
             simulation.close()
     return Outcome(seed, tuple(happenings), len(seen.rounds[0]), simulation.seconds, tuple(broken))
@@ -134,7 +141,7 @@ def strike(simulation: FailingSimulation, happening: Happening) -> None:
                 damage_next_message(member, simulation.network, upwards)
 
 
-class _Seen:
+class Seen:
     """What members contributed, and the rounds that members may have been told of."""
 
     def __init__(self) -> None:
@@ -176,10 +183,10 @@ class _ShownJournal(Journal):
             self._show(record)
 
 
-def _judged(
-    planned: Resolved, simulation: Simulation, seen: _Seen, folder: Path, merging: Merging
-) -> list[str]:
-    """The laws that the schedule broke. Everything has ended."""
+def ends_of(
+    simulation: Simulation, folder: Path
+) -> tuple[dict[str, laws.Ended], list[str], list[str]]:
+    """How members ended, those whose contributions have to count, and broken laws."""
     events = list(read_metrics(folder, "event"))
     trained = [member.training for member in simulation.members if member.training is not None]
     applied = {member.name: member.half.applied for member in trained}
@@ -195,19 +202,7 @@ def _judged(
     given_up = set[str]().union(*(hub.given_up for hub in simulation.hubs))
     names = [f"m{i}" for i, member in enumerate(simulation.members) if not member.was_off]
     steady = [name for name in names if name not in given_up]
-    torch.manual_seed(planned.job.seed)
-    flat = FlatModel(simulation.task.model())
-    merging = merging.bound(layouts.read(flat.description, flat.elements))
-    judged, broken = [], list[str]()
-    for hub, stretch in enumerate(shared(planned.job.strategy.ranges, planned.hubs)):
-        rounds = tuple(seen.rounds[hub][number] for number in sorted(seen.rounds[hub]))
-        initial = flat.params[stretch.of(flat.elements)].copy()
-        own = merging.of_stretch(stretch, flat.elements)
-        judged.append(laws.Judged(rounds, seen.witness[hub], own, initial))
-        if planned.job.hub.when_full == "stop":  # else it has what came after the last gap
-            broken += _missing_in_journal(_journal_of(folder, hub), rounds)
-    broken += laws.judge_hubs(judged, ended, steady)
-    broken += [
+    broken = [
         f"{event.get('about')}: {event['reason']}"
         for event in events
         if event["event"] == "error" and event.get("about") not in given_up
@@ -215,7 +210,26 @@ def _judged(
     missing = [name for name in steady if name not in ended]
     if missing:
         broken.append(f"{', '.join(missing)} never came to the end")
-    return broken
+    return ended, steady, broken
+
+
+def judge_replies(
+    planned: Resolved, simulation: Simulation, seen: Seen, folder: Path, merging: Merging
+) -> list[str]:
+    """The laws that the schedule broke. Everything has ended."""
+    ended, steady, broken = ends_of(simulation, folder)
+    torch.manual_seed(planned.job.seed)
+    flat = FlatModel(simulation.task.model())
+    merging = merging.bound(layouts.read(flat.description, flat.elements))
+    judged = list[laws.Judged]()
+    for hub, stretch in enumerate(shared(planned.job.strategy.ranges, planned.hubs)):
+        rounds = tuple(seen.rounds[hub][number] for number in sorted(seen.rounds[hub]))
+        initial = flat.params[stretch.of(flat.elements)].copy()
+        own = merging.of_stretch(stretch, flat.elements)
+        judged.append(laws.Judged(rounds, seen.witness[hub], own, initial))
+        if planned.job.hub.when_full == "stop":  # else it has what came after the last gap
+            broken += _missing_in_journal(_journal_of(folder, hub), rounds)
+    return broken + laws.judge_hubs(judged, ended, steady)
 
 
 def _journal_of(folder: Path, hub: int) -> Path:

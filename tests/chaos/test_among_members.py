@@ -1,13 +1,11 @@
-"""Chaos over members that average among themselves, in memory."""
+"""Chaos over members that reduce, in memory, and that average among themselves, in virtual time."""
 
 from __future__ import annotations
 
 import pytest
 
-from chaos import among_members, schedule
-from chaos.among_members import CALM_S, KINDS
+from chaos import among_members, averaging, schedule
 from chaos.command import SIMULATED
-from chaos.schedule import Happening
 from edgetrain.exchange.hub.turns import Turns
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
@@ -20,28 +18,27 @@ def planned(topology, *words):
     return plan(reading.load(None, [*SIMULATED, *own, *words]))
 
 
-@pytest.mark.parametrize(
-    ("topology", "words"),
-    [("direct", ("ranges=16", "codec=int8")), ("ring", ()), ("butterfly", ()), ("tree", ())],
-)
-def test_drawn_schedules_break_no_law(topology, words):
-    job = planned(topology, *words)
+def test_drawn_schedules_of_members_that_reduce_break_no_law():
+    job, calm_s = planned("direct", "ranges=16", "codec=int8"), among_members.CALM_S
     for seed in range(2):
-        drawn = schedule.draw(seed, 4, CALM_S, 2, KINDS)
-        assert among_members.run(job, seed, drawn, CALM_S).broken == ()
+        drawn = schedule.draw(seed, 4, calm_s, 2, ("hub", "kill", "power", "cut"))
+        assert among_members.run(job, seed, drawn, calm_s).broken == ()
 
 
-def test_attempts_without_need_show(monkeypatch):
-    real = Turns.accept
+@pytest.mark.parametrize("topology", ["ring", "butterfly", "tree"])
+def test_drawn_schedules_of_members_that_average_break_no_law(topology):
+    job = planned(topology, "strategy=dga(own)", "steps=40")
+    for seed in range(2):
+        drawn = schedule.draw(seed, 4, 6.0, 4, averaging.KINDS)
+        assert averaging.run(job, seed, drawn, 6.0).broken == ()
 
-    def accept(self, member, message):
-        found = real(self, member, message)
-        if self.count < 6 and member.name == "m1":
-            self.renew()
-        return found
 
-    monkeypatch.setattr(Turns, "accept", accept)
-    kill = [Happening(24.0, "kill", 1.0, (3,))]
-    assert any(
-        "attempts" in law for law in among_members.run(planned("ring"), 0, kill, CALM_S).broken
-    )
+def test_a_contribution_that_counts_without_its_vector_shows(monkeypatch):
+    real = Turns.advance
+
+    def advance(self, round, weights, is_base=False):
+        return real(self, round, weights if is_base else dict.fromkeys(weights, 1e-9), is_base)
+
+    monkeypatch.setattr(Turns, "advance", advance)
+    outcome = averaging.run(planned("ring", "steps=20"), 0, (), 6.0)
+    assert outcome.broken == ("the model is not the mean of what was counted",)

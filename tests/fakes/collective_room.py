@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from edgetrain.errors import Refused
 from edgetrain.exchange.hub.collective import CollectiveHub
 from edgetrain.exchange.hub.effects import Send, Write
 from edgetrain.exchange.hub.records import Round
@@ -15,12 +16,12 @@ from edgetrain.exchange.peers.dialled import Dialled
 from edgetrain.exchange.peers.listener import Listener
 from edgetrain.exchange.peers.peering import Peering
 from edgetrain.exchange.peers.together import CollectiveExchange
-from tests.fakes.direct_room import Died, DirectRoom, RoomMember
+from tests.fakes.direct_room import PATIENCE_S, Died, DirectRoom, RoomMember
 from tests.fakes.fleet import noisy_descent
 from tests.fakes.loopback import Loopback
 
 LOST_S = 3.0
-"""Seconds of silence after which members count another one as lost."""
+"""Seconds of silence after which members count another one as lost, where some are cut apart."""
 
 
 class NotedHub(CollectiveHub):
@@ -62,12 +63,13 @@ class CollectiveRoom(DirectRoom):
     """As a DirectRoom, with a `topology`. `dies`: by member, the segment at which it is killed.
     `cuts`: (a, b): the segment of a's from which on nothing goes either way between the two.
     `crashes`: (member, segment of its) before which the hub is killed and started again, once
-    training has begun."""
+    training has begun. `reborn`: members that are killed join anew."""
 
     def __init__(
-        self, topology, strategy, members, steps, *, dies=(), cuts=(), crashes=(), **other
-    ):
-        self.topology, self.counted, self.attempts = topology, {}, []
+        self, topology, strategy, members, steps, *, dies=(), cuts=(), crashes=(), reborn=False,
+        **other,
+    ):  # fmt: skip
+        self.topology, self.counted, self.attempts, self.reborn = topology, {}, [], reborn
         super().__init__(strategy, members, steps, star=True, ranges=1, **other)
         self.dies, self.cuts, self.apart = dict(dies), dict(cuts), set()
         self.crashes = set(crashes)
@@ -100,20 +102,50 @@ class CollectiveMember(RoomMember):
 
     def __init__(self, room, index, client):
         super().__init__(room, index, True, client)
-        listener = None
+        self.sent, self.lives, self.entry = 0, 1, None
+        self.exchange.vanish()
+        self._connect(client)
+
+    def _connect(self, client=False):
+        room, listener = self.room, None
         if not client:
+            self.address = f"tcp://10.0.0.{self.lives}:{self.index + 1}"
             room.listening[self.address] = Loopback()
             listener = Listener(room.listening[self.address])
         peering = Peering(listener, None, self._dial)
-        self.sent = 0
-        self.exchange.vanish()
         self.exchange = CollectiveExchange(
             room.loopback.connect(),
             peering,
             time.monotonic,
-            lost_s=LOST_S,
+            lost_s=LOST_S if room.cuts else PATIENCE_S,
             outer=room.row.outer_rule(),
         )
+
+    def run(self):
+        super().run()
+        while self.room.reborn and isinstance(self.error, Died):
+            self._come_again()
+
+    def _come_again(self):
+        """As a newcomer of the same name, from other parameters, until the hub lets it in. It takes
+        the steps that the fleet still has to take, behind those of its own that were counted."""
+        room, self.error = self.room, None
+        self.lives += 1
+        self.params[:] = 7.0
+        self._connect()
+        try:
+            driver = self.driver = self.enter()
+            self.entry = driver.entry
+            counted = [n for given in room.counted.values() for n, _ in given]
+            first = room.terms.every * counted.count(self.name_) - driver.progress
+            while driver.progress < room.steps:
+                self.descend(first + driver.progress)
+            driver.drain()
+            driver.leave("done")
+        except BaseException as error:
+            refused = isinstance(error, Refused) and error.code == "name"
+            self.error = Died() if refused else error
+            self.exchange.vanish()
 
     def _dial(self, peer, neighbours):
         end = self.room.listening[peer.address].connect()
@@ -126,7 +158,7 @@ class CollectiveMember(RoomMember):
         self.sent += 1
         if (own, self.sent) in room.crashes and room.lead.started:
             room.crash_lead()
-        if self.sent >= room.dies.get(own, np.inf):
+        if self.lives == 1 and self.sent >= room.dies.get(own, np.inf):
             raise Died
         room.apart |= {
             frozenset(pair) for pair, at in room.cuts.items() if pair[0] == own and self.sent >= at

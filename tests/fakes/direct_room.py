@@ -226,19 +226,28 @@ class RoomMember(threading.Thread):
             self.exchange.vanish()
 
     def _run(self):
-        room, flat = self.room, self._flat
+        self.driver = self.enter()
+        for step in range(self.room.steps):
+            self.room.before_step(self, step)
+            self.descend(step)
+        self.driver.drain()
+        self.driver.leave("done")
+
+    def enter(self):
+        """Its driver, once training begins."""
+        flat = self._flat
         request = Request(
             layouts.digest(flat.description), self.name_, layout=flat.description,
             address=self.address,
         )  # fmt: skip
-        self.driver = Driver.join(self.exchange, flat, self, request, time.monotonic)
+        driver = Driver.join(self.exchange, flat, self, request, time.monotonic)
         self.exchange.base_of = self._base_of
-        for step in range(room.steps):
-            room.before_step(self, step)
-            flat.gradient[:] = noisy_descent(self.index, step, self.params)
-            self.driver.step()
-        self.driver.drain()
-        self.driver.leave("done")
+        return driver
+
+    def descend(self, step):
+        """Its step of this number."""
+        self._flat.gradient[:] = noisy_descent(self.index, step, self.params)
+        self.driver.step()
 
     def _base_of(self):
         half = self.driver.half

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from unittest import mock
+
 import numpy as np
 import pytest
+from chaos.machines import kill
 from safetensors.numpy import load_file
 
+from edgetrain.exchange.hub.turns import Turns
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.runs.folder import create, read_metrics
@@ -56,6 +61,58 @@ def test_processes_end_with_the_same_bits_close_to_those_of_a_star(topology, str
     assert np.linalg.norm(model(folder) - star) <= 1e-6 * np.linalg.norm(star)
     least = 4 * 2 * (3 - 1) * star.nbytes  # rounds, there and back, all but one
     assert least <= summary["sent_bytes"] < 2 * least, "bytes between members count"
+
+
+class Bereft(simulation.Simulation):
+    """A simulation in which m2 is killed for good this long after training began."""
+
+    kill_s = None
+
+    def begin(self, began):
+        super().begin(began)
+        if self.kill_s is not None:
+            self.at(self.kill_s, lambda: kill(self.members[2], self.network, 1 << 62))
+
+
+def closings(planned, folder, kill_s=None):
+    """When rounds closed and, if m2 was killed, when it was given up: virtual seconds; and how many
+    attempts there were."""
+    real, counts = Turns.advance, []
+
+    def advance(self, *args, **other):
+        found = real(self, *args, **other)
+        counts.append(self.count)
+        return found
+
+    with mock.patch.object(Turns, "advance", advance):
+        return *run(planned, folder, kill_s), max(counts)
+
+
+def run(planned, folder, kill_s):
+    simulated = Bereft(planned, folder, False)
+    simulated.kill_s = kill_s
+    try:
+        simulated.run(lambda: None, 1.0, time.monotonic)
+        assert kill_s is None or simulated.verdict() == "finished"
+    finally:
+        simulated.close()
+    gone = [e["t"] for e in read_metrics(folder, "event") if e["event"] == "gone"]
+    return [round["t"] for round in read_metrics(folder, "round")], gone
+
+
+@pytest.mark.parametrize("topology", ["ring", "butterfly", "tree"])
+def test_a_lost_member_costs_the_wait_for_it_two_trips_and_the_transfer(topology, tmp_path):
+    trip_s, steps_s, gone_s, beat_s = 0.4, 5 * 0.4, 5.0, 1.0
+    words = ["members=4", "network=wan-100ms", "hub_network=wan-100ms", "pace_s=0.4", "delay=0"]
+    planned = job(topology, *words, f"gone_s={gone_s}", f"beat_s={beat_s}")
+    calm, _, turns = closings(planned, create(tmp_path, "calm"))
+    transfer_s = calm[1] - calm[0] - steps_s - 2 * trip_s
+    for share in (0.2, 0.5, 0.8):  # of the attempt at the second round
+        kill_s = calm[0] + steps_s + share * (2 * trip_s + transfer_s)
+        closed, (gone,), more = closings(planned, create(tmp_path, f"killed-{share}"), kill_s)
+        assert gone <= kill_s + gone_s + 1.5 * beat_s
+        assert closed[1] <= gone + 2 * trip_s + transfer_s
+        assert more <= turns + 1
 
 
 def test_a_process_that_is_killed_costs_the_others_one_attempt(tmp_path):

@@ -29,7 +29,7 @@ class SiteMembership(Membership):
         effects: list[Effect] = [Note("started", "hub", f"{len(self._members)} members")]
         for member in self._members:
             effects += [Send(member.sender, self._welcome(member))] if moved else []
-            effects += self._admit(member)
+            effects += self.admit(member)
         return effects
 
     def ask_to_evaluate(self) -> list[Effect]:

@@ -4,6 +4,12 @@ It is the place of membership, K, D, the landing and the ends, as every hub. Its
 vector is empty: contributions are votes, replies say that a round counts. `turns` has what is said
 between the two. Where members cannot connect as the topology needs it, the hub adds up all by
 itself, as in a star, and says so.
+
+A member that joins after the start waits until no round is being averaged. Then one that trains and
+the newcomer have a turn of their own, which hands on the base, and the newcomer takes part in the
+next round without adding to those that have begun. One that rounds went on without is refused: it
+lacks their means, and joins anew. While nobody is heard of nobody is given up: rounds of the first
+that comes back would have no others.
 """
 
 from __future__ import annotations
@@ -12,19 +18,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.exchange.hub.direct import DirectHub
-from edgetrain.exchange.hub.effects import Effect
+from edgetrain.exchange.hub.effects import Effect, Send, refusal
+from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.membership import turn_away
 from edgetrain.exchange.hub.places import LEAD, Reach, Stretches
 from edgetrain.exchange.hub.records import Record, State
 from edgetrain.exchange.hub.rounds import Due
 from edgetrain.exchange.hub.terms import Terms
 from edgetrain.exchange.hub.turns import Turns, in_places
-from edgetrain.exchange.messages import NO_WEIGHT, Join, Message, Ran, Resume
+from edgetrain.exchange.messages import CLIENT, NO_WEIGHT, Beat, Join, Message, Ran, Resume
 from edgetrain.exchange.peers.schedules import places_of
 from edgetrain.strategies.closing import RoundView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+BASE_GONE = "all members that had the parameters are gone: start the job anew"
 
 
 class NeverWithout:
@@ -46,9 +56,7 @@ class CollectiveHub(DirectHub):
     """A DirectHub whose rounds are averaged by its members, in a `topology` of
     `peers.schedules.SHAPES`. The other arguments are as for a Hub.
 
-    The parameters that training starts from are handed around in the same way, before round 0. A
-    member cannot join after the start, and one that was given up cannot come back: nobody could
-    give it the base.
+    The parameters that training starts from are handed around in the same way, before round 0.
     """
 
     def __init__(self, terms: Terms, *args: Any, topology: str, **kwargs: Any) -> None:
@@ -59,6 +67,8 @@ class CollectiveHub(DirectHub):
         self.turns = self._fresh_turns()
         """Only to be looked at."""
         self._has_base = False
+        self._alone_since: float | None = None
+        """Since when no member has been heard of."""
 
     def _fresh_turns(self) -> Turns:
         return Turns(self.topology, self.members, lambda: self.places.reach)
@@ -77,24 +87,64 @@ class CollectiveHub(DirectHub):
         """See Hub."""
         if not self._is_counting:
             return super().handle(sender, message, now)
-        if self.started and isinstance(message, Join | Resume):
-            known = isinstance(message, Resume) and self.members.named(message.name) is not None
-            if not known:
-                why_not = f"a {self.topology} takes nobody in after the start: start anew"
-                return turn_away(sender, message.name, "started", why_not)
-        member = self.members.get(sender)
+        member, effects = self.members.get(sender), list[Effect]()
         if member is not None and isinstance(message, Ran) and not member.returning:
-            member.mark_heard()
-            lost = self.members.named(self.turns.accept(member, message))
-            effects = self._expel(lost, "peers", "others do not hear from it", now) if lost else []
-            return effects + self._move_on(now)
-        effects = super().handle(sender, message, now)
-        if isinstance(message, Resume):
+            return self._handle_ran(member, message, now)
+        if self.started and isinstance(message, Join | Resume):
+            if why_not := self._why_not_late(message):
+                return turn_away(sender, message.name, "started", why_not)
+            effects = self._take_back(sender, message, now)
+        return effects + super().handle(sender, message, now) + self._move_on(now)
+
+    def _handle_ran(self, member: MemberRecord, message: Ran, now: float) -> list[Effect]:
+        member.mark_heard()
+        if lost := self.turns.accept(member, message):
+            return self._expel(lost, "peers", "others do not hear from it", now)
+        if (other := self.members.named(message.lost)) is None:
+            return self._move_on(now)
+        # Whether its connection stands shows before the next turn, which the next tick begins.
+        return [Send(other.sender, Beat(self.epoch, other.merged))]
+
+    def _take_back(self, sender: bytes, message: Join | Resume, now: float) -> list[Effect]:
+        """What comes before the answer to one that comes, or comes back, after the start."""
+        known = self.members.in_session(message.session)
+        if known is not None and known.may_be_at(sender):
             self.turns.renew()
-        return effects + self._move_on(now)
+            if isinstance(message, Join) and known.trains and known.applied < self.round:
+                # It never heard that it had begun, and the base that it has is not the newest.
+                return self._remove(known, "gone", "it joins anew", now)
+        away = self.members.away.get(message.name) if isinstance(message, Resume) else None
+        if away is not None:  # it sends again what it gave to rounds that do not count yet
+            self.rounds.open_rounds.withdraw(away.name)
+            away.forget_unmerged()
+            self.turns.renew()
+        return []
+
+    def _why_not_late(self, message: Join | Resume) -> str:
+        """Why a member cannot come, or come back, after the start; "": it can."""
+        if isinstance(message, Resume):
+            away = self.members.away.get(message.name)
+            if away is None or max(away.merged, away.first_round) >= self.round:
+                return ""
+            return "rounds went on without it, and it lacks their means: join anew"
+        if self.rounds.merger.outer is not None:
+            return (
+                f"{self.terms.strategy}: what the outer rule remembers is only in the members of "
+                f"the {self.topology}: take a strategy without one (fedavg, dga), or a star"
+            )
+        if message.address == CLIENT:
+            return f"a {self.topology} takes in nobody that others cannot connect to: let it listen"
+        return ""
 
     def tick(self, now: float) -> list[Effect]:
         """See Hub."""
+        training = [member for member in self.members if member.trains and not member.returning]
+        if not self._is_counting or any(map(_is_heard, training)):
+            self._alone_since = None
+        elif training:  # the hub's own link may be down: the first that is back waits for the rest
+            self._alone_since = now if self._alone_since is None else self._alone_since
+            for member in training if now - self._alone_since < self.policy.alone_s else ():
+                member.mark_unreachable(now)
         effects = super().tick(now)
         if self.turns.why_not:
             for member in [*self.members]:
@@ -111,14 +161,10 @@ class CollectiveHub(DirectHub):
         self._parts[1]["closing"] = self._usual if self.is_star else NeverWithout()
         super()._become_reducer_of(span)
         self.turns, self._has_base = self._fresh_turns(), False
+        if not self.is_star:
+            self.membership.is_ready = lambda: self._has_base and not self.started
 
     # -- before the start ----------------------------------------------------------------------
-
-    def _welcome_all(self, now: float) -> list[Effect]:
-        effects = super()._welcome_all(now)
-        if not self.is_star:
-            self.membership.is_ready = lambda: self.places.is_settled and self._has_base
-        return effects
 
     def _held_back(self, effects: list[Effect], now: float) -> list[Effect]:
         if self._is_counting and not self.started:
@@ -157,14 +203,49 @@ class CollectiveHub(DirectHub):
     def _find_due(self, now: float) -> tuple[list[Effect], Due | None]:
         """A round that is due closes once all members have its mean. What members that have gone
         gave to it is dropped: nobody has that."""
+        if self.is_star:
+            return super()._find_due(now)
+        effects, may_go_on = self._hand_base_on()
+        if not may_go_on:
+            return effects, None
         said, due = super()._find_due(now)
-        if due is None or self.is_star:
-            return said, due
+        entry = self.rounds.open_rounds.get(self.round) if due is None else due.entry
+        if entry is None or (due is None and not self._lacks_only_lost()):
+            return effects + said, None
         weights = {member.name: NO_WEIGHT for member in self.members if member.trains}
-        for contribution in due.entry.in_order:
+        for contribution in entry.in_order:
             if contribution.member in weights:
                 weights[contribution.member] = contribution.weight
             else:
                 self.rounds.open_rounds.withdraw(contribution.member)
-        effects, agreed = self.turns.advance(self.round, weights)
-        return said + effects, due if agreed else None
+        told, agreed = self.turns.advance(self.round, weights)
+        return effects + said + told, due if agreed else None
+
+    def _lacks_only_lost(self) -> bool:
+        """Whether the round waits for nobody but members whose connection is lost."""
+        waited_for = [member for member in self.members if member.is_waited_for(self.round)]
+        return not any(map(_is_heard, waited_for))
+
+    def _hand_base_on(self) -> tuple[list[Effect], bool]:
+        """Between two rounds: let a member give the base to the first that has come since the
+        start. Returns whether the next round may be averaged."""
+        came = next((m for m in self.members if m.state == "waiting" and _is_heard(m)), None)
+        if came is None or self.turns.is_averaging:
+            return [], True
+        can = self.turns.can
+        training = [member for member in self.members if member.trains]
+        able = [m for m in training if _is_heard(m) and can(m.name, came.name)]
+        if not able and not all(map(_is_heard, training)):
+            return [], True
+        if not able:
+            reason = "no member can connect to it, or it to none" if training else BASE_GONE
+            told = refusal(came.sender, "peers", reason)
+            return [told, *self.membership.remove(came, "refused", f"peers: {reason}")], True
+        self.rounds.open_rounds.withdraw(came.name)  # an earlier member's of that name
+        weights = {able[0].name: 1.0, came.name: NO_WEIGHT}
+        effects, agreed = self.turns.advance(self.round, weights, is_base=True)
+        return effects + (self.membership.admit(came) if agreed else []), agreed
+
+
+def _is_heard(member: MemberRecord) -> bool:
+    return member.unreachable_since is None and not member.returning

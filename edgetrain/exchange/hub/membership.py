@@ -171,10 +171,8 @@ class Membership:
             effects += self.remove(old, "gone", "started anew")
         if self._rounds.masks is not None:
             self._rounds.masks.forget_secrets(join.name)
-        if not self.model.elements:
-            problem = self._accept_model(join)
-            if problem is not None:
-                return [*effects, *turn_away(sender, join.name, "layout", problem)]
+        if not self.model.elements and (problem := self._accept_model(join)) is not None:
+            return [*effects, *turn_away(sender, join.name, "layout", problem)]
         return effects + self._add(sender, join)
 
     def _add(self, sender: bytes, join: Join) -> list[Effect]:
@@ -207,8 +205,9 @@ class Membership:
         return [Send(sender, self._welcome(member)), *self._admit_late(member)]
 
     def _admit_late(self, member: MemberRecord) -> list[Effect]:
-        """After the start, a member begins as soon as it has joined."""
-        return self._admit(member) if self._rounds.started else []
+        """After the start, a member begins as soon as it has joined, if the hub `is_ready`."""
+        may = self.is_ready() or member.trains
+        return self.admit(member) if self._rounds.started and may else []
 
     def _accept_model(self, join: Join) -> str | None:
         """Make this member's model the job's. Returns what is wrong; then nothing has changed."""
@@ -239,11 +238,11 @@ class Membership:
             self.evaluators.note_wanted()
         effects: list[Effect] = [begun(self.policy, self._members.places)]
         for member in self._members:
-            effects += self._admit(member)
+            effects += self.admit(member)
         self.first_base.drop_parts()
         return effects
 
-    def _admit(self, member: MemberRecord) -> list[Effect]:
+    def admit(self, member: MemberRecord) -> list[Effect]:
         """Send a member what it lacks of the base, and let it train from the next round on."""
         rounds = self._rounds
         first = None

@@ -166,7 +166,8 @@ class Places:
         left, at their last address."""
         known = {row[0]: row for row in reversed(self._map.rows)}
         found = [self._row(member, is_in=True) for member in _in_order(members)]
-        found += [self._row(member, is_in=False) for member in members.away]
+        away = [member for member in members.away if members.named(member.name) is None]
+        found += [self._row(member, is_in=False) for member in away]
         names = {LEAD, *(peer.name for peer in found)}
         found += [Peer(*known[name]) for name in self.stretches if name not in names]
         return (*found, *self.moved.values())

@@ -8,7 +8,9 @@ counts, and is closed like any other. A turn is one attempt:
 state    what happens                                  next     what the hub says
 =======  ============================================  =======  ===================================
 idle     a round is due                                running  RunRound, to all that train
-running  somebody has gone, or has come back           running  one with a higher number, to all
+running  a member's connection to the hub is lost      running  one with a higher number, to the
+                                                                others, if they are more than half
+running  that member has come back                     running  one with a higher number, to all
 running  a member says that its connection to another  running  the same, around the two if that can
          one broke                                              be; the second time in a round the
                                                                 lost one is expelled
@@ -18,6 +20,9 @@ running  all have the mean, checksums are equal        agreed   the round's repl
 running  all have the mean, checksums differ           running  the same; at the third the job ends
 agreed   another round is due                          running  RunRound
 =======  ============================================  =======  ===================================
+
+A turn without a member that may come back counts once that is given up: what the others do
+meanwhile is done then, so that a lost member costs them no more than the wait for it.
 
 A member keeps its contribution until the round's reply is there, and runs again from it; what a
 member that has gone gave to a round that does not count yet is dropped. Pure: no socket, no clock.
@@ -54,12 +59,16 @@ def in_places(names: Iterable[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """What a turn is for."""
+class _Goal:
+    """What a turn is for, and whose contributions are in it."""
 
     round: int
     is_base: bool
     weights: Mapping[str, float]
+
+    def is_of(self, other: _Goal | None) -> bool:
+        """Whether both are for the same mean, or base."""
+        return other is not None and (self.round, self.is_base) == (other.round, other.is_base)
 
 
 class Turns:
@@ -70,7 +79,8 @@ class Turns:
         self.why_not = ""
         """Why no round can be run any more; "": it can."""
         self._members, self._reach = members, reach
-        self._wanted: _Wanted | None = None
+        self._goal: _Goal | None = None
+        """Of the newest turn."""
         self._number = 0
         self._is_over = True
         """Whether the turn came to nothing, or there was none."""
@@ -80,10 +90,10 @@ class Turns:
         """How far members came that wait in vain, and for whom. One silence makes all wait: only
         who came least far has lost somebody."""
         self._different = 0
-        self._lost: Counter[str] = Counter()
-        """Turns of this round in which others have lost each member."""
-        self._cut: set[frozenset[str]] = set()
-        """Pairs of which one has lost the other."""
+        self._lost: Counter[int] = Counter()
+        """Turns of this round in which others have lost each member, by its session."""
+        self._cut: set[frozenset[int]] = set()
+        """Sessions of pairs of which one has lost the other."""
         self.count = 0
         """Turns since the hub began, or was restored."""
 
@@ -97,24 +107,31 @@ class Turns:
         """`round` is due, with the samples behind the contribution of each member that trains.
         `is_base`: all are to get the parameters of the members with a weight. Returns what is to be
         said, and whether all have the mean."""
-        wanted = _Wanted(round, is_base, dict(weights))
-        if self._wanted != wanted:
-            if self._wanted is None or (self._wanted.round, self._wanted.is_base) != (
-                round,
-                is_base,
-            ):
-                self._different, self._lost = 0, Counter()
-            self._wanted, self._is_over = wanted, True
-        if not self._is_over:
-            return [], self._is_agreed()
-        return self._begin(wanted), False
+        everyone = [member for member in self._members if member.name in weights]
+        here = [member for member in everyone if member.unreachable_since is None]
+        if any(member.returning for member in everyone) or 2 * len(here) <= len(everyone):
+            return [], False
+        goal = _Goal(round, is_base, {member.name: weights[member.name] for member in here})
+        if goal == self._goal and not self._is_over:
+            return [], len(here) == len(everyone) and self._is_agreed()
+        if not goal.is_of(self._goal):
+            self._different, self._lost = 0, Counter()
+        self._goal = goal
+        return self._begin(goal, here), False
 
-    def accept(self, member: MemberRecord, message: Ran) -> str:
+    @property
+    def is_averaging(self) -> bool:
+        """Whether a turn of a round is going on."""
+        goal = self._goal
+        is_round = goal is not None and not goal.is_base
+        return is_round and not self._is_over and not self._is_agreed()
+
+    def accept(self, member: MemberRecord, message: Ran) -> MemberRecord | None:
         """What has become of a member's turn. Answers to earlier ones count for nothing. Returns
-        the name of a member that others have lost too often, or ""."""
-        wanted = self._wanted
-        if wanted is None or message.attempt != self._number or self._is_over:
-            return ""
+        a member that others have lost too often, or that came and has not got the base; or None."""
+        goal = self._goal
+        if goal is None or message.attempt != self._number or self._is_over:
+            return None
         if message.lost and not message.silent:
             return self._part({member.name: message.lost})
         if message.lost:
@@ -122,54 +139,69 @@ class Turns:
         else:
             self._ran[member.name] = message.checksum
         if self._silent:
-            if len(self._silent) + len(self._ran) < len(wanted.weights):
-                return ""
+            if len(self._silent) + len(self._ran) < len(goal.weights):
+                return None
             least = min(self._silent.values())[0]
             return self._part({n: lost for n, (at, lost) in self._silent.items() if at == least})
-        if len(self._ran) == len(wanted.weights) and len({*self._ran.values()}) > 1:
+        if len(self._ran) == len(goal.weights) and len({*self._ran.values()}) > 1:
             self._is_over = True
+            if goal.is_base and (came := [*filter(self._came_late, goal.weights)]):
+                return self._members.named(came[-1])
             self._different += 1
             if self._different >= MOST_DIFFERENT:
                 self.why_not = (
-                    f"members end with different means of round {wanted.round}: "
+                    f"members end with different means of round {goal.round}: "
                     + ", ".join(f"{name} {sum_:016x}" for name, sum_ in sorted(self._ran.items()))
                 )
-        return ""
+        return None
 
-    def _part(self, lost: Mapping[str, str]) -> str:
+    def _part(self, lost: Mapping[str, str]) -> MemberRecord | None:
         """The turn is over, because members have lost these. Returns whom others have lost too
-        often, or ""."""
+        often, or that lost others as soon as it came; or None."""
         self._is_over = True
-        self._lost.update({*lost.values()})
-        self._cut |= {frozenset(pair) for pair in lost.items()}
-        return next((name for name in lost.values() if self._lost[name] >= MOST_LOST), "")
+        self._cut |= {self._pair(*pair) for pair in lost.items()}
+        names = {name if self._came_late(name) else other for name, other in lost.items()}
+        blamed = [member for name in names if (member := self._members.named(name)) is not None]
+        self._lost.update(member.session for member in blamed)
+        return next((each for each in blamed if self._lost[each.session] >= MOST_LOST), None)
 
     def renew(self) -> None:
         """A member came back over another connection: what was said over the old one is lost."""
         self._is_over = True
 
     def _is_agreed(self) -> bool:
-        assert self._wanted is not None
-        return self._ran.keys() == self._wanted.weights.keys()
+        return self._goal is not None and self._ran.keys() == self._goal.weights.keys()
 
-    def _begin(self, wanted: _Wanted) -> list[Effect]:
-        """Another turn, unless somebody may not hear of it: then once that is settled."""
-        here = [member for member in self._members if member.name in wanted.weights]
-        if any(m.returning or m.unreachable_since is not None for m in here):
-            return []
+    def _begin(self, goal: _Goal, here: list[MemberRecord]) -> list[Effect]:
+        """Another turn."""
         names = in_places(member.name for member in here)
-        can = self._reach().can
-        places = places_of(self.topology, names, self._can) or places_of(self.topology, names, can)
+        places = places_of(self.topology, names, self.can) or places_of(
+            self.topology, names, self._can_try
+        )
         if places is None:
             self.why_not = f"{self.topology}: members cannot connect to those they have to send to"
             return [Note("map", "hub", self.why_not)]
         self._number += 1
         self.count += 1
         self._is_over, self._ran, self._silent = False, {}, {}
-        pairs = tuple((name, wanted.weights[name]) for name in places)
-        run = RunRound(wanted.round, self._number, self.topology, wanted.is_base, pairs)
+        pairs = tuple((name, goal.weights[name]) for name in places)
+        run = RunRound(goal.round, self._number, self.topology, goal.is_base, pairs)
         return [Send(member.sender, run) for member in here]
 
-    def _can(self, one: str, other: str) -> bool:
+    def can(self, one: str, other: str) -> bool:
         """Whether a member has reached another one, and neither has lost the other since."""
-        return frozenset({one, other}) not in self._cut and self._reach().can(one, other)
+        return self._pair(one, other) not in self._cut and self._can_try(one, other)
+
+    def _can_try(self, one: str, other: str) -> bool:
+        """Whether a member has reached another one, or one of them has not tried."""
+        return self._reach().can(one, other) or self._came_late(one) or self._came_late(other)
+
+    def _came_late(self, name: str) -> bool:
+        """Whether a member came after the start: it has not tried whom it reaches."""
+        member = self._members.named(name)
+        return member is not None and (member.state == "waiting" or member.first_round > 0)
+
+    def _pair(self, *names: str) -> frozenset[int]:
+        """The sessions of members: one that comes again has another one."""
+        found = map(self._members.named, names)
+        return frozenset(0 if member is None else member.session for member in found)

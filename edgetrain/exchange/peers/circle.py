@@ -93,6 +93,8 @@ class Circle:
             same = before.by_name.get(name) == neighbours.by_name.get(name)
             if not same or before.map.ticket != neighbours.map.ticket:
                 self._hang_up(name)
+            elif before.map.number != neighbours.map.number:
+                self._ends[name].greet()  # it may be another process by now, at the same address
 
     def average(
         self, turn: Turn, own: Vector, interrupt: Callable[[], None] = lambda: None

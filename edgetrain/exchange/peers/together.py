@@ -2,9 +2,10 @@
 rounds, and a `Circle`.
 
 The hub gets votes: contributions without a vector. Once it says `RunRound` all members average what
-they kept, and say that they have; its reply then says that the round counts. A run has a thread of
-its own, so that it goes on while the member makes steps: it begins, and is answered, when the
-member looks for replies, at the end of a step at the latest.
+they kept, and say that they have; its reply then says that the round counts. The base is handed on
+in the same way: to all before training begins, later from one member to one that comes. A run has a
+thread of its own, so that it goes on while the member makes steps: it begins, and is answered, when
+the member looks for replies, at the end of a step at the latest.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from edgetrain.errors import BadMessage, Diverged, Refused
 from edgetrain.exchange.member.link import OUTAGE_S, PATIENCE_S, Link
-from edgetrain.exchange.messages import Ran, RunRound, pack, unpack
+from edgetrain.exchange.messages import NO_WEIGHT, Ran, RunRound, pack, unpack
 from edgetrain.exchange.peers.beside import THREADS, Beside
 from edgetrain.exchange.peers.circle import Circle, PeerLost, Turn
 from edgetrain.exchange.peers.dialled import Clock
@@ -179,7 +180,11 @@ class CollectiveExchange(Link):
         self._kept: dict[int, Vector] = {}
         """Contributions to rounds that do not count yet."""
         self._means: dict[int, list[Vector]] = {}
+        self._elements, self._has_begun = 0, False
         self._params = NOTHING
+        """Until training begins here."""
+        self.base_of: Callable[[], tuple[int, Vector | None]] = lambda: (0, None)
+        """How many replies the member's base has, and the base: to be set before the first step."""
 
     @property
     def is_star(self) -> bool:
@@ -198,16 +203,28 @@ class CollectiveExchange(Link):
         return self._circle
 
     def _own(self, run: RunRound) -> Vector:
+        if run.is_base and dict(run.places)[self.name] <= NO_WEIGHT:
+            return np.full(self._elements, -0.0, np.float32)  # x + -0.0 is x, of each x
         if run.is_base:
-            return self._params
+            return self._base_after(run.round) if self._has_begun else self._params
         found = self._kept.get(run.round)
-        return np.zeros_like(self._params) if found is None else found
+        return np.zeros(self._elements, np.float32) if found is None else found
+
+    def _base_after(self, round: int) -> Vector:
+        """The base after the replies to all rounds before this one, which count."""
+        applied, base = self.base_of()
+        if base is None:
+            raise Refused("session", "the base is wanted of a member that has none", "")
+        base = base.copy()
+        for missing in range(applied, round):
+            base += np.concatenate(self._means[missing])
+        return base
 
     def _keep(self, run: RunRound, pieces: list[Vector]) -> None:
-        if run.is_base:
-            self._params[:] = np.concatenate(pieces)
-        else:
+        if not run.is_base:
             self._means[run.round] = pieces
+        elif not self._has_begun:
+            self._params[:] = np.concatenate(pieces)
 
     # -- see Exchange ------------------------------------------------------------------------------
 
@@ -217,8 +234,9 @@ class CollectiveExchange(Link):
         """See Exchange."""
         if past is not None:
             raise Refused("session", "members that average among themselves cannot go on", "")
-        self._params = params
+        self._params, self._elements = params, params.size
         entry = super().join(request, params, checksum)
+        self._params, self._has_begun = NOTHING, True
         if self.is_star:
             self._peering.close()
             return entry

@@ -54,8 +54,9 @@ def direct_exchange(
 
 
 def lend_base(exchange: Exchange, member: Member) -> None:
-    """Where members reduce: let this one go on from its base in place of a reducer that is lost."""
-    if not isinstance(exchange, DirectExchange):
+    """Where members reduce, or average among themselves: let this one give its base, in place of a
+    reducer that is lost or to a member that joins."""
+    if not isinstance(exchange, DirectExchange | CollectiveExchange):
         return
 
     def base_of() -> tuple[int, Vector | None]:

@@ -21,22 +21,26 @@ class Room:
     def __init__(self, *lost, names=NAMES):
         self.members = Members(10)
         for index, name in enumerate(names):
-            self.members.add(MemberRecord(name, name.encode(), index, 1.0, 0, index + 1))
+            member = MemberRecord(name, name.encode(), index, 1.0, 0, index + 1)
+            self.members.add(member)
+            member.start(0, 0)
         pairs = {(a, b): 0.1 for a in names for b in names if (a, b) not in lost}
         self.turns = Turns("ring", self.members, lambda: Reach(names, pairs))
         self.turns.start(0)
 
-    def runs(self, round=0, weights=ALL):
+    def runs(self, round=0, weights=ALL, **other):
         """What members are told now: the run, or None."""
-        effects, _ = self.turns.advance(round, weights)
+        effects, _ = self.turns.advance(round, weights, **other)
         found = [effect.message for effect in effects if isinstance(effect.message, RunRound)]
         assert len(set(found)) <= 1
-        assert len(found) in (0, len(weights))
+        assert not found or len(found) == len(found[0].places)
         return found[0] if found else None
 
     def say(self, name, run, checksum=7, lost="", silent=0):
+        """Who is to be expelled for it, or ""."""
         ran = Ran(run.round, run.attempt, checksum, lost, silent)
-        return self.turns.accept(self.members.named(name), ran)
+        found = self.turns.accept(self.members.named(name), ran)
+        return "" if found is None else found.name
 
     def is_agreed(self, round=0, weights=ALL):
         return self.turns.advance(round, weights) == ([], True)
@@ -108,11 +112,47 @@ def test_different_means_are_tried_again_and_then_end_the_job():
     assert "different means of round 0: a 0000000000000005" in room.turns.why_not
 
 
-def test_nothing_begins_while_a_member_may_not_hear_of_it():
+def test_the_others_go_on_while_a_member_may_come_back_and_that_counts_if_it_does_not():
     room = Room()
+    run = room.runs()
     room.members.named("b").mark_unreachable(0.0)
+    without = room.runs()
+    assert without.attempt > run.attempt
+    assert [name for name, _ in without.places] == ["a", "c"]
+    room.say("a", without)
+    room.say("c", without)
+    assert not room.is_agreed(), "it may come back"
     assert room.runs() is None
-    assert room.runs(weights={"a": 1.0, "c": 1.0}) is not None
+    assert room.is_agreed(weights={"a": 1.0, "c": 1.0}), "at once: that turn is over"
+    room.members.named("b").mark_heard()
+    assert len(room.runs().places) == 3, "it has come back"
+
+
+def test_nothing_begins_while_half_of_the_members_or_one_of_a_restored_hub_may_come_back():
+    room = Room()
+    for name in "ab":
+        room.members.named(name).mark_unreachable(0.0)
+    assert room.runs() is None
+    assert room.runs(weights={"c": 1.0}) is not None
+    room = Room()
+    room.members.named("b").standing = "returning"
+    assert room.runs() is None
+
+
+def test_a_member_that_came_late_and_does_not_get_the_base_is_expelled_and_no_other():
+    for checksum, lost in ((8, ""), (0, "b")):
+        room = Room()
+        room.members.add(MemberRecord("n", b"n", 3, 1.0, 0, 4))
+        pair = {"b": 1.0, "n": 1e-9}
+        expelled = ""
+        while not expelled:
+            run = room.runs(weights=pair, is_base=True)
+            room.say("b", run)
+            expelled = room.say("n", run, checksum, lost)
+            assert run.attempt <= 2
+        assert expelled == "n"
+        assert not room.turns.why_not
+        assert room.runs() is not None
 
 
 @pytest.mark.parametrize("lost", [[("a", "b")], [("a", "b"), ("a", "c")]])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from edgetrain import codecs, strategies
-from edgetrain.errors import Refused
 from edgetrain.exchange.hub.collective import CollectiveHub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
@@ -86,7 +85,7 @@ class Joined:
         self.exchange = CollectiveExchange(end, Peering(listener, None), *waits)
 
 
-def life(hub, member, steps, results, strategy, client=False):
+def life(hub, member, steps, results, strategy, client=False, before_step=lambda driver: None):
     joined = Joined(hub, client)
     try:
         params = start_of(member)
@@ -94,7 +93,9 @@ def life(hub, member, steps, results, strategy, client=False):
         optimizer = (Gradient if strategy == "sync-sgd" else Descent)(flat, member)
         request = Request("model", f"m{member}", 1.0 + member, address=joined.address, job="job")
         driver = Driver.join(joined.exchange, flat, optimizer, request, time.monotonic)
-        for _ in range(steps):
+        joined.exchange.base_of = lambda: (driver.half.applied, driver.half.base)
+        while driver.steps < steps if steps < STEPS else driver.progress < STEPS:
+            before_step(driver)
             flat.gradient[:] = flat.params - start_of(50 + member)
             driver.step()
         if steps == STEPS:
@@ -154,20 +155,27 @@ def test_who_is_left_goes_on():
     assert hub.hub.round == STEPS // 2
 
 
-def test_nobody_joins_after_the_start():
+def test_who_joins_after_the_start_gets_the_base_from_a_member():
+    results, entries = {}, []
     with Served("ring", "fedavg", 2) as hub:
-        results = {}
+
+        def one(member, steps):
+            while member and not hub.hub.present:
+                time.sleep(0.001)
+            life(hub, member, steps, results, "fedavg", before_step=wait_for_late)
+
+        def wait_for_late(driver):
+            while driver.steps == 4 and "m9" not in hub.hub.present:
+                time.sleep(0.001)
 
         def late():
-            while not hub.hub.started:
+            while "left" not in [getattr(note, "event", "") for note in hub.seen]:
                 time.sleep(0.001)
-            with pytest.raises(Refused, match="takes nobody in after the start"):
-                life(hub, 9, 1, results, "fedavg")
+            life(hub, 9, STEPS, results, "fedavg", before_step=lambda d: entries.append(d.entry))
 
-        in_threads(
-            late, *[lambda m=m: life(hub, m, STEPS, results, "fedavg") for m in range(MEMBERS)]
-        )
-    assert len(results) == MEMBERS
+        in_threads(late, *[lambda m=m: one(m, 2 if m == 2 else STEPS) for m in range(MEMBERS)])
+    assert entries[0].applied > 0
+    assert results[0].tobytes() == results[1].tobytes() == results[9].tobytes()
 
 
 @pytest.mark.parametrize("topology", SHAPES)
