@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import math
 import os
 import selectors
@@ -25,7 +26,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -49,6 +50,7 @@ LONGEST_SOCKET = 80
 CUT = 75
 """Exit status of a copy whose bytes ended too soon."""
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class SshTrouble(StrEnum):
@@ -96,6 +98,7 @@ _SIGNS = (
 _NO_SUDO = (
     "a password is required", "incorrect password", "no password was provided",
     "not in the sudoers", "may not run sudo", "sudo: not found", "not allowed to execute",
+    "must have a tty",
 )  # fmt: skip
 
 
@@ -176,11 +179,11 @@ def argv(target: str, script: str, options: Sequence[str] = ()) -> list[str]:
     return ["ssh", *OPTIONS, *options, "--", target, script]
 
 
-def on_each(items: Sequence[T], work: Callable[[T], object], at_once: int = AT_ONCE) -> None:
-    """Call `work` for each item, `at_once` at a time. Raises what the first to fail raised."""
+def on_each(items: Sequence[T], work: Callable[[T], R], at_once: int = AT_ONCE) -> list[R]:
+    """Call `work` for each item, `at_once` at a time; what it returns, in order. Raises what the
+    first to fail raised."""
     with ThreadPoolExecutor(max_workers=max(1, min(at_once, len(items)))) as pool:
-        for future in [pool.submit(work, item) for item in items]:
-            future.result()
+        return list(pool.map(work, items))
 
 
 # -- files ---------------------------------------------------------------------------------------
@@ -236,16 +239,18 @@ def copy(
 
 _AS_ROOT = """\
 IFS= read -r word
+export LC_ALL=C.UTF-8
 [ "$(id -u)" = 0 ] && exec "$@"
 if [ -z "$word" ] || sudo -n true 2> /dev/null; then exec sudo -n -- "$@"; fi
 { printf '%s\\n' "$word"; exec cat; } | sudo -k -S -p '' -- "$@"
 """
 """Runs its words as root. The first line of its input is the password, "" for none: sudo reads it
-from there, and only where it needs one."""
+from there, and only where it needs one. Its words of refusal are known in English only."""
 
 
 class SshClient:
-    """A `Remote` that starts the system's ssh. One connection a machine is kept and shared."""
+    """A `Remote` that starts the system's ssh. One connection a machine is kept and shared, until a
+    command over it is lost or takes too long: the next one begins with a connection of its own."""
 
     def __init__(
         self,
@@ -254,16 +259,19 @@ class SshClient:
         accepted: Path | None = None,
         ask: Callable[[str], bool] | None = None,
         password: str = "",
+        keeps: bool = True,
         options: Sequence[str] = (),
     ) -> None:
         """host_keys: "ssh-ed25519 AAAA…" by `SshHost.name`, of the enrolment. accepted: the file
         of host keys that a person said yes to. ask: shows a line and says whether it was a yes;
-        None: nobody can be asked. password: of sudo, on all machines. options: more words for ssh.
+        None: nobody can be asked. password: of sudo, on all machines. keeps: whether connections
+        are kept; for one command a machine that costs more than it saves. options: more words for
+        ssh.
         """
         if shutil.which("ssh") is None:
             raise ConfigError("there is no ssh on this machine", "install OpenSSH's client")
         self._ask, self._accepted, self._password = ask, accepted, password
-        self._options = tuple(options)
+        self._options, self._keeps = tuple(options), keeps
         self._folder = Path(tempfile.mkdtemp(prefix="edgetrain-ssh-"))
         self._known = dict(host_keys)
         if accepted is not None and accepted.exists():
@@ -271,6 +279,7 @@ class SshClient:
                 name, _, key = line.partition(" ")
                 self._known.setdefault(name, key)
         self._numbers: dict[SshHost, int] = {}
+        self._next = itertools.count()
         self._asking = threading.Lock()
 
     def __enter__(self) -> SshClient:
@@ -281,10 +290,7 @@ class SshClient:
 
     def close(self) -> None:
         """End the connections that are kept."""
-        for socket in self._folder.glob("c*"):
-            words = ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "edgetrain"]
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run(words, capture_output=True, check=False, timeout=5)
+        _end_connections(self._folder.glob("c*"))
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(
@@ -308,6 +314,9 @@ class SshClient:
         answer = self._start(host, line, first, stdin, deadline, heard)
         if answer.trouble is SshTrouble.KEY_UNKNOWN and self._learn(host):
             return self._start(host, line, first, stdin, time.monotonic() + seconds, heard)
+        if answer.trouble in (SshTrouble.TIMEOUT, SshTrouble.LOST):
+            number = self._numbers.pop(host, None)
+            _end_connections(self._folder.glob(f"c{number}"))
         if root and answer.status > 0 and any(sign in answer.stderr for sign in _NO_SUDO):
             return SshAnswer(-1, b"", answer.stderr, SshTrouble.SUDO)
         return answer
@@ -326,6 +335,7 @@ class SshClient:
             process = subprocess.Popen(
                 argv(host.target, line, self._host_options(host)), start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                env={**os.environ, "SSH_ASKPASS_REQUIRE": "never"},  # a jump host might ask
             )  # fmt: skip
             assert process.stdin is not None
             assert process.stdout is not None
@@ -349,15 +359,16 @@ class SshClient:
         return SshAnswer(-1, out, said, trouble)
 
     def _host_options(self, host: SshHost) -> list[str]:
-        number = self._numbers.setdefault(host, len(self._numbers))
+        number = self._numbers.setdefault(host, next(self._next))
         options = list(self._options)
         socket = self._folder / f"c{number}"
-        if len(str(socket)) <= LONGEST_SOCKET:
+        if self._keeps and len(str(socket)) <= LONGEST_SOCKET:
             options += ["-o", "ControlMaster=auto", "-o", f"ControlPath={socket}"]
             options += ["-o", "ControlPersist=30"]
         if host.name in self._known:
             known = self._folder / f"k{number}"
-            known.write_text(f"{host.name} {self._known[host.name]}\n", "utf-8")
+            if not known.exists():
+                known.write_text(f"{host.name} {self._known[host.name]}\n", "utf-8")
             options += ["-o", f"UserKnownHostsFile={known}", "-o", "GlobalKnownHostsFile=/dev/null"]
             options += ["-o", f"HostKeyAlias={host.name}", "-o", "UpdateHostKeys=no"]
         return options
@@ -394,6 +405,23 @@ class SshClient:
             with self._accepted.open("a", encoding="utf-8") as out:
                 out.write(f"{host.name} {key}\n")
         return True
+
+
+def _end_connections(sockets: Iterable[Path]) -> None:
+    """End the connections that are kept at these control sockets, all at once."""
+    ending = [
+        subprocess.Popen(
+            ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "edgetrain"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )
+        for socket in sockets
+    ]  # fmt: skip
+    for process in ending:
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _feed(pipe: IO[bytes], first: bytes, stdin: bytes | BinaryIO) -> None:

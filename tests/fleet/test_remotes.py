@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import sys
 import threading
 
 import pytest
@@ -177,6 +179,50 @@ def test_a_strange_host_is_shown_and_asked_about_once(yes, marks):
         assert client.run(HOST, ["true"]).trouble is SshTrouble.KEY_UNKNOWN
 
 
+def connections(marks):
+    """The connection of each command of ssh, by its number."""
+    return re.findall(
+        r"ControlMaster=auto -o ControlPath=\S+/c(\d+) ", (marks / "said").read_text()
+    )
+
+
+@pytest.mark.parametrize("said", ["Connection reset by peer", "timed out"])
+def test_a_connection_that_was_lost_or_hung_is_not_used_again(said, marks):
+    with SshClient({}) as client:
+        assert client.run(HOST, ["true"]).ok
+        assert client.run(HOST, ["true"]).ok
+        (marks / "stderr").write_text(said)
+        assert not client.run(HOST, ["true"]).ok
+        (marks / "stderr").unlink()
+        assert client.run(HOST, ["true"]).ok
+    *first, last = connections(marks)
+    assert (first, last != "0") == (["0"] * 3, True)
+
+
+def test_a_client_of_one_command_keeps_no_connection(marks):
+    with SshClient({}, keeps=False) as client:
+        assert client.run(HOST, ["true"]).ok
+    assert "Control" not in (marks / "said").read_text()
+
+
+def test_no_two_hosts_share_a_connection():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with SshClient({}) as client:
+            hosts = [SshHost(f"pi-{i}", "10.0.0.1") for i in range(500)]
+            paths = on_each(hosts, lambda host: " ".join(client._host_options(host)))
+    finally:
+        sys.setswitchinterval(before)
+    assert len(set(paths)) == len(hosts)
+
+
+def test_nothing_is_asked_by_a_window_either(marks):
+    with SshClient({}) as client:
+        answer = client.run(HOST, ["printenv", "SSH_ASKPASS_REQUIRE"])
+    assert answer.text == "never\n"
+
+
 def test_sixteen_are_worked_on_at_a_time():
     inside, most, lock = 0, 0, threading.Lock()
     all_there = threading.Barrier(16, timeout=10)
@@ -189,8 +235,9 @@ def test_sixteen_are_worked_on_at_a_time():
             all_there.wait()
         with lock:
             inside -= 1
+        return -item
 
-    on_each(range(40), work)
+    assert on_each(range(40), work) == [-item for item in range(40)], "in order"
     assert most == 16
 
 
