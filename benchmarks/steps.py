@@ -15,11 +15,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from edgetrain.fleet import devices
 from edgetrain.tasks import Task, char_lm, digits
+from edgetrain.training.bench import fit
 
 STEPS = 60
 
@@ -54,10 +54,9 @@ def main() -> None:
             f"{name:14} {flops / 1e6:8.1f} {operators:6} {seconds * 1e3:8.2f}",
             *(f"{ms:20.2f}" for ms in there),
         )
-    work = np.array([[operators / s, flops / s] for _, flops, operators, s in rows])
-    (dispatch_s, per_flop), *_ = np.linalg.lstsq(work, np.ones(len(rows)), rcond=None)
+    dispatch_s, train_gflops = fit([row[1:] for row in rows])
     print(f"this machine, one thread: dispatch_s = {dispatch_s:.2g}", end=", ")
-    print(f"train_gflops = {1e-9 / per_flop:.3g}")
+    print(f"train_gflops = {train_gflops:.3g}")
     matrix = torch.rand(1024, 1024)
     taken = []
     for _ in range(20):

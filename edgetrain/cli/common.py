@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.jobs import choosing
-from edgetrain.jobs.job import Job
-from edgetrain.jobs.reading import load
 from edgetrain.runs.reports import units
 from edgetrain.training.simulated import require_simulator
 
 if TYPE_CHECKING:
     from edgetrain.api import View
+    from edgetrain.jobs.job import Job
     from edgetrain.jobs.resolved import Resolved
 
 RUNS = "runs"
@@ -68,6 +66,9 @@ def job_of(arguments: argparse.Namespace, defaults: tuple[str, ...] = ()) -> tup
     words: list[str] = list(arguments.job)
     path = words.pop(0) if words and "=" not in words[0] else None
     overrides = words if path else [*defaults, *words]
+    from edgetrain.jobs import choosing
+    from edgetrain.jobs.reading import load
+
     job, why = choosing.named(load(path, overrides))
     if why:
         warn(why)
@@ -223,11 +224,16 @@ def say_start(arguments: argparse.Namespace, count: int, what: str = "members") 
         tell(arguments, f"starting {count} {what} …")
 
 
-def say_topology(arguments: argparse.Namespace, planned: Iterable[Resolved]) -> None:
-    """Say what `fleet.topology = "auto"` took for these jobs, and why."""
+def say_choices(arguments: argparse.Namespace, planned: Sequence[Resolved]) -> None:
+    """Say what `fleet.topology = "auto"` took for these jobs, and why; and which devices have
+    figures that were measured, in place of the catalog's."""
     for said in dict.fromkeys(each.topology_choice for each in planned):
         if said:
             tell(arguments, said)
+    profiles = {n: d for each in planned for n, d in each.device_profiles.items()}
+    for name, device in profiles.items():
+        if device.measured:
+            tell(arguments, f"{name} as {device.measured}")
 
 
 def with_host_pace(arguments: argparse.Namespace, found: Resolved, beside: Path | None) -> Resolved:

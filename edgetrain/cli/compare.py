@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"{first.name}: {job.fleet.members} members, network {job.fleet.network}, "
         f"{job.train.steps} steps each: {', '.join(names)}"
     )
-    common.say_topology(arguments, planned)
+    common.say_choices(arguments, planned)
     common.say_start(arguments, first.job.fleet.members)
     view = common.view(arguments, heading, first.metric)
     leave = partial(_report, arguments)

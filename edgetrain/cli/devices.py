@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.cli import cards, common, desk, remote
+from edgetrain.cli import bench, cards, common, desk, remote
 from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ examples:
   edgetrain devices provision cluster.toml --check      machines that run: what would change
   edgetrain devices run cluster.toml -- uptime          a command on all of them
   edgetrain devices logs cluster.toml pi-3 --follow     what a member says
+  edgetrain devices bench cluster.toml --save           how fast each is, for simulations
   edgetrain devices reboot cluster.toml pi-3            it goes on by itself
+  edgetrain devices inventory cluster.toml              for Ansible: ansible -i FILE.json …
   edgetrain devices remove cluster.toml pi-3            nothing of edgetrain is left on it
 """
 
@@ -59,6 +61,7 @@ def add_parser(subparsers: Any) -> None:
     cards.add_verbs(verbs)
     desk.add_verbs(verbs)
     remote.add_verbs(verbs)
+    bench.add_verb(verbs)
     for each in (listing, show):
         common.add_json(each)
 

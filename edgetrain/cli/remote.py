@@ -1,4 +1,4 @@
-"""`edgetrain devices provision`, `remove`, `run`, `logs`, `reboot`: devices over ssh."""
+"""`edgetrain devices provision | remove | run | logs | reboot | inventory`: devices over ssh."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import getpass
+import json
 import math
 import sys
 import threading
@@ -86,6 +87,9 @@ def add_verbs(verbs: Any) -> None:
     reboot.set_defaults(run=_reboot)
     for each in (provision, remove, command, logs, reboot):
         add_ways(each)
+    inventory = verbs.add_parser("inventory", help="the devices as an inventory of Ansible, JSON")
+    add_devices(inventory)
+    inventory.set_defaults(run=_inventory)
 
 
 def add_ways(parser: argparse.ArgumentParser) -> None:
@@ -95,17 +99,20 @@ def add_ways(parser: argparse.ArgumentParser) -> None:
     common.add_json(parser)
 
 
-def add_devices(parser: argparse.ArgumentParser) -> None:
-    """Add the cluster file, and which of its devices."""
-    parser.add_argument("cluster", type=Path, metavar="CLUSTER", help="a cluster file")
+def add_devices(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Add the cluster file, and which of its devices; optional: without one, this machine."""
+    times, said = ("?", " (default: this machine)") if optional else (None, "")
+    parser.add_argument(
+        "cluster", type=Path, nargs=times, metavar="CLUSTER", help=f"a cluster file{said}"
+    )
     parser.add_argument("devices", nargs="*", metavar="DEVICE", help="which (default: all)")
 
 
 @contextlib.contextmanager
 def reach(
-    arguments: argparse.Namespace, found: Cluster
+    arguments: argparse.Namespace, found: Cluster, *, keeps: bool = True
 ) -> Iterator[tuple[SshClient, list[tuple[DeviceEntry, SshHost]]]]:
-    """The chosen devices of a cluster, and the way to them."""
+    """The chosen devices of a cluster, and the way to them; keeps: for more than one command."""
     from edgetrain.exchange.keys.keyring import keys_folder
     from edgetrain.provisioning.reaching import hosts_of, open_remote
 
@@ -119,7 +126,7 @@ def reach(
         if ask is None:
             raise ConfigError("--ask-sudo, and nobody can be asked", "run it on a terminal")
         password = getpass.getpass("password of sudo on the devices: ")
-    with open_remote(keys_folder(arguments.keys), ask, password) as remote:
+    with open_remote(keys_folder(arguments.keys), ask, password, keeps=keeps) as remote:
         yield remote, list(zip(devices, hosts, strict=True))
 
 
@@ -210,7 +217,7 @@ def _remove(arguments: argparse.Namespace) -> int:
         sys.stdin.isatty() and _is_yes(f"take edgetrain, its keys and checkpoints off {names}?")
     ):
         raise ConfigError("nothing was removed", "--yes, or a yes on a terminal")
-    with reach(arguments, found) as (remote, devices):
+    with reach(arguments, found, keeps=False) as (remote, devices):
         results = remove([host for _, host in devices], ring, remote)
     lines = [f"{r.name:16} {'removed' if r.ok else 'FAILED   ' + r.why}" for r in results]
     common.answer(arguments, [dataclasses.asdict(r) for r in results], "\n".join(lines))
@@ -249,6 +256,27 @@ def _reboot(arguments: argparse.Namespace) -> int:
     return _everywhere(arguments, words, seconds=30.0, root=True)
 
 
+def _inventory(arguments: argparse.Namespace) -> int:
+    """Print what Ansible's own reader of YAML and JSON takes: `ansible -i FILE.json`."""
+    from edgetrain.fleet import cluster
+    from edgetrain.provisioning.reaching import hosts_of
+
+    found = cluster.load(arguments.cluster)
+    devices = found.chosen(tuple(arguments.devices))
+    hosts, kinds = {}, dict[str, dict[str, Any]]()
+    for device, host in zip(devices, hosts_of(found, devices), strict=True):
+        hosts[device.name] = {
+            "ansible_host": host.address,
+            "ansible_user": host.user,
+            "edgetrain_index": found.index(device),
+            "edgetrain_profile": device.profile,
+        }
+        kind = Path(device.profile).stem.replace("-", "_")
+        kinds.setdefault(kind, {"hosts": {}})["hosts"][device.name] = {}
+    common.say(json.dumps({"edgetrain": {"hosts": hosts, "children": kinds}}, indent=2))
+    return 0
+
+
 def _everywhere(
     arguments: argparse.Namespace, words: Sequence[str], *, seconds: float, root: bool
 ) -> int:
@@ -257,10 +285,9 @@ def _everywhere(
     from edgetrain.fleet.ssh import on_each
 
     found = cluster.load(arguments.cluster)
-    answers: dict[str, SshAnswer] = {}
     lock = threading.Lock()
 
-    def work(item: tuple[DeviceEntry, SshHost]) -> None:
+    def work(item: tuple[DeviceEntry, SshHost]) -> SshAnswer:
         host, rest = item[1], bytearray()
 
         def heard(chunk: bytes) -> None:
@@ -275,18 +302,19 @@ def _everywhere(
                     common.say(f"{host.name}: {text.decode(errors='replace')}")
 
         told = None if arguments.json else heard
-        answers[host.name] = remote.run(host, words, seconds=seconds, root=root, heard=told)
+        answer = remote.run(host, words, seconds=seconds, root=root, heard=told)
         show([bytes(rest)] if rest else [])
-        if not (answer := answers[host.name]).ok and not arguments.json:
+        if not answer.ok and not arguments.json:
             with lock:
                 common.warn(f"{host.name}: {answer.why}")
+        return answer
 
-    with reach(arguments, found) as (remote, devices):
-        on_each(devices, work, len(devices))
+    with reach(arguments, found, keeps=False) as (remote, devices):
+        answers = on_each(devices, work, len(devices))
     if arguments.json:
         shown = [
-            {"name": name, "status": answer.status, "stdout": answer.text, "why": answer.why}
-            for name, answer in answers.items()
+            {"name": host.name, "status": each.status, "stdout": each.text, "why": each.why}
+            for (_, host), each in zip(devices, answers, strict=True)
         ]
         common.answer(arguments, shown, "")
-    return int(not all(answer.ok for answer in answers.values()))
+    return int(not all(answer.ok for answer in answers))

@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{planned.name}: {placement.ranks} ranks, {placement}, {planned.job.train.steps} steps"
         )
         count, what, run_planned = placement.ranks, "ranks", partial(_run_group, *asked)
-    common.say_topology(arguments, [planned])
+    common.say_choices(arguments, [planned])
     common.say_start(arguments, count, what)
     view = common.view(arguments, heading, planned.metric)
     try:

@@ -37,9 +37,15 @@ def hub_keys(cluster: Cluster, ring: Keyring) -> str:
 
 
 def open_remote(
-    keys: Path, ask: Callable[[str], bool] | None = None, password: str = ""
+    keys: Path,
+    ask: Callable[[str], bool] | None = None,
+    password: str = "",
+    *,
+    keeps: bool = True,
 ) -> SshClient:
     """The way to the devices that enrolled at the hub with these keys. `ask` shows a line with the
     host key of a machine that is not known, and says whether it is right; None: nobody can be
-    asked. password: of sudo on the devices."""
-    return SshClient(Keyring(keys).hosts(), accepted=keys / ACCEPTED, ask=ask, password=password)
+    asked. password: of sudo on the devices. keeps: whether connections are kept for more commands.
+    """
+    known = Keyring(keys).hosts()
+    return SshClient(known, accepted=keys / ACCEPTED, ask=ask, password=password, keeps=keeps)

@@ -71,3 +71,20 @@ def test_what_cannot_be_is_one_line(cluster, tmp_path, capsys, words, said):
     told = capsys.readouterr().err
     assert said in told
     assert len(told.strip().splitlines()) == 1
+
+
+def test_an_inventory_has_each_device_below_its_kind(cluster, capsys):
+    cluster.write_text(cluster.read_text().replace('\naddress = "10.0.0.2/24"', ""))
+    assert devices("inventory", cluster) == 0
+    group = json.loads(capsys.readouterr().out)["edgetrain"]
+    assert group["hosts"]["pi-0"] == {
+        "ansible_host": "10.0.0.1",
+        "ansible_user": "fleet",
+        "edgetrain_index": 0,
+        "edgetrain_profile": "raspberry-pi-4b",
+    }
+    assert group["hosts"]["pi-1"]["ansible_host"] == "pi-1.local"
+    assert group["children"] == {"raspberry_pi_4b": {"hosts": {"pi-0": {}, "pi-1": {}}}}
+    assert devices("inventory", cluster, "pi-1") == 0
+    (only,) = json.loads(capsys.readouterr().out)["edgetrain"]["hosts"].values()
+    assert only["edgetrain_index"] == 1, "its place in the file"

@@ -11,7 +11,8 @@ import fcntl
 import os
 import shutil
 import struct
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _THROTTLED = ("*firmware/get_throttled", "*/*firmware/get_throttled")
@@ -26,28 +27,66 @@ Ioctl = Callable[[int, int, bytearray], object]
 """fcntl.ioctl, which writes the answer over the question."""
 
 
+def hottest(zones: Sequence[tuple[str, int | None]]) -> float | None:
+    """Temperature of the hottest zone of the processor; of all, if none is called so. zones: the
+    kind of each, and thousandths of a degree, None if it does not answer now."""
+    words = ("cpu", "soc", "x86_pkg")  # a Jetson's PMIC always says 100 degrees
+    chosen = [z for z in zones if any(word in z[0].lower() for word in words)] or zones
+    readings = [value for _, value in chosen if value is not None]
+    return max(readings) / 1000 if readings else None
+
+
+def throttled(flags: int | None) -> bool | None:
+    """Whether the firmware's flags say that heat or a weak supply slows the board down now."""
+    return None if flags is None else bool(flags & _NOW)
+
+
+def under_voltage(flags: int | None) -> bool | None:
+    """Whether they say that the supply is too weak now."""
+    return None if flags is None else bool(flags & 1)
+
+
 class FirmwareMailbox:
-    """Raspberry Pi's firmware, asked through /dev/vcio as `vcgencmd get_throttled` does. Users of
-    the group `video` may."""
+    """Raspberry Pi's firmware, asked through /dev/vcio as `vcgencmd` does. Users of the group
+    `video` may."""
 
     PROPERTY = 3 << 30 | struct.calcsize("P") << 16 | 100 << 8
     """The device's one request, _IOWR(100, 0, char *)."""
 
-    GET_THROTTLED = 0x00030046
-    """The property's tag (raspberrypi-firmware.h); its value are the bits to forget: 0, none."""
+    GET_THROTTLED, GET_GENCMD_RESULT = 0x00030046, 0x00030080
+    """Tags of properties (raspberrypi-firmware.h, and raspberrypi/utils, vcgencmd.c)."""
 
-    _MESSAGE = struct.Struct("=7I")
-    """Bytes in all, code, tag, bytes of the value, code of the tag, value, and an end."""
+    _HEAD = struct.Struct("=5I")
+    """Bytes in all, code, tag, bytes of the value, code of the tag; the value and an end follow."""
 
     _ANSWERED = 1 << 31
     """Set in both codes of an answer."""
+
+    _TEXT = 4096
+    """Bytes for a command, and for its answer."""
 
     def __init__(self, device: Path, ioctl: Ioctl = fcntl.ioctl) -> None:
         self._device, self._ioctl = device, ioctl
 
     def throttled(self) -> int | None:
         """The bits that the file get_throttled has elsewhere; None: there is no answer."""
-        message = bytearray(self._MESSAGE.pack(28, 0, self.GET_THROTTLED, 4, 0, 0, 0))
+        answer = self._property(self.GET_THROTTLED, bytes(4), 4)  # the bits to forget: none
+        if answer is None or answer[0] != self._ANSWERED | 4:
+            return None
+        return int.from_bytes(answer[1], sys.byteorder)
+
+    def command(self, words: str) -> str | None:
+        """What `vcgencmd WORDS` prints; None: there is no answer, or the firmware refuses it."""
+        value = bytes(4) + words.encode().ljust(self._TEXT, b"\0")  # a word for an error
+        answer = self._property(self.GET_GENCMD_RESULT, value, self._TEXT)
+        if answer is None or not answer[0] & self._ANSWERED or any(answer[1][:4]):
+            return None
+        return answer[1][4:].partition(b"\0")[0].decode(errors="replace")
+
+    def _property(self, tag: int, value: bytes, room: int) -> tuple[int, bytes] | None:
+        """The tag's code and the value after asking; None: nobody answered."""
+        size = self._HEAD.size + len(value) + 4
+        message = bytearray(self._HEAD.pack(size, 0, tag, room, 0) + value + bytes(4))
         try:
             file = os.open(self._device, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
@@ -56,9 +95,10 @@ class FirmwareMailbox:
                 os.close(file)
         except OSError:
             return None
-        _, code, tag, _, done, value, _ = self._MESSAGE.unpack(message)
-        whole = code == self._ANSWERED and done == self._ANSWERED | 4
-        return value if whole and tag == self.GET_THROTTLED else None
+        _, code, answered, _, done = self._HEAD.unpack_from(message)
+        if code != self._ANSWERED or answered != tag:
+            return None
+        return done, bytes(message[self._HEAD.size : -4])
 
 
 class Health:
@@ -66,29 +106,24 @@ class Health:
 
     def __init__(self, root: Path = Path("/"), ioctl: Ioctl = fcntl.ioctl) -> None:
         zones = sorted((root / "sys/class/thermal").glob("thermal_zone*/temp"))
-        there = [zone for zone in zones if _number(zone) is not None]
-        # A Jetson's PMIC always says 100 degrees.
-        self._zones = [zone for zone in there if _is_processor(zone)] or there
+        self._zones = [(_kind(zone), zone) for zone in zones if _number(zone) is not None]
         self._root = root
         self._flags = _flags_of(root, FirmwareMailbox(root / "dev/vcio", ioctl))
 
     @property
     def celsius(self) -> float | None:
         """Temperature of the hottest zone; None: the board does not report one."""
-        readings = [each for zone in self._zones if (each := _number(zone)) is not None]
-        return max(readings) / 1000 if readings else None
+        return hottest([(kind, _number(zone)) for kind, zone in self._zones])
 
     @property
     def throttled(self) -> bool | None:
         """Whether heat or a weak supply slows the board down now; None: it does not say."""
-        flags = self._flags()
-        return None if flags is None else bool(flags & _NOW)
+        return throttled(self._flags())
 
     @property
     def under_voltage(self) -> bool | None:
         """Whether the supply is too weak now; None: the board does not say."""
-        flags = self._flags()
-        return None if flags is None else bool(flags & 1)
+        return under_voltage(self._flags())
 
     @property
     def megahertz(self) -> int | None:
@@ -143,12 +178,8 @@ def _flags_of(root: Path, mailbox: FirmwareMailbox) -> Callable[[], int | None]:
     return mailbox.throttled if mailbox.throttled() is not None else lambda: None
 
 
-def _is_processor(zone: Path) -> bool:
-    try:
-        kind = zone.with_name("type").read_text().lower()
-    except OSError:
-        return False
-    return any(word in kind for word in ("cpu", "soc", "x86_pkg"))
+def _kind(zone: Path) -> str:
+    return next(iter(_lines(zone.with_name("type"))), "")
 
 
 def _number(path: Path, base: int = 10) -> int | None:

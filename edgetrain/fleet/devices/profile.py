@@ -1,6 +1,7 @@
 """Device profiles: read from `devices/*.toml` and checked; each figure has a source.
 
-Measures nothing. Does not import torch or numpy.
+One that the user has measured (`edgetrain devices bench --save`) is taken in place of the
+catalog's. Measures nothing. Does not import torch or numpy.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ HOST = "host"
 """The name for the machine itself. Its steps are not paced."""
 SERVERS = "servers"
 """The name for a group of processes of this machine that is one member: a job's [servers]."""
+MEASURED = "measured: "
+"""How the source of a figure begins that `edgetrain devices bench` has measured."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,11 @@ class Device:
     inside_s: float | None = None  # before the first byte, between the same
     boards: tuple[str, ...] = ()  # beginnings of /proc/device-tree/model that mean this device
     source: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
+
+    @property
+    def measured(self) -> str:
+        """What the user has measured in place of the catalog's figures, for people; "": nothing."""
+        return next((s for s in self.source.values() if s.startswith(MEASURED)), "")
 
     def step_seconds(self, flops: float, operators: int) -> float:
         """Return how long a step with this work takes; 0 if the device is not paced.
@@ -95,13 +103,21 @@ def load(name: str, root: Path = Path("/")) -> Device:
         return _host(root)
     if name == SERVERS:
         return replace(_host(root), name=SERVERS, title="a job's [servers], as one member")
+    own = measured_path(name)
+    is_own = not name.endswith(".toml") and own.exists()
     try:
-        path, table = catalog.load("devices", name)
+        path, table = catalog.load("devices", str(own) if is_own else name)
     except ConfigError as error:
         if name.endswith(".toml") or name in names():
             raise
         raise ConfigError(error.message, did_you_mean(name, [*names(), HOST])) from None
     return parse(Path(name).stem if name.endswith(".toml") else name, table, path)
+
+
+def measured_path(name: str) -> Path:
+    """Where the user's own measurement of a device of the catalog is, if there is one."""
+    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser() / "edgetrain" / "devices" / f"{Path(name).name}.toml"
 
 
 def names() -> list[str]:

@@ -87,8 +87,13 @@ def question_of(found: Resolved, beside: Path | None = None) -> Question:
         servers=servers,
         edge_problem=edge_problem,
         group_problem=_group_problem(job),
-        notes=(*notes, *(bar.note for bar in bars)),
+        notes=(*notes, *(bar.note for bar in bars), *_measured(named)),
     )
+
+
+def _measured(names: Sequence[str]) -> list[str]:
+    found = {name: devices.load(name).measured for name in names}
+    return [f"{name} as {said}" for name, said in found.items() if said]
 
 
 def model_of(task: Task, job: Job) -> tuple[Model, tuple[str, ...]]:

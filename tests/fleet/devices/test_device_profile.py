@@ -28,11 +28,16 @@ def test_every_device_of_the_catalog_is_valid_and_says_where_its_figures_come_fr
 def test_the_catalog_has_the_boards_people_have():
     assert {*devices.names()} >= {
         "raspberry-pi-3b",
+        "raspberry-pi-3b-plus",
         "raspberry-pi-4b",
+        "raspberry-pi-cm4",
         "raspberry-pi-5",
+        "raspberry-pi-cm5",
         "raspberry-pi-zero-2w",
         "jetson-nano",
         "jetson-orin-nano",
+        "jetson-orin-nx",
+        "jetson-agx-orin",
         "laptop",
         "gpu-server",
     }
@@ -131,9 +136,13 @@ def test_a_board_is_recognised(tmp_path):
     for model, name in (
         ("Raspberry Pi 4 Model B Rev 1.4", "raspberry-pi-4b"),
         ("Raspberry Pi 3 Model B Rev 1.2", "raspberry-pi-3b"),
-        ("Raspberry Pi 3 Model B Plus Rev 1.3", ""),
+        ("Raspberry Pi 3 Model B Plus Rev 1.3", "raspberry-pi-3b-plus"),
+        ("Raspberry Pi Compute Module 4 Rev 1.1", "raspberry-pi-cm4"),
+        ("Raspberry Pi Compute Module 5 Rev 1.0", "raspberry-pi-cm5"),
         ("Raspberry Pi Zero 2 W Rev 1.0", "raspberry-pi-zero-2w"),
         ("NVIDIA Jetson Orin Nano Engineering Reference Developer Kit", "jetson-orin-nano"),
+        ("NVIDIA Jetson Orin NX Engineering Reference Developer Kit", "jetson-orin-nx"),
+        ("NVIDIA Jetson AGX Orin Developer Kit", "jetson-agx-orin"),
         ("NVIDIA Jetson Nano Developer Kit", "jetson-nano"),
         ("Another Board", ""),
     ):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from made_up_devices import Machine
 
-from edgetrain.fleet.devices.sensors import find_sensor
+from edgetrain.fleet.devices.sensors import Pmic, find_sensor
 
 
 @pytest.fixture
@@ -56,3 +58,46 @@ def test_a_sensor_that_may_not_be_read_or_makes_no_sense_is_none(machine):
     machine.write("sys/class/hwmon/hwmon0/in1_label", "VDD_IN")
     machine.write("sys/class/hwmon/hwmon0/name", "another chip")
     assert find_sensor(machine.root, 0.0) is None
+
+
+RAILS = {"VDD_CORE": (0.9, 10.0), "3V3_SYS": (3.3, 0.1), "HDMI": (5.07, 0.0)}
+"""Volts and amperes."""
+
+
+class Firmware:
+    """A Pi 5's firmware: it answers `pmic_read_adc` as it does `vcgencmd`."""
+
+    def __init__(self) -> None:
+        self.error, self.rails = 0, dict(RAILS)
+
+    def ioctl(self, file, request, message):
+        size, code, tag, room, done = struct.unpack_from("=5I", message)
+        assert (size, code, tag, room, done) == (len(message), 0, 0x00030080, 4096, 0)
+        assert message[20:24] == bytes(4)
+        assert message[24:].startswith(b"pmic_read_adc\0")
+        lines = [
+            f" {n}_A current({i})={a:.8f}A" for i, (n, (_, a)) in enumerate(self.rails.items())
+        ]
+        lines += [
+            f" {n}_V volt({i})={v:.8f}V" for i, (n, (v, _)) in enumerate(self.rails.items(), 8)
+        ]
+        said = "\n".join([*lines, "  EXT5V_V volt(24)=5.06788000V", ""]).encode()
+        message[:24] = struct.pack("=6I", size, 1 << 31, tag, room, 1 << 31 | len(said), self.error)
+        message[24 : 24 + len(said) + 1] = said + b"\0"
+
+
+def test_a_pi_5s_rails_are_corrected_to_what_the_board_takes(machine):
+    machine.write("dev/vcio", "")
+    firmware = Firmware()
+    sensor = Pmic(machine.root, 0.0, firmware.ioctl)
+    watts = 1.1451 * (0.9 * 10 + 3.3 * 0.1) + 0.5879
+    assert sensor.joules(2.0) == pytest.approx(2 * watts)
+    firmware.rails["VDD_CORE"] = (0.9, 0.0)
+    idle = 1.1451 * 0.33 + 0.5879
+    assert sensor.joules(4.0) == pytest.approx(2 * watts + watts + idle)
+    firmware.error = 1
+    with pytest.raises(OSError, match="no rails"):
+        sensor.joules(5.0)
+    firmware.error, firmware.rails = 0, {}
+    with pytest.raises(OSError, match="no rails"):
+        Pmic(machine.root, 0.0, firmware.ioctl)
