@@ -14,7 +14,7 @@ from edgetrain.errors import ConfigError
 if TYPE_CHECKING:
     from edgetrain.fleet.cluster import DeviceEntry
     from edgetrain.fleet.ssh import SshHost
-    from edgetrain.training.bench import Speed
+    from edgetrain.training.bench import MeasuredSpeed
 
 _EXAMPLES = """\
 examples:
@@ -65,15 +65,15 @@ def _bench(arguments: argparse.Namespace) -> int:
     from edgetrain.files.reading import parse_json
     from edgetrain.fleet import cluster
     from edgetrain.fleet.ssh import on_each
-    from edgetrain.training.bench import Speed
+    from edgetrain.training.bench import MeasuredSpeed
 
     found = cluster.load(arguments.cluster)
     words = ["sh", "-c", _CALL, "sh", f"{arguments.seconds:g}"]
 
-    def work(item: tuple[DeviceEntry, SshHost]) -> tuple[Speed | None, str]:
+    def work(item: tuple[DeviceEntry, SshHost]) -> tuple[MeasuredSpeed | None, str]:
         answer = remote.run(item[1], words, seconds=_BEFORE_S + 3 * arguments.seconds)
         try:
-            speed = Speed(**parse_json(answer.stdout or b"{}"))
+            speed = MeasuredSpeed(**parse_json(answer.stdout or b"{}"))
             return speed, _line(speed)
         except (ValueError, TypeError):
             return None, f"FAILED   {answer.why or 'its worker has no bench: update it'}"
@@ -82,7 +82,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         answers = on_each(devices, work)
     shown: list[str] = []
     plain: list[dict[str, Any]] = []
-    kinds: dict[str, list[tuple[str, Speed]]] = {}
+    kinds: dict[str, list[tuple[str, MeasuredSpeed]]] = {}
     for (device, _), (speed, line) in zip(devices, answers, strict=True):
         shown.append(f"{device.name:16} {line}")
         plain.append({"name": device.name, "profile": device.profile, "why": line})
@@ -111,7 +111,7 @@ def _here(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _line(speed: Speed) -> str:
+def _line(speed: MeasuredSpeed) -> str:
     watts = [speed.idle_watts, speed.load_watts]
     idle, load = ("-" if value is None else f"{value:.1f}" for value in watts)
     return (
@@ -120,7 +120,7 @@ def _line(speed: Speed) -> str:
     )
 
 
-def _save(kind: str, measured: list[tuple[str, Speed]]) -> str:
+def _save(kind: str, measured: list[tuple[str, MeasuredSpeed]]) -> str:
     from edgetrain.files.toml import parse_toml, to_toml
     from edgetrain.fleet import devices
     from edgetrain.training.bench import profile

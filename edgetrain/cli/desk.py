@@ -61,11 +61,13 @@ def add_verbs(verbs: Any) -> None:
 
 
 @contextlib.contextmanager
-def _desk(arguments: argparse.Namespace, found: Cluster) -> Iterator[DeviceDesk]:
+def _desk(
+    arguments: argparse.Namespace, found: Cluster, *, keeps: bool = True
+) -> Iterator[DeviceDesk]:
     """The chosen devices of a cluster, and ssh to them."""
     from edgetrain.provisioning.desk import DeviceDesk
 
-    with reach(arguments, found) as (remote, devices):
+    with reach(arguments, found, keeps=keeps) as (remote, devices):
         yield DeviceDesk(remote, [host for _, host in devices], common.warn)
 
 
@@ -102,8 +104,7 @@ def _job_for(
 
     found = outfit.with_job(found, Path(path))
     job = outfit.job_of(found)
-    assert found.hub
-    units = {d.name: unit(found.hub.addresses, found.index(d), found.system) for d in found.devices}
+    units = {device.name: unit(found, device) for device in found.devices}
     keys = hub_keys(found, Keyring(keys_folder(arguments.keys)))
     return outfit.set_of(found, job), units, keys
 
@@ -148,7 +149,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
     if not 0.1 <= arguments.timeout <= 3600:
         raise ConfigError(f"--timeout {arguments.timeout:g}: allowed are 0.1 to 3600")
-    with _desk(arguments, cluster.load(arguments.cluster)) as desk:
+    with _desk(arguments, cluster.load(arguments.cluster), keeps=arguments.watch) as desk:
         while True:
             known = states_in_job(arguments.runs, version(), time.time())
             states = desk.states(version(), arguments.timeout, known)

@@ -89,6 +89,13 @@ def add_parser(subparsers: Any) -> None:
         help="if members average among themselves: where others connect to this one; 'no': they "
         "cannot (default: this machine's address on the way to the hub, any free port)",
     )
+    _add_training(parser)
+    common.add_output(parser, json=False)
+    common.try_again(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         type=Path,
@@ -109,9 +116,14 @@ def add_parser(subparsers: Any) -> None:
         help="keep this run's metrics below N megabytes: steps share a line, exchanges have none, "
         "events and evaluations are kept (default: 0, a line a step)",
     )
-    common.add_output(parser, json=False)
-    common.try_again(parser)
-    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--max-celsius",
+        type=float,
+        default=0.0,
+        metavar="C",
+        help="lengthen steps so that this machine stays below this temperature (default: it does "
+        "not)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -192,7 +204,6 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     job = with_all_members(job)
     from edgetrain.cli.screen import Screen, ScreenHandler
     from edgetrain.exchange.addresses import any_port_of, rotated, wait_for_route
-    from edgetrain.fleet.assignment import devices_of
     from edgetrain.runs.folder import check_room
 
     _check(arguments, job)
@@ -214,11 +225,11 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
 
     found = look_up(job)
     record = _Record(arguments.runs, job, arguments.index, screen)
-    named = devices_of(job.fleet.device)
-    device = named[arguments.index] if len(named) > 1 else named[0]
+    device = _device_of(arguments, job)
     own_keys = Path(arguments.keys) if arguments.keys else None
     listen = arguments.listen or any_port_of(via)
-    place = Place(arguments.index, device, beside, own_keys, "" if listen == "no" else listen)
+    listen = "" if listen == "no" else listen
+    place = Place(arguments.index, device, beside, own_keys, listen, arguments.max_celsius)
     try:
         with screen:
             _trainer(device, arguments.checkpoint)(
@@ -286,6 +297,9 @@ def _pause(service: Service, seconds: float) -> None:
 
 def _check(arguments: argparse.Namespace, job: Job) -> None:
     """ConfigError for numbers that are out of their range, and hubs that are said twice or not."""
+    from edgetrain.fleet.cluster import HEAT_CAPS, LEAST_CAP
+    from edgetrain.fleet.devices import SERVERS
+
     if bool(arguments.hub) == (len(job.hub.hubs) > 1):
         raise ConfigError(
             f"--hub {arguments.hub[0]}, and hub.hubs names {len(job.hub.hubs)} hubs"
@@ -305,11 +319,25 @@ def _check(arguments: argparse.Namespace, job: Job) -> None:
             f"--index {arguments.index}: allowed are 0 to {job.fleet.members - 1}",
             "the job's fleet.members says how many there are",
         )
+    cap = arguments.max_celsius
+    if cap and not LEAST_CAP <= cap <= HEAT_CAPS[1]:
+        raise ConfigError(
+            f"--max-celsius {cap:g}: allowed are {LEAST_CAP:g} to {HEAT_CAPS[1]:g}, or 0 for none"
+        )
+    if cap and _device_of(arguments, job) == SERVERS:
+        raise ConfigError("--max-celsius is for a member of one process", "leave it out")
     if not (arguments.metrics_mb == 0 or 0.01 <= arguments.metrics_mb <= 1e6):
         raise ConfigError(
             f"--metrics-mb {arguments.metrics_mb:g}: allowed are 0.01 to 1e6",
             "or 0, for a line a step however many there are",
         )
+
+
+def _device_of(arguments: argparse.Namespace, job: Job) -> str:
+    from edgetrain.fleet.assignment import devices_of
+
+    named = devices_of(job.fleet.device)
+    return named[arguments.index] if len(named) > 1 else named[0]
 
 
 def _promise(found: Resolved, task: Task | None) -> dict[str, Any]:

@@ -26,6 +26,8 @@ SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 DHCP = "dhcp"
 LARGEST = 64 << 10
 """Bytes of a file with a passphrase or public keys."""
+LEAST_CAP, HEAT_CAPS = 40.0, (0.0, 110.0, "C")
+"""Temperatures that a device can be told to keep below."""
 SECURITY = ("wpa2", "wpa3", "open")
 """Kinds of wireless networks."""
 LOCAL_HOSTS = ("local", "localhost", "127.0.0.1")
@@ -103,6 +105,10 @@ class DeviceEntry:
     address: str = DHCP
     """"dhcp", or an IPv4 address with the length of its network, "192.168.1.20/24"."""
     gateway: str = ""
+    max_celsius: float = 0.0
+    """Temperature that its member keeps below, by lengthening its steps; 0: none."""
+    role: str = "member"
+    """What runs on it; nothing else yet."""
 
 
 @dataclass(frozen=True)
@@ -446,7 +452,18 @@ def _device(table: Mapping[str, Any], where: str) -> DeviceEntry:
         raise ConfigError(f"{where}.gateway needs a static address", "DHCP brings its own")
     if gateway:
         values.check_gateway(gateway, address, f"{where}.gateway")
-    return DeviceEntry(name, text(table["profile"], f"{where}.profile"), address, gateway)
+    cap = number(table.get("max_celsius", 0.0), HEAT_CAPS, f"{where}.max_celsius")
+    if 0 < cap < LEAST_CAP:
+        raise ConfigError(f"{where}.max_celsius = {cap:g}", f"allowed: {LEAST_CAP:g} to 110, or 0")
+    role = text(table.get("role", "member"), f"{where}.role")
+    if role != "member":
+        raise ConfigError(
+            f"{where}.role = '{role}': devices of a cluster file are members, and nothing else yet",
+            "the hub runs where `edgetrain run --cluster` is started; a hub or gateway elsewhere "
+            "is started there: edgetrain hub, edgetrain gateway",
+        )
+    profile = text(table["profile"], f"{where}.profile")
+    return DeviceEntry(name, profile, address, gateway, cap, role)
 
 
 def _server(table: Mapping[str, Any], where: str) -> ServerEntry:

@@ -2,7 +2,8 @@
 
 Stands above jobs and keys. Nothing that trains may need it.
 
-`keeper` runs on the devices themselves, and knows nothing of this package but `cards.first_boot`.
+`keeper` and `onsite` run on the devices themselves, sent along with each call (`calling`), and know
+nothing of this package but `cards.first_boot`.
 
 Doors: cards.archive, cards.disks, cards.example, cards.flashing, cards.looking, cards.making,
 cards.placing, cards.writing, desk, in_job, outfit, provision, reaching, sets.

@@ -1,35 +1,31 @@
 """From one place to devices that run: their next job, their next version, how they are.
 
-The device's half is `keeper`, which is sent along with each call, so that desk and device are
-always of one version. Knows no command line: what people are told, and asked, is handed in.
+The device's half is `keeper`. Knows no command line: what people are told, and asked, is handed in.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import re
 import tarfile
 import tempfile
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.messages import PROTOCOL
 from edgetrain.fleet.interpreters import PACKAGE_PARENT
 from edgetrain.fleet.ssh import AT_ONCE, Remote, SshAnswer, SshHost, copy, on_each
-from edgetrain.provisioning.cards.archive import Manifest
-from edgetrain.provisioning.fetching import FOLDER, fetch
-from edgetrain.provisioning.keeper import LOOKING, POLL_S, TRIAL_S
-from edgetrain.provisioning.sets import JobSet
+from edgetrain.provisioning import calling, glance
+from edgetrain.provisioning.keeper import LOOKING, MESSAGES, POLL_S, TRIAL_S, protocol_in
+
+if TYPE_CHECKING:
+    from edgetrain.provisioning.cards.archive import Manifest
+    from edgetrain.provisioning.sets import JobSet
 
 HOT_CELSIUS = 80.0
 """Raspberry Pi's firmware slows a board down from here on (its documentation, "Frequency
@@ -38,44 +34,19 @@ FULL_BYTES = 256 << 20
 CLOCK_S = 60.0
 """Seconds that a device's clock may be wrong by."""
 LOOK_S = 20.0
-
-_MODULES = ("edgetrain/provisioning/keeper.py", "edgetrain/provisioning/cards/first_boot.py",
-            "edgetrain/fleet/devices/health.py")  # fmt: skip
-_MAIN = """\
-import sys
-from pathlib import Path
-from edgetrain.provisioning.keeper import main
-sys.exit(main(sys.argv[1:], Path(sys.argv[0])))
-"""
-_CALL = 'f=$(mktemp) && cat > "$f" && python3 "$f" "$@"; s=$?; rm -f "$f"; exit $s'
-
-
-@cache
-def program() -> bytes:
-    """keeper.pyz: what runs on a device, as one file for its Python."""
-    files = {"__main__.py": _MAIN.encode()}
-    for name in _MODULES:
-        files[name] = (PACKAGE_PARENT / name).read_bytes()
-        for folder in list(Path(name).parents)[:-1]:
-            files[f"{folder}/__init__.py"] = b""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
-        for name, content in sorted(files.items()):
-            packed.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-    return out.getvalue()
+PROTOCOL = protocol_in((PACKAGE_PARENT / MESSAGES).read_text("utf-8"))
+"""The protocol of this edgetrain. Read, not imported: that takes a fifth of a short command."""
 
 
 def archive_protocol(path: Path) -> int:
     """The protocol that a worker archive's edgetrain speaks. Raises ConfigError."""
-    wanted = "edgetrain/exchange/messages.py"
     with tarfile.open(path) as outer:
         payload = outer.extractfile("payload.tar.gz")
         with tarfile.open(fileobj=payload, mode="r|gz") as inner:
             for entry in inner:
-                file = inner.extractfile(entry) if entry.name == wanted else None
-                text = file.read().decode() if file else ""
-                if found := re.search(r"^PROTOCOL = (\d+)$", text, re.MULTILINE):
-                    return int(found[1])
+                file = inner.extractfile(entry) if entry.name == MESSAGES else None
+                if (found := protocol_in(file.read().decode() if file else "")) is not None:
+                    return found
     raise ConfigError(f"{path} has no edgetrain in it", "make it anew: edgetrain devices worker")
 
 
@@ -176,8 +147,9 @@ class DeviceDesk:
 
     def call(self, host: SshHost, verb: str, *words: str, seconds: float = 300.0) -> Any:
         """What a device answers: a table, or the SshAnswer that says why there is none."""
-        command = ["sh", "-c", _CALL, "sh", "--root", self._root, verb, *words]
-        answer = self._remote.run(host, command, program(), seconds=seconds, root=True)
+        answer = calling.call(
+            self._remote, host, self._root, calling.KEEPER, verb, *words, seconds=seconds
+        )
         try:
             found = json.loads(answer.stdout or b"")
         except ValueError:
@@ -195,18 +167,14 @@ class DeviceDesk:
         known: Mapping[str, DeviceState] = MappingProxyType({}),
     ) -> list[DeviceState]:
         """How all devices are; those that are not `known` are asked, each for at most this long."""
-        found = dict(known)
 
-        def look(host: SshHost) -> None:
-            answer = self.call(host, "status", seconds=seconds)
-            if isinstance(answer, dict) and "error" in answer:
-                answer = SshAnswer(1, stderr=str(answer["error"]))
-            found[host.name] = judged(host.name, answer, time.time(), version)
+        def look(host: SshHost) -> DeviceState:
+            if host.name in known:
+                return known[host.name]
+            answer = glance.look(self._remote, host, self._root, seconds)
+            return judged(host.name, answer, time.time(), version)
 
-        asked = [host for host in self.hosts if host.name not in known]
-        if asked:
-            on_each(asked, look, len(asked))
-        return [found[host.name] for host in self.hosts]
+        return on_each(self.hosts, look, len(self.hosts))
 
     # -- jobs ---------------------------------------------------------------------------------
 
@@ -226,20 +194,25 @@ class DeviceDesk:
                 answer = self.call(host, "send", *(path.name for path in files))
                 return _result(host, answer, lambda a: "sent" if a["changed"] else "had it already")
 
-            return self._each(give)
+            return on_each(self.hosts, give)
 
     def fetch(self, run: Path) -> list[DeviceResult]:
         """Bring all members' own run folders to the hub's, `run`."""
+        from edgetrain.provisioning.fetching import FOLDER, fetch
 
         def one(host: SshHost) -> DeviceResult:
             why = fetch(self._remote, host, run, self._root)
             return DeviceResult(host.name, not why, why or f"{run / FOLDER / host.name}")
 
-        return self._each(one)
+        return on_each(self.hosts, one)
 
     def stop(self) -> list[DeviceResult]:
         """Let all members leave their job."""
-        return self._each(lambda host: _result(host, self.call(host, "stop"), lambda _: "stopped"))
+
+        def one(host: SshHost) -> DeviceResult:
+            return _result(host, self.call(host, "stop"), lambda _: "stopped")
+
+        return on_each(self.hosts, one)
 
     # -- versions -----------------------------------------------------------------------------
 
@@ -299,14 +272,15 @@ class DeviceDesk:
             return []
         if not first.ok:
             failed.set()
-        return [first, *self._each(give, rest, at_once)]
+        return [first, *on_each(rest, give, at_once)]
 
     def _update(self, host: SshHost, archive: Path, digest: str, *, stops: bool) -> DeviceResult:
         target = f"{self._root}opt/edgetrain/incoming/{digest}"
-        before = self.call(host, "status")
-        if isinstance(before, dict) and before.get("version", {}).get("digest") == digest:
+        before = glance.look(self._remote, host, self._root, LOOK_S)
+        facts = {} if isinstance(before, SshAnswer) else before
+        if facts and facts["version"].get("digest") == digest:
             return self._outcome(host, digest)
-        if not isinstance(before, dict) or not _is_on_trial(before):
+        if not facts.get("trial"):
             done = copy(self._remote, host, archive, target, digest=digest, root=True)
             if not done.ok:
                 return DeviceResult(host.name, False, done.why)
@@ -320,8 +294,8 @@ class DeviceDesk:
         """Wait for the end of a device's trial. One that waits for a hub is not waited for: it
         takes itself back if it has to."""
         for _ in range(int((TRIAL_S + 120.0) / POLL_S)):
-            answer = self.call(host, "status")
-            if isinstance(answer, dict) and "error" not in answer:
+            answer = glance.look(self._remote, host, self._root, LOOK_S)
+            if not isinstance(answer, SshAnswer):
                 if not answer["trial"]:
                     return _ended(host.name, answer, digest)
                 looks = answer["unit"]["text"].startswith(LOOKING)
@@ -335,22 +309,6 @@ class DeviceDesk:
     def _copy(self, host: SshHost, path: Path) -> SshAnswer:
         target = f"{self._root}opt/edgetrain/incoming/{path.name}"
         return copy(self._remote, host, path, target, digest=path.name, root=True)
-
-    def _each(
-        self,
-        work: Callable[[SshHost], DeviceResult],
-        hosts: Sequence[SshHost] | None = None,
-        at_once: int = AT_ONCE,
-    ) -> list[DeviceResult]:
-        chosen = self.hosts if hosts is None else hosts
-        found: dict[str, DeviceResult] = {}
-
-        def one(host: SshHost) -> None:
-            found[host.name] = work(host)
-
-        if chosen:
-            on_each(chosen, one, at_once)
-        return [found[host.name] for host in chosen]
 
 
 def _put(folder: Path, content: bytes) -> Path:
@@ -366,10 +324,6 @@ def _result(host: SshHost, answer: Any, said: Callable[[Mapping[str, Any]], str]
     if "error" in answer:
         return DeviceResult(host.name, False, str(answer["error"]))
     return DeviceResult(host.name, True, said(answer))
-
-
-def _is_on_trial(answer: Mapping[str, Any]) -> bool:
-    return bool(answer.get("trial"))
 
 
 def _ended(name: str, answer: Mapping[str, Any], digest: str) -> DeviceResult:

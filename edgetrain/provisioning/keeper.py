@@ -1,7 +1,7 @@
 """What a device does with its jobs and versions, as root: job sets, slots, and the way back.
 
 Runs on the device, from keeper.pyz, by the system's Python: only the standard library, and
-first_boot.py's functions. The desk (`provisioning.fleet`) copies files to `incoming` and calls a
+first_boot.py's functions. The desk (`provisioning.desk`) copies files to `incoming` and calls a
 verb; each verb may be cut off at any moment by a loss of power, and calling it again ends in the
 same state. It needs no network, and nothing of the version that is on trial.
 
@@ -35,7 +35,6 @@ import fcntl
 import hashlib
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -48,7 +47,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edgetrain.fleet.devices.health import Health
 from edgetrain.provisioning.cards import first_boot
 from edgetrain.provisioning.cards.first_boot import UNIT, Failed, Hashing
 
@@ -59,9 +57,10 @@ LOCK_S = 30.0
 TRIAL_UNIT = "edgetrain-trial.service"
 LOOKING = "looking for the hub"
 """How the status of a member begins that has not found its hub: see training.member.service."""
+MESSAGES = "edgetrain/exchange/messages.py"
 SPARE = 64 << 20
 """Bytes of the disk that stay free."""
-_SHOWN = ("ActiveState", "SubState", "Result", "ExecMainStatus", "StatusText", "NRestarts")
+SHOWN = ("ActiveState", "SubState", "Result", "ExecMainStatus", "StatusText", "NRestarts")
 _TRIAL_TEXT = """\
 [Unit]
 Description=edgetrain: an update is on trial
@@ -161,6 +160,38 @@ def judge(unit: UnitState, trial: Trial, passed_s: float) -> tuple[str, Trial]:
     return "", dataclasses.replace(trial, left_s=left_s)
 
 
+def unit_of(text: str) -> UnitState:
+    """A unit, from lines with the properties SHOWN among them."""
+    found = dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
+    status, restarts = (
+        int(value) if (value := found.get(name, "")[:9]).isdecimal() else 0
+        for name in ("ExecMainStatus", "NRestarts")
+    )
+    active, sub, result = (found.get(name, "") for name in ("ActiveState", "SubState", "Result"))
+    return UnitState(active, sub, result, status, found.get("StatusText", ""), restarts)
+
+
+def protocol_in(text: str) -> int | None:
+    """The protocol that the text of MESSAGES says; None: it says none."""
+    found = re.search(r"^PROTOCOL = (\d{1,9})$", text, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def other_hub(there: str, ours: str) -> str:
+    """Why a device with these lines "ADDRESS KEY" is another hub's than ours, with the way out;
+    "": it is not."""
+    keys, our_keys = (
+        {words[1] for line in text.splitlines() if len(words := line.split()) == 2}
+        for text in (there, ours)
+    )
+    if not keys or not our_keys or keys & our_keys:
+        return ""
+    return (
+        f"it belongs to the hub with the key {min(keys)[:8]}…, of another cluster: take it out of "
+        "that first (edgetrain devices remove)"
+    )
+
+
 Run = Callable[[Sequence[str], Mapping[str, str]], "tuple[int, str]"]
 """Runs a command with more environment: its exit status and what it printed."""
 
@@ -181,52 +212,16 @@ class DeviceKeeper:
 
     # -- looking ------------------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any]:
-        """What the desk asks."""
-        trial, slot = self._trial(), self.slot
-        usage = shutil.disk_usage(self.slots if self.slots.exists() else self._root)
-        health = Health(self._root)
-        return {
-            "slot": slot,
-            "version": self._slot_facts(slot) if slot else {},
-            "protocol": self.protocol(slot),
-            "set": self._facts(self.settings / "current" / "set.json"),
-            "trial": dataclasses.asdict(trial) if trial else None,
-            "outcome": self._facts(self.slots / "outcome.json"),
-            "unit": dataclasses.asdict(self.unit()),
-            "enrolled": (self._keys / "hubs").exists(),
-            "machine": platform.machine(),
-            "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
-            "celsius": health.celsius,
-            "throttled": health.throttled,
-            "under_voltage": health.under_voltage,
-            "disk_free_bytes": usage.free,
-            "clock": time.time(),
-        }
-
     @property
     def slot(self) -> str:
         """The slot that is used; "": none is."""
         link = self.slots / "current"
         return str(link.readlink()) if link.is_symlink() else ""
 
-    def protocol(self, slot: str) -> int | None:
-        """The protocol that the version in a slot speaks; None: not known."""
-        try:
-            text = (self.slots / slot / "edgetrain/exchange/messages.py").read_text("utf-8")
-        except OSError:
-            return None
-        found = re.search(r"^PROTOCOL = (\d+)$", text, re.MULTILINE)
-        return int(found[1]) if found else None
-
     def unit(self) -> UnitState:
         """The member's unit."""
-        words = ["systemctl", "show", UNIT, *(f"--property={name}" for name in _SHOWN)]
-        _, said = self._run(words, {})
-        found = dict(line.partition("=")[::2] for line in said.splitlines() if "=" in line)
-        status, restarts = (int(found.get(n) or 0) for n in ("ExecMainStatus", "NRestarts"))
-        active, sub, result = (found.get(n, "") for n in ("ActiveState", "SubState", "Result"))
-        return UnitState(active, sub, result, status, found.get("StatusText", ""), restarts)
+        words = ["systemctl", "show", UNIT, *(f"--property={name}" for name in SHOWN)]
+        return unit_of(self._run(words, {})[1])
 
     def _facts(self, path: Path) -> dict[str, Any]:
         try:
@@ -261,6 +256,8 @@ class DeviceKeeper:
         """Take the set that lies in `incoming` under this SHA-256, and the text of the member's
         unit and the hub's key for each address under those, if they are sent; then restart the
         member. Raises Failed; then the device trains what it trained."""
+        if hubs and (why := other_hub(_text(self._keys / "hubs"), _text(self._arrived(hubs)))):
+            raise Failed(why)
         current = self.settings / "current"
         due = self.settings / "restart.due"
         changed = self._facts(current / "set.json").get("digest") != digest
@@ -309,7 +306,7 @@ class DeviceKeeper:
     def _allow(self, digest: str, name: str) -> None:
         """Let a bundle's code run here, unless the device's owner has revoked it."""
         path = self._keys / "bundles"
-        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+        lines = _text(path).splitlines()
         if any(line.split()[:1] == [digest] for line in lines):
             return
         if any(self._facts(f / "set.json").get("bundle") == digest for f in self._sets()):
@@ -334,8 +331,7 @@ class DeviceKeeper:
         """Let the member know the hub by its key at each of these addresses. Returns whether one
         was missing."""
         text, place = source.read_text("utf-8"), self._keys / "hubs"
-        there = place.read_text("utf-8").splitlines() if place.exists() else []
-        if set(text.splitlines()) <= set(there):
+        if set(text.splitlines()) <= set(_text(place).splitlines()):
             return False
         self._disk.write(self.settings / "restart.due", b"")
         self._disk.write(place, text.encode())
@@ -497,6 +493,10 @@ class DeviceKeeper:
         self._run(["systemctl", *words], {})
 
 
+def _text(path: Path) -> str:
+    return path.read_text("utf-8") if path.exists() else ""
+
+
 def run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
     """Run a command; see Run."""
     try:
@@ -513,9 +513,6 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]
 def alone(root: Path, verb: str) -> Iterator[None]:
     """Let no other process change a device's sets and slots meanwhile; one more may watch a trial.
     Raises Failed if another one does for LOCK_S: it may be what is left of a call that was cut."""
-    if verb == "status":
-        yield
-        return
     name = "watch.lock" if verb == "watch" else "keeper.lock"
     path = root / "run" / f"edgetrain-{name}"
     path.parent.mkdir(exist_ok=True)
@@ -532,20 +529,19 @@ def alone(root: Path, verb: str) -> Iterator[None]:
         yield
 
 
-VERBS = ("status", "send", "update", "stop", "watch")
+VERBS = ("send", "update", "stop", "watch")
 
 
-def main(argv: Sequence[str], program: Path) -> int:
-    """`keeper.pyz [--root R] VERB`: status, send SET [UNIT [HUBS]], update DIGEST, stop, watch.
+def main(argv: Sequence[str]) -> int:
+    """`keeper.pyz [--root R] VERB`: send SET [UNIT [HUBS]], update DIGEST, stop, watch.
 
-    Prints one line of JSON; exit status 2 with {"error": …} if the device refuses. `program`: its
-    own file.
+    Prints one line of JSON; exit status 2 with {"error": …} if the device refuses.
     """
     words, root = list(argv), Path("/")
     if words[:1] == ["--root"]:
         root, words = Path(words[1]).absolute(), words[2:]
     try:
-        keeper = DeviceKeeper(root, run, program=program.read_bytes())
+        keeper = DeviceKeeper(root, run, program=Path(sys.path[0]).read_bytes())
         if words[0] not in VERBS:
             raise Failed(f"no verb '{words[0]}'")
         with alone(root, words[0]):

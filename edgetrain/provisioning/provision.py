@@ -8,7 +8,7 @@ on the list here, and this hub's key is written there.
     worker   no slot is in use: /opt/edgetrain/current
     job      no job set is there: /etc/edgetrain/current
     keys     it has no key pair, or no list of bundles
-    hub      /var/lib/edgetrain-keys/hubs lacks an address, or has another key
+    hub      /var/lib/edgetrain-keys/hubs lacks an address; with another hub's key it is refused
     list     its key is not on this hub's list under its name
     user     a key of [ssh] keys is not in the user's authorized_keys
     tune     the settings of journal and TCP are not there
@@ -25,10 +25,8 @@ import io
 import json
 import tarfile
 import time
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +34,13 @@ from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import public_key, spell
 from edgetrain.fleet.cluster import Cluster, DeviceEntry
-from edgetrain.fleet.interpreters import PACKAGE_PARENT
 from edgetrain.fleet.ssh import Remote, SshAnswer, SshHost, copy, on_each
-from edgetrain.provisioning import onsite
+from edgetrain.provisioning import calling, onsite
 from edgetrain.provisioning.cards.archive import read_manifest
 from edgetrain.provisioning.cards.first_boot import FLEETING, UNIT
 from edgetrain.provisioning.cards.flashing import Archives, Settings, load_for, unit
 from edgetrain.provisioning.cards.looking import ImageDescription, Partition
+from edgetrain.provisioning.keeper import other_hub
 from edgetrain.provisioning.reaching import hub_keys
 
 LOOK_S, SET_UP_S, COPY_S = 30.0, 900.0, 3600.0
@@ -51,17 +49,6 @@ CLOCK_S = 86_400.0
 SPARE = 64 << 20
 """Bytes of the disk that stay free."""
 PARTS = ("worker", "job", "keys", "hub", "list", "user", "tune", "unit", "start")
-_MODULES = ("edgetrain/provisioning/onsite.py", "edgetrain/provisioning/cards/first_boot.py")
-_CALL = """\
-import os, shutil, sys
-file = os.memfd_create("edgetrain")
-with open(file, "wb", closefd=False) as out:
-    shutil.copyfileobj(sys.stdin.buffer, out)
-sys.path.insert(0, f"/proc/self/fd/{file}")
-from edgetrain.provisioning.onsite import main
-sys.exit(main(sys.argv[1:]))
-"""
-"""Runs a program that comes as its input, without a file: a look leaves nothing on the disk."""
 _UNPACK = 'mkdir -p "$1" && tar -x --no-same-owner -C "$1"'
 
 
@@ -77,26 +64,11 @@ class Provisioned:
     """Why it is not done, with the way out."""
 
 
-@cache
-def program() -> bytes:
-    """What runs on a device, as one file for its Python."""
-    files: dict[str, bytes] = {}
-    for name in _MODULES:
-        files[name] = (PACKAGE_PARENT / name).read_bytes()
-        files |= {f"{folder}/__init__.py": b"" for folder in list(Path(name).parents)[:-1]}
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
-        for name, content in sorted(files.items()):
-            packed.writestr(zipfile.ZipInfo(name), content)
-    return out.getvalue()
-
-
 def call(
     remote: Remote, host: SshHost, root: str, *words: str, seconds: float = LOOK_S
 ) -> SshAnswer:
     """Call `onsite` on a device, as root."""
-    argv = ["python3", "-c", _CALL, "--root", root, *words]
-    return remote.run(host, argv, program(), seconds=seconds, root=True)
+    return calling.call(remote, host, root, calling.ONSITE, *words, seconds=seconds)
 
 
 def wrong(facts: Mapping[str, Any], now: float) -> str:
@@ -165,30 +137,27 @@ class Provisioner:
         told: Callable[[Provisioned], None] = lambda _: None,
     ) -> list[Provisioned]:
         """Set up these devices, several at a time; those in trouble do not hold up the others."""
-        results: dict[str, Provisioned] = {}
 
-        def work(item: tuple[DeviceEntry, SshHost]) -> None:
+        def work(item: tuple[DeviceEntry, SshHost]) -> Provisioned:
             device, host = item
             try:
                 result = self._one(device, host, check=check)
             except EdgetrainError as error:
                 result = Provisioned(device.name, ok=False, why=str(error))
-            results[device.name] = result
             told(result)
+            return result
 
-        on_each(devices, work)
-        return [results[device.name] for device, _ in devices]
+        return on_each(devices, work)
 
     def _one(self, device: DeviceEntry, host: SshHost, *, check: bool) -> Provisioned:
         looked = call(self._remote, host, self._root, "look", self._user)
         if not looked.ok:
             return Provisioned(device.name, ok=False, why=_reason(looked))
         facts = _said(looked)
-        assert self._cluster.hub
-        text = unit(self._cluster.hub.addresses, self._cluster.index(device), self._cluster.system)
-        wanted = {"unit": text, "hubs": self._hubs}
+        wanted = {"unit": unit(self._cluster, device), "hubs": self._hubs}
         parts = due(facts, wanted, self._listed(device.name), self._settings.ssh_keys)
-        if parts and (why := wrong(facts, self._now()) or self._no_room(facts, device, parts)):
+        why = wrong(facts, self._now()) or other_hub(facts["hubs"], self._hubs)
+        if parts and (why := why or self._no_room(facts, device, parts)):
             return Provisioned(device.name, ok=False, why=why)
         if check or not parts:
             return Provisioned(device.name, ok=True, changed=parts)
@@ -257,20 +226,17 @@ def remove(
     devices: Sequence[SshHost], ring: Keyring, remote: Remote, root: str = "/"
 ) -> list[Provisioned]:
     """Take all of edgetrain off these devices, and then their keys off the hub's list."""
-    results: dict[str, Provisioned] = {}
 
-    def work(host: SshHost) -> None:
+    def work(host: SshHost) -> Provisioned:
         answer = call(remote, host, root, "remove", seconds=SET_UP_S)
         if not answer.ok:
             why = f"{_reason(answer)}; its key may still join: edgetrain keys revoke {host.name}"
-            results[host.name] = Provisioned(host.name, ok=False, why=why)
-            return
+            return Provisioned(host.name, ok=False, why=why)
         if host.name in ring.members().values():
             ring.revoke(host.name)
-        results[host.name] = Provisioned(host.name, ok=True, changed=("removed",))
+        return Provisioned(host.name, ok=True, changed=("removed",))
 
-    on_each(devices, work)
-    return [results[host.name] for host in devices]
+    return on_each(devices, work)
 
 
 def _said(answer: SshAnswer) -> dict[str, Any]:

@@ -27,7 +27,7 @@ COPIED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Speed:
+class MeasuredSpeed:
     """What was measured on one machine."""
 
     dispatch_s: float
@@ -44,7 +44,7 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
     root: Path = Path("/"),
-) -> Speed:
+) -> MeasuredSpeed:
     """Measure this machine, with all its cores. Raises ConfigError if the steps fit no device."""
     sensor = find_sensor(root, clock())
     board = sensor if isinstance(sensor, PowerSensor) else None
@@ -55,7 +55,7 @@ def measure(
     rate = _memory_rate(seconds / 20, clock)
     load = _Watts(board, clock)
     rows = [_timed(width, batch, seconds / 5, clock, load) for width, batch in SIZES]
-    return Speed(*fit(rows), rate, idle.mean, load.mean)
+    return MeasuredSpeed(*fit(rows), rate, idle.mean, load.mean)
 
 
 def fit(rows: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
@@ -72,7 +72,7 @@ def fit(rows: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
     return float(dispatch_s), float(1e-9 / per_flop)
 
 
-def profile(base: Device, speeds: Sequence[Speed], who: str) -> dict[str, Any]:
+def profile(base: Device, speeds: Sequence[MeasuredSpeed], who: str) -> dict[str, Any]:
     """The table of a device profile: `base` with the medians of what was measured on machines of
     its kind; who: these machines and the day, for people."""
     found = {

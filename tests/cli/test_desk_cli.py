@@ -12,7 +12,7 @@ import pytest
 from command_line import write_tiny
 from folder_remote import FolderRemote
 from hub_runs import free_port, keys
-from running_devices import end_trials, facts, flashed, packed, stand_ins
+from running_devices import end_trials, facts, flashed, packed, stand_ins, state
 
 from edgetrain.__main__ import main
 from edgetrain.cli import desk as cli_desk
@@ -22,6 +22,7 @@ from edgetrain.exchange.messages import PROTOCOL
 from edgetrain.fleet.ssh import SshTrouble
 from edgetrain.provisioning import desk as desks
 from edgetrain.provisioning import reaching
+from edgetrain.provisioning.keeper import MESSAGES
 from edgetrain.runs.folder import read_metrics, read_summary
 
 NAMES = ("pi-0", "pi-1", "pi-2")
@@ -59,7 +60,7 @@ def fleet(tmp_path, monkeypatch):
     for name in NAMES:
         flashed(tmp_path / "devices" / name)
     remote = Local(tmp_path / "devices")
-    monkeypatch.setattr(reaching, "open_remote", lambda keys, ask, password: remote)
+    monkeypatch.setattr(reaching, "open_remote", lambda *words, **more: remote)
     before = desks.DeviceDesk.__init__
 
     def here(self, *words, **more):
@@ -156,6 +157,36 @@ def test_update_tells_of_another_protocol_and_updates(fleet, capsys, tmp_path):
     assert "pi-0             FAILED   went back: the hub refused: protocol" in text
     assert text.count("left alone") == 2
     assert facts(fleet.folder / "pi-1/opt/edgetrain/b.json")["ready"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["send", "job.toml", "cluster.toml"], 1, "it belongs to the hub with the key OTHER"),
+        (["update", "cluster.toml", "--worker", "good.tar"], 1, "slot b is in use: another update"),
+        (["update", "cluster.toml", "--worker", "old.tar"], 2, "pi-0 is in a job, and the update"),
+    ],
+)
+def test_what_a_device_does_not_bear_is_one_line_and_changes_nothing(
+    fleet, capsys, tmp_path, words, status, message
+):
+    keys(tmp_path, "hub")
+    for name, protocol in (("good", PROTOCOL), ("old", PROTOCOL - 1)):
+        path, _ = packed(tmp_path, "good", protocol, PYTHON, platform.machine())
+        path.rename(f"{name}.tar")
+    root = fleet.folder / "pi-0"
+    (root / "var/lib/edgetrain-keys/hubs").write_text("tcp://other:5555 OTHERKEY\n")
+    (root / "opt/edgetrain/a/edgetrain/exchange").mkdir(parents=True)
+    (root / f"opt/edgetrain/a/{MESSAGES}").write_text(f"PROTOCOL = {PROTOCOL}\n")
+    if "good.tar" in words:
+        (root / "opt/edgetrain/b.json").write_text('{"digest": "another"}')
+        trial = {"old": "a", "new": "b", "phase": "trying"}
+        (root / "opt/edgetrain/trial.json").write_text(json.dumps(trial))
+    before = state(root)
+    assert main(["devices", *words, "--keys", "hub"]) == status
+    told = capsys.readouterr()
+    assert any(message in line for line in (told.out + told.err).splitlines())
+    assert state(root) == before
 
 
 MEMBERS = """#!/bin/sh

@@ -28,6 +28,11 @@ USER, NETWORK = "fleet", "10.77.0"
 PACKAGES_FOLDER = Path(numpy.__file__).resolve().parents[1]
 _COPIED = ("etc", "var", "home", "root", "tmp", "usr/local")
 """Folders in which a machine writes: not shared with the others."""
+_SYSTEMCTL = """\
+#!/bin/sh
+[ "$1" = show ] && [ -e "/run/systemctl/$2.shown" ] && exec cat "/run/systemctl/$2.shown"
+exec /usr/local/bin/unit_runner "$@"
+"""
 _START = """\
 set -e
 root=$1 number=$2 bridge=$3 network=$4 packages=$5 how=$6
@@ -112,8 +117,10 @@ def make_root(into: Path) -> None:
     words = ["useradd", "-m", "-s", "/bin/sh", "-p", "*", USER]
     subprocess.run(["chroot", str(into), *words], check=True)
     (into / "etc/sudoers.d/fleet").write_text(f"{USER} ALL=(ALL) NOPASSWD: ALL\n")
-    shutil.copyfile(Path(unit_runner.__file__), into / "usr/local/bin/systemctl")
-    (into / "usr/local/bin/systemctl").chmod(0o755)
+    shutil.copyfile(Path(unit_runner.__file__), into / "usr/local/bin/unit_runner")
+    (into / "usr/local/bin/systemctl").write_text(_SYSTEMCTL)
+    for name in ("systemctl", "unit_runner"):
+        (into / "usr/local/bin" / name).chmod(0o755)
     (into / "srv/packages").mkdir()
     (into / "usr/local/lib/python3.11/dist-packages/packages.pth").write_text("/srv/packages\n")
 

@@ -1,9 +1,10 @@
-#!/usr/bin/python3
+#!/usr/bin/python3 -IS
 """A stand-in for systemctl in a root without systemd: it follows the unit files.
 
-Copied into roots as /usr/local/bin/systemctl (`ssh_fleet`); knows nothing of edgetrain. It starts
-what ExecStart says, with the unit's environment, credentials, folders and user; reads what the
-service tells on NOTIFY_SOCKET, keeps its watchdog, and starts it again as Restart= says. `boot`
+Called by /usr/local/bin/systemctl in roots (`ssh_fleet`), which answers `show` itself, as quickly
+as the real one does, from what this leaves there; knows nothing of edgetrain. It starts what
+ExecStart says, with the unit's environment, credentials, folders and user; reads what the service
+tells on NOTIFY_SOCKET, keeps its watchdog, and starts it again as Restart= says. `boot`
 starts what is enabled. It isolates nothing: that is for the boot test, which has systemd itself.
 """
 
@@ -46,6 +47,7 @@ class Unit:
 
     def __init__(self, name: str) -> None:
         self.name, self.file = name, STATES / f"{name}.json"
+        self.shown = STATES / f"{name}.shown"
         self.stopping = False
 
     def state(self) -> dict:
@@ -54,9 +56,12 @@ class Unit:
         return SHOWN | {"pid": 0}
 
     def put(self, **changes) -> None:
-        draft = self.file.with_suffix(".part")
-        draft.write_text(json.dumps(self.state() | changes))
-        draft.replace(self.file)
+        state = self.state() | changes
+        shown = "".join(f"{key}={state[key]}\n" for key in SHOWN)
+        for file, text in ((self.file, json.dumps(state)), (self.shown, shown)):
+            draft = file.with_name(f"{file.name}.part")
+            draft.write_text(text)
+            draft.replace(file)
 
     @property
     def watcher(self) -> int:
@@ -226,8 +231,7 @@ def main(argv: list[str]) -> int:
         enabled = [path.name for path in sorted(WANTS.glob("*"))]
         verb, names = "start", [name for name in enabled if (UNITS / name).exists()]
     if verb == "show":
-        state = Unit(names[0]).state()
-        print("".join(f"{key}={state[key]}\n" for key in SHOWN), end="")
+        print("".join(f"{key}={value}\n" for key, value in SHOWN.items()), end="")
         return 0
     with (STATES / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -80,7 +80,7 @@ def test_the_example_can_be_read_and_names_every_key(tmp_path):
     for table, known in cluster.TABLES.items():
         if table not in ("server", "between"):
             given_keys = keys[table][0] if table == "device" else keys[table]
-            assert given_keys.keys() >= known.keys() - {"sha256", "bmap"}, table
+            assert given_keys.keys() >= known.keys() - {"sha256", "bmap", "role"}, table
 
 
 BAD = [
@@ -116,6 +116,9 @@ CHANGES = [
     ('"192.168.1.20/24"', '"127.0.0.2/8"', "is no address of a machine"),
     ('"192.168.1.20/24"', '"0.1.2.3/8"', "is no address of a machine"),
     ("/24\"", "/24\"\ngateway = \"192.168.1.20\"", "is not another machine in 192.168.1.0/24"),
+    ("/24\"", "/24\"\nmax_celsius = 20", "allowed: 40 to 110, or 0"),
+    ("/24\"", "/24\"\nrole = \"hub\"", "the hub runs where `edgetrain run --cluster` is started"),
+    ("/24\"", "/24\"\nrole = \"gateway\"", "devices of a cluster file are members"),
     ("/24\"", "/24\"\ngateway = \"192.168.1.255\"", "is not another machine in 192.168.1.0/24"),
     ('country = "DE"', 'country = "XX"', "is not a country"),
     ('country = "DE"', 'country = "UK"', "the United Kingdom is GB"),

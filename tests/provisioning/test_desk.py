@@ -19,9 +19,9 @@ from running_devices import end_trials, facts, flashed, packed, stand_ins, state
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.messages import PROTOCOL
 from edgetrain.fleet.ssh import SshHost, SshTrouble
-from edgetrain.provisioning import sets
+from edgetrain.provisioning import calling, sets
 from edgetrain.provisioning.cards import archive
-from edgetrain.provisioning.desk import DeviceDesk, archive_protocol, judged, program
+from edgetrain.provisioning.desk import DeviceDesk, archive_protocol, judged
 
 SET = sets.JobSet(b"name = 'second'\n", {"job": "2", "name": "second"})
 NAMES = ("pi-0", "pi-1", "pi-2")
@@ -71,8 +71,8 @@ def room(tmp_path):
 
 def test_what_is_sent_along_runs_without_anything_of_ours(tmp_path):
     path = tmp_path / "keeper.pyz"
-    path.write_bytes(program())
-    with zipfile.ZipFile(io.BytesIO(program())) as packed_program:
+    path.write_bytes(calling.program())
+    with zipfile.ZipFile(io.BytesIO(calling.program())) as packed_program:
         assert sum(info.file_size for info in packed_program.infolist()) < 100_000
     done = subprocess.run(
         [sys.executable, "-S", "-E", str(path), "--root", str(tmp_path), "dance"],
@@ -258,7 +258,7 @@ def test_each_device_is_asked_once_and_for_the_time_limit(room):
     found = DeviceDesk(remote, room.desk.hosts, root="").states("0.1.0", seconds=3.5)
     assert [s.state for s in found] == ["training", "unreachable", "training"]
     assert "timeout" in found[1].why
-    assert sorted(asked) == [(name, 3.5, True) for name in NAMES]
+    assert sorted(asked) == [(name, 3.5, False) for name in NAMES], "no root is needed to look"
 
 
 # -- kills ----------------------------------------------------------------------------------------

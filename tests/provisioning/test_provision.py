@@ -163,6 +163,19 @@ def test_a_changed_address_is_the_only_thing_that_is_made(town):
     assert {r.changed for r in town.provision().values()} == {()}
 
 
+def test_a_device_of_another_hub_is_left_to_it(town):
+    town.provision()
+    path = town.folder / "machines/pi-1/var/lib/edgetrain-keys/hubs"
+    path.write_text("tcp://10.0.0.99:5555 ANOTHERKEY\n")
+    before = town.state()
+    found = town.provision()
+    assert [r.ok for r in found.values()] == [True, False, True]
+    assert "it belongs to the hub with the key ANOTHERK…" in found["pi-1"].why
+    assert town.state() == before
+    assert remove([SshHost("pi-1", "", "root")], town.ring, town.remote, ".")[0].ok
+    assert all(r.ok for r in town.provision().values())
+
+
 def test_one_in_trouble_does_not_hold_up_the_others_and_is_finished_next(town):
     trouble = town.remote.troubles["pi-1"] = SshTrouble.KEY_CHANGED
     found = town.provision()

@@ -14,10 +14,10 @@ from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
 from edgetrain.files.toml import parse_toml, to_toml
 from edgetrain.fleet import devices
-from edgetrain.training.bench import Speed, fit, measure, profile
+from edgetrain.training.bench import MeasuredSpeed, fit, measure, profile
 
 WORK = ((1e6, 30), (1e7, 30), (2e8, 30), (2e9, 30))
-MEASURED = Speed(2e-4, 5.0, 3.0, 2.0, 6.0)
+MEASURED = MeasuredSpeed(2e-4, 5.0, 3.0, 2.0, 6.0)
 
 
 @given(st.floats(1e-6, 1e-3), st.floats(0.5, 1000.0))
@@ -47,7 +47,7 @@ def own(tmp_path, monkeypatch):
 
 def test_what_was_measured_is_taken_in_place_of_the_catalogs(own, capsys):
     base = devices.load("raspberry-pi-4b")
-    speeds = [Speed(f * 2e-4, f * 5.0, 3.0, None, None) for f in (1, 0.5, 3)]
+    speeds = [MeasuredSpeed(f * 2e-4, f * 5.0, 3.0, None, None) for f in (1, 0.5, 3)]
     text = to_toml(profile(base, speeds, "pi-0, pi-1, pi-2, today"))
     path = devices.measured_path("raspberry-pi-4b")
     assert path.is_relative_to(own)

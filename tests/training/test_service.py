@@ -14,8 +14,7 @@ import pytest
 from command_line import hub, running, write_tiny
 from hub_runs import hub_folder, wait_for_rounds
 
-from edgetrain.fleet import catalog
-from edgetrain.fleet.cluster import SystemSettings
+from edgetrain.fleet import catalog, cluster
 from edgetrain.provisioning.cards import flashing
 from edgetrain.runs.folder import read_metrics
 from edgetrain.training.member.service import AWAY_S, SLOWEST, UNKNOWN_S, Service
@@ -243,10 +242,18 @@ def test_a_field_is_one_line(manager):
 # -- the unit -------------------------------------------------------------------------------------
 
 
+def text_of(**system) -> str:
+    """The unit of the fourth device of a cluster, whose file has this [system]."""
+    hub = {"addresses": ["tcp://192.168.1.5:5555"]}
+    named = [{"name": f"pi-{i}", "profile": "raspberry-pi-4b", "max_celsius": 70} for i in range(4)]
+    table = {"hub": hub, "device": named, "system": system}
+    found = cluster.parse(table, Path("cluster.toml"))
+    return flashing.unit(found, found.devices[3])
+
+
 def filled(tmp_path: Path) -> Path:
     """The unit as it is on a device, with a program that is there."""
-    text = flashing.unit(["tcp://192.168.1.5:5555"], 3, SystemSettings())
-    text = text.replace("@THREADS@", "4")
+    text = text_of().replace("@THREADS@", "4")
     path = tmp_path / flashing.UNIT
     path.write_text(text)
     return path
@@ -254,8 +261,7 @@ def filled(tmp_path: Path) -> Path:
 
 def test_a_unit_sets_tcp_where_the_cluster_file_says_so(tmp_path):
     """The commands themselves, with another `ip` and another folder of settings."""
-    system = SystemSettings(first_window=30, receive_kb=1000)
-    text = flashing.unit(["tcp://192.168.1.5:5555"], 3, system)
+    text = text_of(first_window=30, receive_kb=1000)
     lines = [line for line in text.splitlines() if line.startswith("ExecStartPre=+-")]
     assert text.index(lines[-1]) < text.index("\nExecStart=")
     (tmp_path / "tcp_rmem").write_text("4096 131072 6291456\n")
@@ -277,7 +283,7 @@ def test_a_unit_sets_tcp_where_the_cluster_file_says_so(tmp_path):
 def test_the_unit_has_every_word_filled_in(tmp_path):
     text = filled(tmp_path).read_text()
     assert "@" not in text.replace("@system-service", "")
-    assert "--hub tcp://192.168.1.5:5555 --index 3" in text
+    assert "--hub tcp://192.168.1.5:5555 --index 3 --max-celsius 70 " in text
     assert "train.threads=4\n" in text
 
 

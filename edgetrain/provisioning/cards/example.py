@@ -47,6 +47,7 @@ name = "{name}"                 # its host name; its place in this list is its -
 profile = "{profile}"   # see `edgetrain devices list`
 address = "dhcp"              # or with the length of the network: "192.168.1.20/24"
 # gateway = "192.168.1.1"     # only with an address of its own
+# max_celsius = 75            # its member lengthens its steps to stay below
 """
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet import catalog
-from edgetrain.fleet.cluster import Cluster, DeviceEntry, SystemSettings
+from edgetrain.fleet.cluster import Cluster, DeviceEntry
 from edgetrain.provisioning.cards import archive, blockmap, looking, personal, writing
 from edgetrain.provisioning.cards.archive import Manifest, Workers
 from edgetrain.provisioning.cards.blockmap import BlockMap
@@ -145,7 +145,7 @@ def load_for(
     files: dict[str, bytes | Path] = {
         "job.toml": settings.job.job,
         "token": settings.tokens[device.name].encode(),
-        UNIT: unit(hubs, cluster.index(device), cluster.system).encode(),
+        UNIT: unit(cluster, device).encode(),
     }
     config = {
         "name": device.name,
@@ -214,9 +214,12 @@ _RECEIVE = (
 """Commands of a unit, where $$ is a dollar."""
 
 
-def unit(hubs: Sequence[str], index: int, system: SystemSettings) -> str:
-    """The unit of a member, with all but the number of threads filled in. As root, before each
-    start, it sets TCP as `system` says; if that fails the member starts all the same."""
+def unit(cluster: Cluster, device: DeviceEntry) -> str:
+    """The unit of a device's member, with all but the number of threads filled in. As root, before
+    each start, it sets TCP as the cluster's `system` says; if that fails the member starts all the
+    same."""
+    assert cluster.hub
+    system, index = cluster.system, cluster.index(device)
     text = (catalog.folder("devices") / "systemd" / UNIT).read_text(encoding="utf-8")
     text = text[text.index("[Unit]") :]  # without what explains the template
     before = ""
@@ -225,8 +228,9 @@ def unit(hubs: Sequence[str], index: int, system: SystemSettings) -> str:
     if system.receive_kb:
         before += _BEFORE.format(_RECEIVE.format(1000 * system.receive_kb))
     text = text.replace("\nExecStart=", f"\n{before}ExecStart=")
-    text = text.replace("@HUBS@", " ".join(f"--hub {hub}" for hub in hubs))
-    return text.replace("@INDEX@", str(index))
+    text = text.replace("@HUBS@", " ".join(f"--hub {hub}" for hub in cluster.hub.addresses))
+    cap = f" --max-celsius {device.max_celsius:g}" if device.max_celsius else ""
+    return text.replace("--index @INDEX@", f"--index {index}{cap}").replace("@INDEX@", str(index))
 
 
 def flash(

@@ -27,6 +27,7 @@ from edgetrain.exchange.messages import MOST_FIGURE, Figure
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.standby_socket import member_end
 from edgetrain.fleet import devices
+from edgetrain.fleet.devices.health import Health
 from edgetrain.jobs.fallback import NAME
 from edgetrain.jobs.job import COLLECTIVES, DIRECT, Job
 from edgetrain.jobs.lookup import buffers_of, pace_of, samples_of, task_of, tuning_of, work_of
@@ -42,7 +43,7 @@ from edgetrain.training.member.direct import collective_exchange, direct_exchang
 from edgetrain.training.member.keeping import Keeping, keeping_of
 from edgetrain.training.member.loop import Loop, Steps
 from edgetrain.training.member.member import Member, bind, release_of
-from edgetrain.training.member.pacing import Pace
+from edgetrain.training.member.pacing import HeatCap, Pace
 from edgetrain.training.member.readings import readings_of
 from edgetrain.training.member.service import Service
 from edgetrain.training.member.several import dialling
@@ -63,6 +64,8 @@ class Place:
     """The folder of this machine's keys, and of what it allows; None: the usual one."""
     listen: str = ""
     """tcp://HOST:PORT, where other members connect, if they do in this job; "": they cannot."""
+    max_celsius: float = 0.0
+    """Temperature that it keeps below, by lengthening its steps; 0: none."""
     missing: tuple[int, ...] = ()
     """The members that it stands in for, as a group; (): for none, it is one itself."""
 
@@ -134,6 +137,7 @@ def train(
     """
     torch.set_num_threads(found.job.train.threads)
     made = make(found, place, on_task)
+    made.pace.cap = cap = _heat_cap(place.max_celsius, clock)
     task, job = made.task, made.found.job
     keeping = None if checkpoint is None else _keeping(place, checkpoint, made)
     energy = devices.Energy(devices.load(place.device), clock)
@@ -146,7 +150,7 @@ def train(
         link, made.flat, made.optimizer, request, keeping=keeping, release=release, stop=stop
     ) as member:
         lend_base(link, member)
-        _tell_training(service, stop, member, job.train.steps)
+        _tell_training(service, stop, member, job.train.steps, cap)
         member.telemeter.read = readings_of(place.device, energy)
         local = made.work(source, member.begins_at, member.steps)
         with open_log(member.name, member.began) as log:
@@ -213,11 +217,34 @@ def _tell_welcome(service: Service, link: Way, members: int) -> None:
     service.ready()
 
 
-def _tell_training(service: Service, stop: Stop, member: Member, steps: int) -> None:
+def _heat_cap(celsius: float, clock: Callable[[], float]) -> HeatCap | None:
+    """What keeps this machine below a temperature; None for 0. Raises ConfigError if the machine
+    does not say how hot it is."""
+    if not celsius:
+        return None
+    health = Health()
+    if health.celsius is None:
+        raise ConfigError(
+            f"--max-celsius {celsius:g}: this machine does not report its temperature",
+            "leave it out",
+        )
+    return HeatCap(celsius, lambda: health.celsius, clock)
+
+
+def _tell_training(
+    service: Service, stop: Stop, member: Member, steps: int, cap: HeatCap | None
+) -> None:
     """Tell the service manager how many of the job's steps are over, by the count that the hub is
-    told: this member may have come late, or come back."""
+    told: this member may have come late, or come back. And how much longer they last for heat."""
     telemeter = member.telemeter
-    service.status(lambda: f"training: {telemeter.sums().step} of {steps} steps")
+
+    def status() -> str:
+        said = f"training: {telemeter.sums().step} of {steps} steps"
+        if cap is not None and cap.factor > 1:
+            said += f", each {cap.factor:.1f} times as long to stay below {cap.celsius:g} C"
+        return said
+
+    service.status(status)
     stop.alive = lambda: service.alive(member.steps)
 
 
