@@ -160,10 +160,10 @@ MOST_AT_ONCE = 16
 
 def _slices(**kwargs: Any) -> Any:
     def check(value: Any) -> bool:
-        is_list = isinstance(value, list | tuple) and 1 <= len(value) <= MOST_AT_ONCE
+        is_list = isinstance(value, list | tuple) and len(value) <= MOST_AT_ONCE
         return is_list and all(type(each) is int and 0 <= each < MOST_SLICES for each in value)
 
-    allowed = f"1 to {MOST_AT_ONCE} integers from 0 to {MOST_SLICES - 1}"
+    allowed = f"up to {MOST_AT_ONCE} integers from 0 to {MOST_SLICES - 1}"
     return field(metadata={"check": check, "allowed": allowed}, **kwargs)
 
 
@@ -837,7 +837,8 @@ class Assign:
     gradient: bool = _flag()
     """Wanted are loss and gradient; otherwise the loss alone."""
     slices: tuple[int, ...] = _slices()
-    """To be answered one by one, in this order, behind those of earlier messages."""
+    """To be answered one by one, in this order, behind those of earlier messages. (): there are no
+    more, of this round or later ones: the base stays where it is."""
 
 
 @dataclass(frozen=True)

@@ -185,11 +185,14 @@ class Strategy:
 
     @property
     def spelled(self) -> str:
-        """With its arguments: "fedprox(0.01)", "fedavg | momentum(1, 0.9)", "dga | weighed".
-        `find(strategy.spelled)` gives an equal strategy; so it travels in `Welcome.strategy`."""
+        """With its arguments, but for defaults at the end: "fedprox(0.01)", "fedavg | momentum(1,
+        0.9)", "dga | weighed". `find(strategy.spelled)` gives an equal strategy; so it travels in
+        `Welcome.strategy`."""
         words = [self.correction] if self.correction not in ("", *self.corrections[:1]) else []
         row = TABLE[self.name]
-        pairs = zip(self.parameters, self.arguments, strict=False)
+        pairs = [*zip(self.parameters, self.arguments, strict=False)]
+        while pairs and not words and pairs[-1][0].default == pairs[-1][1]:
+            pairs.pop()
         values = [parameter.spell(value) for parameter, value in pairs]
         parts = [spelled(self.name, [*values, *words])]
         parts += [self.outer] * (self.outer != row.outer)

@@ -9,7 +9,7 @@ phase                 what is asked for at the base               what `move` do
 ====================  ==========================================  ================================
 at rest               loss and gradient                           a new direction, its first trial
 trial                 loss, and gradient if it is the first       the next trial, or it is taken
-over                  loss: the gradient is as good as zero       nothing
+over                  nothing: the gradient is as good as zero    nothing
 ====================  ==========================================  ================================
 """
 

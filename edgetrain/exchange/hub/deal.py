@@ -6,23 +6,30 @@ with the sum, and who may get slices at all, is decided in `dealing`.
 
 from __future__ import annotations
 
+import heapq
 from bisect import insort
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgetrain.exchange.messages import MOST_AT_ONCE
 from edgetrain.strategies.lbfgs import UNUSABLE
 from edgetrain.vectors.vector import Vector
 
 AT_ONCE = 2
-"""Slices that a member has: one that it computes and one that waits, so that it need not wait for
-the next one to travel."""
+"""Slices that a member has at first, and at least: one that it computes and one that waits."""
 
+LEAST_S = 1e-6
+"""Seconds between answers, at least: they may come at once."""
 
 LATE = 1.5
-"""A slice is late that has been out this many times as long as others take."""
+"""A slice is late that has been out this many times as long as others take; so is a batch."""
+
+SOONER = 0.7
+"""Of the seconds that a member took when it last had slices, those that are believed after each
+batch of which it had none: so it is tried again."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +75,58 @@ class SliceSums:
         return BatchMean(loss, (self._gradient / self._samples).astype(np.float32))
 
 
+@dataclass
+class _Hand:
+    """What a member has, and how it answers. Times in seconds."""
+
+    room: int = AT_ONCE
+    """Slices that it may have at a time."""
+    trip: float = 0.0
+    """From a slice that goes out to a member without one to its answer; 0: not known."""
+    between: float = 0.0
+    """From one answer to the next."""
+    held: set[int] = field(default_factory=set)
+    answers: int = 0
+    first: float = 0.0
+    last: float = 0.0
+    """When its first answer for this batch came, and its newest."""
+    quickest: float = 0.0
+    slowest: float = 0.0
+    """From a slice that went out to its answer."""
+
+    def note_answer(self, seconds: float, now: float) -> None:
+        """An answer has come, this long after its slice went out."""
+        if not self.answers:
+            self.first, self.quickest = now, seconds
+        self.answers, self.last = self.answers + 1, now
+        self.quickest, self.slowest = min(self.quickest, seconds), max(self.slowest, seconds)
+
+    @property
+    def expected(self) -> float:
+        """Seconds from the batch's begin to the answer of one slice more than it has had."""
+        return self.trip + (self.answers + len(self.held)) * self.between
+
+    def for_next_batch(self, took: float) -> _Hand:
+        """A hand with room for the slices that this one answers while one of them travels out, is
+        computed and travels back, and for one more (Little's law: they are on the way). A member
+        that waited for slices looks slower than it is: so the room is found in a few batches, and
+        at most doubles in each. `took`: of the batch."""
+        trip, between = self.quickest, min(self.between or self.quickest, self.quickest)
+        if not self.answers:
+            trip = max(self.trip, took) if self.held else SOONER * self.trip
+            between = SOONER * self.between
+        elif self.answers > 1:
+            between = max((self.last - self.first) / (self.answers - 1), LEAST_S)
+        room = 1 + round(trip / between) if between else AT_ONCE
+        return _Hand(max(AT_ONCE, min(room, 2 * self.room, MOST_AT_ONCE)), trip, between)
+
+
 class Deal:
     """The slices of one batch after the other: given out lowest first, one after the other as
-    members answer.
+    members answer. A member has as many at a time as keep it busy over its link.
+
+    A member that would answer a slice when the batch should long be over, by what it answered
+    before, gets it only then.
 
     When none is left, a member without one gets a copy of the slice that has been out longest, if
     that is LATE times as long as any of its own of this batch took: so members of about equal speed
@@ -92,16 +148,31 @@ class Deal:
         self._left: list[int] = []
         self._out: dict[int, dict[str, float]] = {}
         """Of each slice that is out, in the order in which they went out: who has it since when."""
-        self._took: dict[str, float] = {}
-        """Seconds of each member's slowest answer for this batch."""
+        self._hands: dict[str, _Hand] = {}
+        self._due = 0.0
+        """When the batch is late, if that can be predicted."""
 
     def begin(self, round: int, now: float) -> None:
         """A batch begins; what is still out of the last one does not count any more."""
+        took = now - self.began
+        self._hands = {name: hand.for_next_batch(took) for name, hand in self._hands.items()}
         self.round, self.began = round, now
+        self._due = now + LATE * self._predicted_s()
         self.dealt = self.copies = 0
         self.sums = SliceSums()
         self._left = [-slice for slice in reversed(range(self.slices))]
-        self._out, self._took = {}, {}
+        self._out = {}
+
+    def _predicted_s(self) -> float:
+        """Seconds that a batch takes, as its members have answered so far; 0: not known."""
+        known = [(hand.trip, hand.between) for hand in self._hands.values() if hand.trip]
+        if not known:
+            return 0.0
+        heapq.heapify(known)
+        for _ in range(self.slices - 1):
+            soonest, between = known[0]
+            heapq.heapreplace(known, (soonest + between, between))
+        return known[0][0]
 
     @property
     def is_whole(self) -> bool:
@@ -117,29 +188,50 @@ class Deal:
         """Whether this member has this slice, and its answer would be the first."""
         return name in self._out.get(slice, ())
 
-    def load(self, name: str) -> int:
-        """Slices that this member has."""
-        return sum(name in holders for holders in self._out.values())
+    def give_all(self, names: Iterable[str], now: float) -> dict[str, list[int]]:
+        """Give these members slices until none has room, the next one to the first of those that
+        have fewest. Returns what each gets."""
+        given: dict[str, list[int]] = {}
+        waiting = [
+            (len(self._hands[name].held) if name in self._hands else 0, place, name)
+            for place, name in enumerate(names)
+        ]
+        heapq.heapify(waiting)
+        while waiting:
+            held, place, name = waiting[0]
+            if (slice := self.give(name, now)) is None:
+                heapq.heappop(waiting)
+            else:
+                given.setdefault(name, []).append(slice)
+                heapq.heapreplace(waiting, (held + 1, place, name))
+        return given
 
     def give(self, name: str, now: float) -> int | None:
-        """The next slice for this member, which is its own from now on; None: there is none."""
+        """The next slice for this member, which is its own from now on; None: there is none for it,
+        or it has no room."""
+        hand = self._hands.setdefault(name, _Hand())
+        if len(hand.held) >= hand.room:
+            return None
         if self._left:
+            if now < self._due < self.began + hand.expected:
+                return None
             slice = -self._left.pop()
-        elif (found := self._slowest(name, now)) is not None:
+        elif (found := self._slowest(hand, now)) is not None:
             slice = found
             self.copies += 1
         else:
             return None
         self._out.setdefault(slice, {})[name] = now
+        hand.held.add(slice)
         self.dealt += 1
         return slice
 
-    def _slowest(self, name: str, now: float) -> int | None:
+    def _slowest(self, hand: _Hand, now: float) -> int | None:
         """The slice that a member without one may copy."""
-        if name not in self._took or self.load(name):
+        if hand.held or not hand.answers:
             return None
         for slice, holders in self._out.items():
-            if now - min(holders.values()) < LATE * self._took[name]:
+            if now - min(holders.values()) < LATE * hand.slowest:
                 return None  # those behind it went out later
             if len(holders) <= self.copies_at_once:
                 return slice
@@ -147,18 +239,22 @@ class Deal:
 
     def accept(self, name: str, slice: int, now: float) -> None:
         """This member's answer is the first one for the slice."""
-        seconds = now - self._out.pop(slice)[name]
-        self._took[name] = max(seconds, self._took.get(name, 0.0))
+        holders = self._out.pop(slice)
+        for each in holders:
+            self._hands[each].held.discard(slice)
+        self._hands[name].note_answer(now - holders[name], now)
 
     def keep_only(self, names: Container[str]) -> None:
         """Members but these have gone: what only they had is given out again."""
-        for slice, holders in [*self._out.items()]:
-            for name in [name for name in holders if name not in names]:
-                del holders[name]
-            if not holders:
-                del self._out[slice]
-                insort(self._left, -slice)
+        for name in [name for name in self._hands if name not in names]:
+            self.release(name)
 
     def release(self, name: str) -> None:
         """This member does not know what it has: give that out again."""
-        self.keep_only({other for held in self._out.values() for other in held} - {name})
+        hand = self._hands.pop(name, _Hand())
+        for slice in hand.held:
+            holders = self._out[slice]
+            del holders[name]
+            if not holders:
+                del self._out[slice]
+                insort(self._left, -slice)

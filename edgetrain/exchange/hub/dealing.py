@@ -1,5 +1,7 @@
 """A hub that hands out work: slices of a batch, to be computed at the base as it is.
 
+When the search is over before the last round, members are told that there is no more work.
+
 A round is one look at a batch: its loss and gradient, or its loss alone, at the base that all
 replies so far lead to. Once every slice has an answer the search says where to go, and the reply to
 the round leads there. Members contribute nothing of their own: all that train count as in a round.
@@ -18,7 +20,7 @@ import numpy as np
 from edgetrain.codecs import Codec
 from edgetrain.errors import BadPayload
 from edgetrain.exchange.hub.contributions import NOT_FINITE, Contribution
-from edgetrain.exchange.hub.deal import AT_ONCE, Deal
+from edgetrain.exchange.hub.deal import Deal
 from edgetrain.exchange.hub.effects import Closed, Dealt, Effect, Note, Send
 from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.open_rounds import OpenRound
@@ -63,6 +65,8 @@ class DealingHub(Hub):
         self._search = search
         self._parts: dict[str, tuple[int, list[Buffer]]] = {}
         """Of the answer that is arriving from each member: its slice, and its parts so far."""
+        self._sent_home: set[str] = set()
+        """Members that know that there is no more work."""
 
     # -- what a driver calls -------------------------------------------------------------------
 
@@ -82,22 +86,22 @@ class DealingHub(Hub):
     # -- work goes out -------------------------------------------------------------------------
 
     def _hand_out(self, now: float) -> list[Effect]:
-        """Give every member that has too little what is left, one slice each before anyone gets a
-        second one."""
+        """Give every member that has room what is left, one slice each before anyone gets a second
+        one."""
         if not self.started or self.round >= self.terms.steps:
             return []
+        if self._search.phase == "over":
+            there = [member for member in self.members if _can_work(member)]
+            told = [member for member in there if member.name not in self._sent_home]
+            self._sent_home.update(member.name for member in told)
+            return [self._work(member, ()) for member in told]
         if self.deal.round != self.round:
             self.deal.begin(self.round, now)
             self._parts = {}
         able = {member.name: member for member in self.members if _can_work(member)}
         self.deal.keep_only(able)
-        given: dict[str, list[int]] = {}
-        for load in range(1, AT_ONCE + 1):
-            for name in able:
-                if self.deal.load(name) < load:
-                    slice = self.deal.give(name, now)
-                    given.setdefault(name, []).extend([] if slice is None else [slice])
-        return [self._work(able[name], slices) for name, slices in given.items() if slices]
+        given = self.deal.give_all(able, now)
+        return [self._work(able[name], slices) for name, slices in given.items()]
 
     def _work(self, member: MemberRecord, slices: Iterable[int]) -> Send:
         wants, of = self._search.wants_gradient, self.deal.slices
@@ -105,7 +109,7 @@ class DealingHub(Hub):
 
     def _hand_more(self, member: MemberRecord, now: float) -> list[Effect]:
         """Give a member that has answered the next slice."""
-        if self.deal.load(member.name) >= AT_ONCE or not _can_work(member):
+        if not _can_work(member):
             return []
         slice = self.deal.give(member.name, now)
         return [] if slice is None else [self._work(member, [slice])]
@@ -116,6 +120,7 @@ class DealingHub(Hub):
         effects = super()._handle_stranger(sender, message, now)  # type: ignore[arg-type]
         if (member := self.members.get(sender)) is not None:
             self.deal.release(member.name)
+            self._sent_home.discard(member.name)
             self._parts.pop(member.name, None)
         return effects
 
@@ -218,4 +223,5 @@ class DealingHub(Hub):
 
 def _can_work(member: MemberRecord) -> bool:
     """Whether a member would get work, and compute it."""
-    return member.trains and member.standing == "in step"
+    is_here = member.standing == "in step" and member.unreachable_since is None
+    return member.trains and is_here

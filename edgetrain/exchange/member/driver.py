@@ -586,16 +586,17 @@ class Driver:
 
 
 def _answer_work(driver: Driver, compute: Compute) -> None:
-    """Answer the hub's work, until the round of this step is over."""
+    """Answer the hub's work, until the round of this step is over; if all are, there is none."""
     link, flat, half = driver.exchange, driver.flat, driver.half
     assert isinstance(link, WorkLink)
-    while half.applied <= driver.progress:
+    while half.applied <= driver.progress and not link.is_over:
         began = driver.clock()
         task = link.next_work()
         driver.wait_s += driver.clock() - began
-        if task is None:
+        if task is None and not link.is_over:
             driver._apply(half.applied)
             flat.push_params()
+        if task is None:
             continue
         loss, samples = compute(task.number, task.of, task.gradient)
         began = driver.clock()

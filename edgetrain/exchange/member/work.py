@@ -34,6 +34,12 @@ class WorkLink(Link):
         super().__init__(*args, **kwargs)
         self._tasks: deque[tuple[int, Slice]] = deque()
         """What is to be computed, each with the number of replies in the base that it is for."""
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no reply and no work will come any more: the hub has said that the base stays."""
+        return self._is_over and self.ready <= self._session.applied
 
     def wait(self, round: int) -> RoundReply | CatchUp:
         """See Link. With a reply its round is over for this member, too."""
@@ -43,11 +49,11 @@ class WorkLink(Link):
 
     def next_work(self) -> Slice | None:
         """The next slice at the base that was given out; waits for one. None: a reply has come
-        first, or the fleet went on. Raises what `wait` does."""
+        first, the fleet went on, or it is over. Raises what `wait` does."""
         tasks, session = self._tasks, self._session
         self.poll()
         while True:
-            if self.ready > session.applied:
+            if self.ready > session.applied or self.is_over:
                 return None
             while tasks and tasks[0][0] < session.applied:
                 tasks.popleft()
@@ -88,5 +94,6 @@ class WorkLink(Link):
             super()._act(message)
             return
         if self._session.state == "training":
+            self._is_over = not message.slices
             each = (Slice(slice, message.of, message.gradient) for slice in message.slices)
             self._tasks.extend((message.round, task) for task in each)
