@@ -107,7 +107,12 @@ class Setting:
     """The command that runs as the hub, see `HubProcess`."""
 
     def __post_init__(self) -> None:
-        Merging.of(look_up(self.job))
+        if Merging.of(look_up(self.job)).search is not None:
+            raise ConfigError(
+                f"chaos with real processes and {self.job.strategy.name}: a stand-in answers no "
+                "work, and the verdict reads what members contribute",
+                "leave out --processes",
+            )
         if self.job.hub.when_full != "stop":
             raise ConfigError(
                 "chaos with real processes and hub.when_full = 'go on': the verdict is over the "

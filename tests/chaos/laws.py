@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,11 @@ from edgetrain import codecs
 from edgetrain.codecs import Codec
 from edgetrain.codecs.auto import rung_of
 from edgetrain.errors import BadPayload, ConfigError
+from edgetrain.exchange.hub.deal import SliceSums
 from edgetrain.exchange.hub.records import Round
+from edgetrain.exchange.messages import Computed
 from edgetrain.jobs.resolved import Resolved
+from edgetrain.strategies.lbfgs import Lbfgs
 from edgetrain.strategies.merging.rule import SliceRule
 from edgetrain.strategies.outer import OuterRule
 from edgetrain.vectors.ranges import Ranges, Stretch
@@ -64,6 +68,40 @@ class Witness:
         return [parts[part] for part in sorted(parts)] if parts else None
 
 
+class Answer(NamedTuple):
+    """What a slice came to."""
+
+    samples: int
+    loss: float
+    gradient: bytes
+
+
+class Answers:
+    """Records what members have answered to the hub's work, whoever answers."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[int, int], dict[int, Answer]] = {}
+        self._changed: set[tuple[int, int]] = set()
+
+    def saw(self, message: Computed) -> None:
+        """Record a part of an answer. Those of two members to the same slice are to be equal."""
+        answer = Answer(message.samples, message.loss, bytes(message.payload))
+        key = message.round, message.slice
+        if self._parts.setdefault(key, {}).setdefault(message.part, answer) != answer:
+            self._changed.add(key)
+
+    def of(self, round: int, slice: int) -> Answer | None:
+        """What the slice came to; None: nobody answered."""
+        parts = self._parts.get((round, slice))
+        if not parts:
+            return None
+        return parts[0]._replace(gradient=b"".join(parts[i].gradient for i in sorted(parts)))
+
+    def changed(self) -> list[tuple[int, int]]:
+        """(round, slice) to which there were two answers."""
+        return sorted(self._changed)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How one schedule ended. `broken` is empty if every law held."""
@@ -97,6 +135,10 @@ class Merging:
     outer: OuterRule | None = None
     ranges: int = 1
     """Ranges of the vector that rounds concern in turn."""
+    search: Lbfgs | None = None
+    """What moves the base of a hub that hands out `slices` of a batch, `steps` times."""
+    slices: int = 0
+    steps: int = 0
 
     @classmethod
     def of(cls, found: Resolved) -> Merging:
@@ -121,7 +163,11 @@ class Merging:
                 "leave it at 'mean', and noise to the members",
             )
         row = found.strategy
-        return cls(rule, found.codec, found.reply_codec, row.outer_rule(), row.ranges)
+        made = cls(rule, found.codec, found.reply_codec, row.outer_rule(), row.ranges)
+        if not row.deals:
+            return made
+        slices = row.argument("slices") * job.fleet.members
+        return replace(made, search=row.search(), slices=slices, steps=job.train.steps)
 
     def bound(self, layout: Layout) -> Merging:
         """The same for a vector with this layout; (): the layout is not known."""
@@ -153,6 +199,19 @@ class Merging:
             self.rule.merge(pieces, out[here])
         if self.outer is not None and given:
             self.outer.step(out, first)
+
+    def move(self, round: int, answers: Answers, base: Vector) -> Vector | None:
+        """What the answers to each slice once add to the base; None: a slice has none. The search
+        goes on from the round before."""
+        assert self.search is not None
+        sums = SliceSums()
+        for slice in range(self.slices):
+            if (answer := answers.of(round, slice)) is None:
+                return None
+            gradient = np.frombuffer(answer.gradient, np.float32) if answer.gradient else None
+            sums.add(slice, answer.samples, answer.loss, gradient)
+        mean = sums.mean()
+        return self.search.move(base, mean.loss, mean.vector, round + 1 == self.steps)
 
 
 def judge(
@@ -187,6 +246,8 @@ class Judged:
     witness: Witness
     merging: Merging
     initial: Vector
+    answers: Answers | None = None
+    """Where the hub hands out work: then these count, each slice once, and no contributions."""
 
 
 def judge_hubs(
@@ -196,7 +257,10 @@ def judge_hubs(
     `judge` hold for each hub, and replicas have what all of them have added up."""
     always, bases, broken = set(steady), [], list[str]()
     for number, hub in enumerate(hubs):
-        known, found = _bases(hub.merged, hub.witness, hub.merging, hub.initial)
+        if hub.answers is not None:
+            known, found = _moved_bases(hub.merged, hub.answers, hub.merging, hub.initial)
+        else:
+            known, found = _bases(hub.merged, hub.witness, hub.merging, hub.initial)
         bases.append(known)
         found += _counted(hub.merged, hub.witness, always)
         broken += [f"hub {number}: {each}" if len(hubs) > 1 else each for each in found]
@@ -257,6 +321,26 @@ def _bases(
         for here, payload in zip(merging.reply_codec.slices(told.size), reply, strict=True):
             merging.reply_codec.decode(payload, told[here])
         base[changed] += told
+        bases.append(base.copy())
+    return bases, broken
+
+
+def _moved_bases(
+    rounds: Iterable[Round], answers: Answers, merging: Merging, initial: Vector
+) -> tuple[list[Vector], list[str]]:
+    """The base before the first round and after each, searched again; broken laws."""
+    base, bases = initial.copy(), [initial.copy()]
+    broken = [f"slice {s} of round {r} has two answers" for r, s in answers.changed()]
+    assert merging.search is not None
+    merging.search.start(base.size)
+    for record in rounds:
+        step = merging.move(record.round, answers, base)
+        if step is None:
+            broken.append(f"round {record.round} counts a slice that nobody answered")
+            break
+        if b"".join(map(bytes, record.reply)) != step.tobytes():
+            broken.append(f"round {record.round}: each slice once, its reply is another")
+        base += step
         bases.append(base.copy())
     return bases, broken
 

@@ -95,6 +95,8 @@ class FailingHub(SimulatedHub):
     ) -> None:
         super().__init__(found, world, network, observe, number)
         self.clock: MachineClock = MachineClock(world)
+        self.tap: Callable[[bytes, Sequence[Buffer]], None] = lambda to, frames: None
+        """Sees each packed message that it sends."""
         self._open_journal = open_journal
         self._disk = FillingDisk(world)
         self._journal: Journal | None = None
@@ -129,7 +131,7 @@ class FailingHub(SimulatedHub):
         try:
             if journal.state is not None:
                 hub.restore(journal.state, journal.records(), self.clock())
-            serve(hub, self.wire, self.clock, self._observe, journal=journal)
+            serve(hub, _Tapped(self), self.clock, self._observe, journal=journal)
         except EdgetrainError:
             if not self._disk.full:
                 raise
@@ -137,6 +139,19 @@ class FailingHub(SimulatedHub):
             self._world.at(self._disk.full_until + 1, self._start_again)
         finally:
             journal.close()
+
+
+class _Tapped:
+    """A hub's transport that shows what it sends."""
+
+    def __init__(self, hub: FailingHub) -> None:
+        self._hub, self._wire = hub, hub.wire
+        self.poll, self.traffic, self.close = hub.wire.poll, hub.wire.traffic, hub.wire.close
+
+    def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
+        """See HubTransport."""
+        self._hub.tap(to, frames)
+        return self._wire.send(to, frames)
 
 
 class FailingSimulation(Simulation):

@@ -27,15 +27,17 @@ from pathlib import Path
 import torch
 
 from chaos import laws
-from chaos.laws import Merging, Outcome, Witness
+from chaos.dealings import Dealings, too_late
+from chaos.laws import Answers, Merging, Outcome, Witness
 from chaos.machines import FailingSimulation, damage_next_message, kill
 from chaos.schedule import Happening
 from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.hub.journal import Journal, JournalDisk, JournalSettings
 from edgetrain.exchange.hub.records import Record, Round
-from edgetrain.exchange.messages import Contribute, unpack
+from edgetrain.exchange.messages import Assign, Computed, Contribute, unpack
 from edgetrain.fleet.networks import Fault
 from edgetrain.fleet.networks.nodes import hub_node
+from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.resolved import Resolved, journal_settings
 from edgetrain.runs.folder import read_metrics
 from edgetrain.tasks.flat import FlatModel
@@ -44,7 +46,7 @@ from edgetrain.training.simulated.virtual import SECOND
 from edgetrain.training.simulated.wires import MemberWire
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.ranges import shared
-from edgetrain.vectors.vector import Buffer
+from edgetrain.vectors.vector import Buffer, checksum
 
 MOST_TIMES, MOST_S = 20.0, 120.0
 """A run stands still if it takes this many times the seconds that it takes without faults, and this
@@ -68,7 +70,7 @@ def run(
     broken: list[str] = []
     with tempfile.TemporaryDirectory(prefix="edgetrain-chaos-") as made:
         folder = Path(made)
-        seen = Seen()
+        seen = Seen(lambda: simulation.seconds)
         settings = journal_settings(planned.job)
 
         def open_journal(hub: int, disk: JournalDisk) -> Journal:
@@ -81,6 +83,7 @@ def run(
 
         simulation = FailingSimulation(planned, folder, open_journal, schedule)
         simulation.network.tap = seen.see_message
+        simulation.hub.tap = seen.see_sent
         try:
             try:
                 simulation.run(lambda: None, 1.0, time.monotonic, MOST_TIMES * calm_s + MOST_S)
@@ -89,6 +92,12 @@ def run(
                 broken.append(f"the run failed: {error}")
             simulation.close()
             broken += (judge or judge_replies)(planned, simulation, seen, folder, merging)
+            if merging.search is not None:
+                hub = planned.job.hub
+                beats = 1.25 * hub.beat_s  # it sends to everyone, and looks four times as often
+                broken += too_late(
+                    seen.dealings, happenings, hub.gone_s + beats, simulation.seconds
+                )
         finally:
             simulation.close()
     return Outcome(seed, tuple(happenings), len(seen.rounds[0]), simulation.seconds, tuple(broken))
@@ -142,9 +151,10 @@ def strike(simulation: FailingSimulation, happening: Happening) -> None:
 
 
 class Seen:
-    """What members contributed, and the rounds that members may have been told of."""
+    """What members contributed or answered, and the rounds that members may have been told of."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.answers, self.dealings, self._clock = Answers(), Dealings(), clock
         self.witness: dict[int, Witness] = defaultdict(Witness)
         """By the hub's number, as all that follows."""
         self.rounds: dict[int, dict[int, Round]] = defaultdict(dict)
@@ -156,11 +166,21 @@ class Seen:
         if isinstance(message, Contribute):
             witness = self.witness[hub_node(wire.hub.node)]
             witness.saw(f"m{wire.node}", message.round, message.part, message.payload)
+        elif isinstance(message, Computed):
+            self.answers.saw(message)
+            self.dealings.saw_answer(f"m{wire.node}", message, self._clock())
+
+    def see_sent(self, to: bytes, frames: Sequence[Buffer]) -> None:
+        """The hub sends a packed message over the connection of this name."""
+        message = unpack(list(frames))
+        if isinstance(message, Assign):
+            self.dealings.saw_given(to.decode().partition("-")[0], message, self._clock())
 
     def see_round(self, hub: int, record: Round) -> None:
         """A hub has written a round. Its payloads are copied: they are valid only now."""
         payloads = tuple(bytes(payload) for payload in record.reply)
         self.rounds[hub][record.round] = replace(record, reply=payloads)
+        self.dealings.closed.setdefault(record.round, self._clock())
 
 
 class _ShownJournal(Journal):
@@ -226,9 +246,12 @@ def judge_replies(
         rounds = tuple(seen.rounds[hub][number] for number in sorted(seen.rounds[hub]))
         initial = flat.params[stretch.of(flat.elements)].copy()
         own = merging.of_stretch(stretch, flat.elements)
-        judged.append(laws.Judged(rounds, seen.witness[hub], own, initial))
+        answers = None if merging.search is None else seen.answers
+        judged.append(laws.Judged(rounds, seen.witness[hub], own, initial, answers))
         if planned.job.hub.when_full == "stop":  # else it has what came after the last gap
             broken += _missing_in_journal(_journal_of(folder, hub), rounds)
+            if answers is not None:
+                broken += _replayed(planned, _journal_of(folder, hub), rounds)
     return broken + laws.judge_hubs(judged, ended, steady)
 
 
@@ -243,6 +266,18 @@ def _missing_in_journal(folder: Path, told: Sequence[Round]) -> list[str]:
     later = told[-len(kept) :] if kept else []
     same = [_content(record) for record in kept] == [_content(record) for record in later]
     return [] if same and (kept or not told) else ["the journal has not what members were told"]
+
+
+def _replayed(planned: Resolved, folder: Path, told: Sequence[Round]) -> list[str]:
+    """Restore a hub from the journal: it is to know the base that the last round led to."""
+    hub = hub_of(planned)
+    with contextlib.closing(Journal(folder)) as journal:
+        if journal.state is None:
+            return []
+        hub.restore(journal.state, journal.records(), 0.0)
+    base = 0 if hub.base is None else checksum(hub.base)
+    wanted = told[-1].checksum if told else base
+    return [] if base == wanted else [f"replayed, the journal leads to base {base:016x}"]
 
 
 def _content(record: Round) -> tuple[object, ...]:

@@ -11,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos import command, schedule, simulated
+from chaos.dealings import Dealings, too_late
 from chaos.laws import Ended, Merging, Witness, judge
 from chaos.schedule import Happening
 from edgetrain import codecs
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.hub.deal import SliceSums
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.records import CountedOnce, Round
+from edgetrain.exchange.messages import Assign
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.resolved import look_up
@@ -219,6 +222,50 @@ def test_drawn_schedules_of_several_hubs_break_no_law(seed):
     drawn = schedule.draw(seed, 4, 6.0, 6, hubs=3)
     outcome = simulated.run(planned, seed, drawn, 15.0)
     assert outcome.broken == (), [str(happening) for happening in drawn]
+
+
+DEALT = ["members=4", "pace_s=0.1", "network=wan-50ms", "steps=40", "data.partition=shared(all)"]
+DEALT += ["strategy=lbfgs(6, 4, 320)", "batch=16", "fsync=never", "evaluate_every=1000000"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drawn_schedules_of_a_hub_that_hands_out_work_break_no_law(seed):
+    planned = plan(reading.load(None, DEALT))
+    drawn = schedule.draw(seed, 4, 15.0, 6)
+    outcome = simulated.run(planned, seed, drawn, 15.0)
+    assert outcome.broken == (), [str(happening) for happening in drawn]
+    assert outcome.rounds == 40
+
+
+def test_a_slice_that_counts_twice_shows(monkeypatch):
+    add = SliceSums.add
+
+    def twice(sums, slice, samples, loss, gradient):
+        add(sums, slice, 2 * samples if not slice else samples, loss, gradient)
+
+    planned = plan(reading.load(None, [*DEALT, "steps=4"]))
+    with monkeypatch.context() as patched:
+        patched.setattr(SliceSums, "add", twice)
+        patched.setattr("chaos.laws.SliceSums", Honest)
+        broken = simulated.run(planned, 0, (), 15.0).broken
+    assert any("each slice once" in law for law in broken), broken
+
+
+class Honest(SliceSums):
+    """One whose slices count once, whatever the hub's do."""
+
+    add = SliceSums.add
+
+
+def test_a_lost_slice_that_goes_out_too_late_shows():
+    dealings = Dealings()
+    for at, member, slices in ((0.0, "m0", (0, 1)), (0.0, "m1", (2, 3)), (9.0, "m1", (0, 1))):
+        dealings.saw_given(member, Assign(0, 4, True, slices), at)
+    kill = [Happening(2.0, "kill", 30.0, (0,))]
+    assert too_late(dealings, kill, 7.5, 40.0) == []
+    assert len(too_late(dealings, kill, 5.0, 40.0)) == 2
+    assert too_late(dealings, [*kill, Happening(3.0, "hub", 2.0)], 5.0, 40.0) == []
+    assert too_late(dealings, [Happening(2.0, "power", 30.0, (0,))], 5.0, 40.0) == []
 
 
 def test_a_member_that_only_one_of_several_hubs_has_given_up_joins_again():
