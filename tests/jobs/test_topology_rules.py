@@ -6,6 +6,7 @@ import pytest
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import COLLECTIVES, TOPOLOGIES, Job
+from edgetrain.jobs.plan import check
 from edgetrain.jobs.reading import load, parse
 from edgetrain.jobs.rules import resolve
 
@@ -26,6 +27,14 @@ def test_a_slip_is_one_clear_line(words, said):
         resolve(load(None, words))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_devices_come_back_into_a_ring_unless_only_its_members_know_an_outer_rule():
+    away = "absences=[{members = [1], at_s = 2, for_s = 4}]"
+    words = ["topology=ring", "members=3", away]
+    check(load(None, [*words, "strategy=fedavg"]))
+    with pytest.raises(ConfigError, match="diloco in a ring: a device that comes back cannot join"):
+        check(load(None, [*words, "strategy=diloco"]))
 
 
 @pytest.mark.parametrize("name", ["star", "auto", *COLLECTIVES])
