@@ -39,7 +39,6 @@ from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import Local, begin_at, optimizer_for, tune
-from edgetrain.training.member.direct import collective_exchange, direct_exchange, lend_base
 from edgetrain.training.member.keeping import Keeping, keeping_of
 from edgetrain.training.member.loop import Loop, Steps
 from edgetrain.training.member.member import Member, bind, release_of
@@ -149,7 +148,7 @@ def train(
     with Member.join(
         link, made.flat, made.optimizer, request, keeping=keeping, release=release, stop=stop
     ) as member:
-        lend_base(link, member)
+        _lend_base(job, link, member)
         _tell_training(service, stop, member, job.train.steps, cap)
         member.telemeter.read = readings_of(place.device, energy)
         local = made.work(source, member.begins_at, member.steps)
@@ -190,12 +189,13 @@ def _exchange(
     shown = list(credentials) if isinstance(credentials, Sequence) else [credentials] * len(hubs)
     sockets = [member_end(at, own) for at, own in zip(hubs, shown, strict=True)]
     socket, outage_s = sockets[0], found.job.hub.outage_s
-    if found.job.fleet.topology == DIRECT:
-        way, address = direct_exchange(found, socket, shown[0], place.listen, patience_s)
+    if found.job.fleet.topology in (DIRECT, *COLLECTIVES):
+        from edgetrain.training.member import direct  # and with it all of a hub
+
+        is_direct = found.job.fleet.topology == DIRECT
+        exchange = direct.direct_exchange if is_direct else direct.collective_exchange
+        way, address = exchange(found, socket, shown[0], place.listen, patience_s)
         return way, replace(request, address=address)
-    if found.job.fleet.topology in COLLECTIVES:
-        together, address = collective_exchange(found, socket, shown[0], place.listen, patience_s)
-        return together, replace(request, address=address)
     kind = WorkLink if found.strategy.deals else Link
     links = [kind(each, time.monotonic, patience_s, outage_s) for each in sockets]
     if why_not_topology("hubs", found) is not None:
@@ -203,6 +203,14 @@ def _exchange(
     own = shown[0]
     dial = dialling(own, place.keys, own is None, patience_s, outage_s)
     return SharedExchange(links, dial, found.job.hub.hubs[1:]), request
+
+
+def _lend_base(job: Job, link: Way, member: Member) -> None:
+    """Where members reduce; a star's loads nothing for it."""
+    if job.fleet.topology == DIRECT:
+        from edgetrain.training.member.direct import lend_base
+
+        lend_base(link, member)
 
 
 def _tell_welcome(service: Service, link: Way, members: int) -> None:
