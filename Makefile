@@ -2,7 +2,7 @@
 #   make demo    install into .venv, then DGA against synchronous SGD: a table and a picture
 #   make test    install into .venv with the test tools, then run all tests, in an order that is drawn and
 #                named (the same again: make test SEED=12345); docs/tests.md says when to run which of these
-#   make test-examples  1,000 examples of each property (25 are in make test, 60 in CI): at night
+#   make test-examples  1,000 examples of each property (25 are in make test): at night
 #   make test-costs  measure what each file of tests takes, into tests/costs.toml; TESTS="tests/cli" for some
 #   make test-boot  flash a card, boot it under user-mode-linux, let it train (root, mmdebstrap)
 #   make test-fleet  sixteen machines with a real sshd, ten of them in trouble (root, mmdebstrap)

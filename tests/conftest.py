@@ -16,7 +16,7 @@ from left_behind import Imports
 settings.register_profile(
     "edgetrain",
     deadline=None,  # shared machines are noisy
-    max_examples=int(os.environ.get("EXAMPLES", "60" if "CI" in os.environ else "25")),
+    max_examples=int(os.environ.get("EXAMPLES", "25")),
     # CI's verdict on a commit is always the same; everyone else's runs look for new examples.
     derandomize="CI" in os.environ,
     suppress_health_check=[HealthCheck.too_slow],
