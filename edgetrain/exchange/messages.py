@@ -2,9 +2,9 @@
 
 On the wire a message is `[kind, header]` or `[kind, header, payload]`: one byte, a msgpack array of
 the fields in order, and for the kinds that carry a vector one raw buffer. Nothing is ever
-unpickled. `unpack` raises only BadMessage, and checks sizes before it allocates memory. The table
-of kinds, byte by byte, is in docs/wire.md. Arrays travel as `memoryview(array)`, without a copy.
-This module knows no sockets, no torch and no numpy.
+unpickled. `unpack` raises only BadMessage, and checks sizes before it allocates memory. What each
+field means, and its bytes, is in docs/wire.md and nowhere else. Arrays travel as
+`memoryview(array)`, without a copy. This module knows no sockets, no torch and no numpy.
 """
 
 from __future__ import annotations
@@ -47,67 +47,69 @@ same."""
 Check = Callable[[Any], bool]
 
 
+def _checked(check: Check, allowed: str, **kwargs: Any) -> Any:
+    return field(metadata={"check": check, "allowed": allowed}, **kwargs)
+
+
 def _integer(low: int, high: int, **kwargs: Any) -> Any:
     def check(value: Any) -> bool:
         return type(value) is int and low <= value <= high
 
-    return field(metadata={"check": check, "allowed": f"an integer from {low} to {high}"}, **kwargs)
+    return _checked(check, f"an integer from {low} to {high}", **kwargs)
 
 
 def _number(low: float, high: float, **kwargs: Any) -> Any:
     def check(value: Any) -> bool:
         return type(value) is float and math.isfinite(value) and low <= value <= high
 
-    return field(metadata={"check": check, "allowed": f"a float from {low} to {high}"}, **kwargs)
+    return _checked(check, f"a float from {low} to {high}", **kwargs)
+
+
+def _is_text(value: Any, longest: int) -> bool:
+    return type(value) is str and len(value) <= longest and value.isprintable()
 
 
 def _text(longest: int, **kwargs: Any) -> Any:
-    def check(value: Any) -> bool:
-        return type(value) is str and len(value) <= longest and value.isprintable()
-
     allowed = f"printable text of at most {longest} characters"
-    return field(metadata={"check": check, "allowed": allowed}, **kwargs)
+    return _checked(lambda value: _is_text(value, longest), allowed, **kwargs)
 
 
 def _flag(**kwargs: Any) -> Any:
-    def check(value: Any) -> bool:
-        return type(value) is bool
+    return _checked(lambda value: type(value) is bool, "true or false", **kwargs)
 
-    return field(metadata={"check": check, "allowed": "true or false"}, **kwargs)
+
+def _listed(check: Check, allowed: str, **kwargs: Any) -> Any:
+    """A list, each item of which passes the check."""
+
+    def check_all(value: Any) -> bool:
+        return isinstance(value, list | tuple) and all(map(check, value))
+
+    return _checked(check_all, allowed, **kwargs)
+
+
+def _named(value: Any, is_number: Check) -> bool:
+    """Whether this is a pair of a name and such a number."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return False
+    return _is_text(value[0], 64) and is_number(value[1])
 
 
 def _pairs(**kwargs: Any) -> Any:
-    def check(value: Any) -> bool:
-        return isinstance(value, list | tuple) and all(map(_is_pair, value))
+    def is_count(value: Any) -> bool:
+        return type(value) is int and 0 <= value <= MAX_COUNT
 
     allowed = "pairs of a printable name of at most 64 characters and a number"
-    return field(metadata={"check": check, "allowed": allowed}, **kwargs)
+    return _listed(lambda value: _named(value, is_count), allowed, **kwargs)
 
 
 def _weights(**kwargs: Any) -> Any:
-    def check(value: Any) -> bool:
-        return isinstance(value, list | tuple) and all(map(_is_weight, value))
+    def is_weight(value: Any) -> bool:
+        return type(value) is float and 0 < value <= 1e15
 
     allowed = (
         "weights: a printable name of at most 64 characters, and a float above 0 and at most 1e15"
     )
-    return field(metadata={"check": check, "allowed": allowed}, **kwargs)
-
-
-def _is_weight(value: Any) -> bool:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        return False
-    name, number = value
-    is_name = type(name) is str and len(name) <= 64 and name.isprintable()
-    return is_name and type(number) is float and 0 < number <= 1e15
-
-
-def _is_pair(value: Any) -> bool:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        return False
-    name, number = value
-    is_name = type(name) is str and len(name) <= 64 and name.isprintable()
-    return is_name and type(number) is int and 0 <= number <= MAX_COUNT
+    return _listed(lambda value: _named(value, is_weight), allowed, **kwargs)
 
 
 MAX_RANGES = 1 << 20
@@ -131,24 +133,18 @@ class Peer(NamedTuple):
 
 
 def _peers(**kwargs: Any) -> Any:
-    def check(value: Any) -> bool:
-        return isinstance(value, list | tuple) and all(map(_is_peer, value))
-
     allowed = (
         f"peers: a name of at most 64, an address of at most {MAX_ADDRESS} and a key of at most "
         f"64 printable characters, and two integers from 0 to {MAX_RANGES}"
     )
-    return field(metadata={"check": check, "allowed": allowed}, **kwargs)
+    return _listed(_is_peer, allowed, **kwargs)
 
 
 def _is_peer(value: Any) -> bool:
     if not isinstance(value, list | tuple) or len(value) != len(Peer._fields):
         return False
     *texts, first, end = value
-    if not all(
-        type(text) is str and len(text) <= most and text.isprintable()
-        for text, most in zip(texts, (64, MAX_ADDRESS, 64), strict=True)
-    ):
+    if not all(map(_is_text, texts, (64, MAX_ADDRESS, 64))):
         return False
     return type(first) is int and type(end) is int and 0 <= first <= end <= MAX_RANGES
 
@@ -168,8 +164,7 @@ def _slices(**kwargs: Any) -> Any:
 
 
 def _optional(spec: Any) -> Any:
-    """A field at the end of a message that is left out while it, and all behind it, have their
-    defaults."""
+    """A field at the end of a message, left out while it and all behind it have defaults."""
     return field(default=spec.default, metadata={**spec.metadata, "optional": True})
 
 
@@ -185,33 +180,18 @@ class Join:
     kind: ClassVar[bytes] = b"J"
     protocol: int = _integer(0, 1 << 16)
     job: str = _text(64)
-    """Digest of the settings that all members share; "" from a member with its own loop."""
     model: str = _text(64)
-    """Digest of the names, shapes and dtypes of the trained parameters, as in the payload; behind a
-    colon, of the values of what is not trained (see layout.digest)."""
     elements: int = _integer(1, MAX_ELEMENTS)
     name: str = _text(64)
-    """The name the member asks for; "" lets the hub choose."""
     weight: float = _number(1e-9, 1e15)
-    """Samples the member has; only strategies that weigh members use it."""
     checksum: int = _integer(0, MAX_CHECKSUM)
-    """Of its initial parameters: the hub does not send a base that is equal."""
     session: int = _integer(0, MAX_CHECKSUM, default=0)
-    """A random number of the member's, with which it can resume; 0: it will not."""
     fixed_bytes: int = _integer(0, 4 * MAX_ELEMENTS, default=0)
-    """Size of the tensors that are not trained and that the first member hands to all others; 0:
-    there are none, or their values are not handed out."""
     fixed: str = _text(64, default="")
-    """Digest of their values in this member (vectors/blob.py): the hub does not send equal ones."""
     steps: int = _integer(0, MAX_COUNT, default=0)
-    """Local steps of the run, where the member brings its own loop and knows; 0: not known."""
     address: str = _optional(_text(MAX_ADDRESS, default=""))
-    """Where members connect to each other: tcp://HOST:PORT of this one, or CLIENT: it only dials.
-    "": it does neither."""
     behind: int = _optional(_integer(0, 1 << 20, default=0))
-    """Members of the site that a gateway joins for; 0: it is a member itself."""
     payload: Buffer = _payload(default=b"")  # noqa: RUF009
-    """Text that describes the tensors of the vector, see vectors/layout.py; may be empty."""
 
 
 @dataclass(frozen=True)
@@ -222,30 +202,20 @@ class Welcome:
     name: str = _text(64)
     index: int = _integer(0, 1 << 20)
     members: int = _integer(1, 1 << 20)
-    """Members the job starts with."""
     strategy: str = _text(160)
     every: int = _integer(1, 1 << 32)
     delay: int = _integer(-1, 1 << 32)
-    """Local steps; -1: measured in the first rounds, and announced in replies with `every`."""
     codec: str = _text(256)
     reply_codec: str = _text(256)
     beat_s: float = _number(0.001, 3600.0)
-    """The hub sends at least one message in this time."""
     upload: bool = _flag()
-    """Whether this member's parameters become the base everyone starts from."""
     epoch: int = _integer(0, 1 << 32, default=0)
-    """Times the hub was restored from its journal. If a beat has another, it was restored again."""
     threshold: int = _integer(0, 1 << 20, default=0)
-    """Members needed to unmask a round's sum; 0: contributions are not masked."""
     span: float = _number(1e-9, 1e15, default=1.0)
-    """If masked: elements of weighted contributions are cut to [-span, span]."""
     status_ms: int = _integer(0, 3_600_000, default=0)
-    """Milliseconds between two `Telemetry` of a member; 0: it sends none."""
     ranges: int = _optional(_integer(1, 1 << 20, default=1))
-    """Ranges of the vector that codecs are cut at."""
     first: int = _optional(_integer(0, 1 << 20, default=0))
     end: int = _optional(_integer(0, 1 << 20, default=1))
-    """This hub adds up the ranges [first, end)."""
 
 
 @dataclass(frozen=True)
@@ -316,30 +286,18 @@ class Start:
 
     kind: ClassVar[bytes] = b"S"
     applied: int = _integer(0, MAX_COUNT)
-    """Replies that the base contains."""
     round: int = _integer(0, MAX_COUNT)
-    """The first round that the member contributes to."""
     delay: int = _integer(0, 1 << 32)
     checksum: int = _integer(0, MAX_CHECKSUM)
-    """Of the base."""
     keep: bool = _flag()
-    """The member has the base already: its own parameters, or its own base."""
     resend: int = _integer(0, MAX_COUNT, default=0)
-    """After a Resume: the hub lacks the member's contributions from this round on."""
     attempt: int = _integer(0, 1 << 32, default=0)
-    """The `attempt` of the Resume that this answers; 0: it answers a Join."""
     every: int = _integer(0, 1 << 32, default=0)
-    """Local steps in a round, in force now; 0: as in Welcome."""
     steps: int = _integer(0, MAX_COUNT, default=0)
-    """Local steps of the run before `round`."""
     t_ms: int = _integer(0, MOST_MS, default=0)
-    """Milliseconds since training began at the hub, as this was sent."""
     fixed: str = _text(64, default="")
-    """Digest of the fixed tensors' values that all members have; "": none were handed out."""
     merged: int = _optional(_integer(0, MAX_COUNT, default=0))
-    """Out of step: the member's contributions with numbers below this are in the base."""
     complete: int = _optional(_integer(0, MAX_COUNT, default=0))
-    """Out of step: all members' contributions with numbers below this are in the base."""
 
 
 @dataclass(frozen=True)
@@ -354,25 +312,15 @@ class Resume:
     name: str = _text(64)
     session: int = _integer(1, MAX_CHECKSUM)
     applied: int = _integer(0, MAX_COUNT)
-    """Replies that the member has applied."""
     checksum: int = _integer(0, MAX_CHECKSUM)
-    """Of its base after those replies; 0 if the member has no base (gradient strategies)."""
     submitted: int = _integer(0, MAX_COUNT)
-    """The next round that the member will contribute to."""
     oldest: int = _integer(0, MAX_COUNT)
-    """The oldest round whose contribution the member can send again; `submitted`: none."""
     attempt: int = _integer(1, 1 << 32)
-    """The number of this Resume: the member ignores what answers an earlier one."""
     lacks_base: bool = _flag(default=False)
-    """The member restarted without a base: send the hub's, not the replies it missed."""
     fixed: str = _text(64, default="")
-    """As in Join: a process that was started again may have made other values."""
     steps: int = _integer(0, MAX_COUNT, default=0)
-    """As in Join: the journal of a hub that was restored does not say it."""
     address: str = _optional(_text(MAX_ADDRESS, default=""))
-    """As in Join."""
     map: int = _optional(_integer(0, MAX_COUNT, default=0))
-    """One more than the number of the map that this connection was made by; 0: any will do."""
 
 
 @dataclass(frozen=True)
@@ -384,17 +332,12 @@ class Contribute:
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
     weight: float = _number(NO_WEIGHT, 1e15)
-    """NO_WEIGHT: it is not merged. Otherwise the weight in Join counts; of a gateway this one."""
     applied: int = _integer(0, MAX_COUNT)
     checksum: int = _integer(0, MAX_CHECKSUM)
-    """Of the member's base after `applied` replies."""
     wanted_delay: int = _integer(0, 1 << 32)
-    """Local steps that would have hidden this member's last round trip; 0: not known yet."""
     payload: Buffer = _payload()  # noqa: RUF009
     step_s: float = _number(1e-9, 1e9, default=1.0)
-    """Seconds of one of these steps."""
     members: int = _optional(_integer(0, 1 << 20, default=0))
-    """From a gateway: contributions of its site that are in this one; 0: it is a member's own."""
 
 
 @dataclass(frozen=True)
@@ -406,24 +349,13 @@ class Reply:
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
     members: int = _integer(0, 1 << 20)
-    """Contributions in the round; 0: it has none, or none with steps in it."""
     delay: int = _integer(0, 1 << 32)
-    """The delay in force once this reply is applied."""
     checksum: int = _integer(0, MAX_CHECKSUM)
-    """Of the base after this reply; 0 if the hub has no base (gradient strategies)."""
     settled: bool = _flag()
-    """Every contribution to this round is counted in it; if not, `Beat.merged` says when the
-    receiver's is. Out of step: of each receiver all below `complete` are merged, and it has no
-    others here."""
     payload: Buffer = _payload()  # noqa: RUF009
     every: int = _integer(0, 1 << 32, default=0)
-    """Local steps in a round, in force once this reply is applied; 0: as before."""
     complete: int = _optional(_integer(0, MAX_COUNT, default=0))
-    """Out of step: all members' contributions with numbers below this are in this reply or in
-    earlier ones."""
     merged: tuple[tuple[str, int], ...] = _optional(_pairs(default=()))
-    """Out of step: (member's name, number below which all of its contributions are in this reply or
-    in earlier ones), of each member with a contribution in this one; () also if it is settled."""
 
     def merged_of(self, name: str) -> int:
         """Out of step: below which number all contributions of this member are in this reply or in
@@ -437,17 +369,9 @@ class Beat:
 
     kind: ClassVar[bytes] = b"H"
     epoch: int = _integer(0, 1 << 32, default=0)
-    """The hub's, as in Welcome; 0 from a member."""
     merged: int = _integer(0, MAX_COUNT, default=0)
-    """The member's contributions to rounds before this one are in the journal. From a member that
-    is out of step, or a gateway whose members have gone: it gives none from this number on; 0: it
-    may."""
     here: int = _integer(0, 1 << 20, default=0)
-    """Members that have joined while the job waits for more; 0 once it has begun, and from a
-    member."""
     last: int = _optional(_integer(0, MAX_COUNT, default=0))
-    """Out of step, once no member has a contribution left to give: the number of replies, which
-    have all of them; 0: there may be more replies."""
 
 
 @dataclass(frozen=True)
@@ -469,43 +393,26 @@ class Telemetry:
 
     kind: ClassVar[bytes] = b"T"
     step: int = _integer(0, MAX_COUNT)
-    """Steps of the job that are done, as in the member's own lines."""
     round: int = _integer(0, MAX_COUNT)
-    """Rounds submitted."""
     t_ms: int = _integer(0, MOST_MS, default=0)
-    """Milliseconds since training began at the hub, when these numbers were true."""
     wait_ms: int = _integer(0, MOST_MS, default=0)
     overhead_ms: int = _integer(0, MOST_MS, default=0)
     eval_ms: int = _integer(0, MOST_MS, default=0)
     end_ms: int = _integer(0, MOST_MS, default=0)
-    """Waiting for the last replies, when no step is left."""
     round_trip_us100: int = _integer(0, 1 << 32, default=0)
-    """Of the connection, in units of 100 microseconds; 0: not known."""
     sent_bytes: int = _integer(0, 1 << 60, default=0)
     received_bytes: int = _integer(0, 1 << 60, default=0)
     memory_mb: int = _integer(0, 1 << 32, default=0)
-    """Largest resident memory of the process, in units of 2^20 bytes; 0: not known."""
     celsius: int = _integer(-274, 1000, default=-274)
-    """Of the processor; -274: not known."""
     throttled: int = _integer(-1, 1, default=-1)
-    """Whether heat or a weak supply slows the machine down now; -1: not known."""
     joules: int = _integer(-1, 1 << 50, default=-1)
-    """-1: not known."""
     versions: str = _text(40, default="")
-    """Of edgetrain, Python and torch, in the first of a process; then empty."""
     disk_mb: int = _optional(_integer(-1, 1 << 40, default=-1))
-    """Free disk, in units of 2^20 bytes. This and what follows change slowly, and are in one
-    message a minute; else, and where they are not known, they have their defaults."""
     swap_mb: int = _optional(_integer(-1, 1 << 40, default=-1))
-    """Swap that is used, in units of 2^20 bytes."""
     mhz: int = _optional(_integer(0, 1 << 20, default=0))
-    """The processor's frequency now."""
     under_voltage: int = _optional(_integer(-1, 1, default=-1))
-    """Whether the supply is too weak now."""
     wifi_dbm: int = _optional(_integer(-200, 0, default=0))
-    """Level of the wireless signal."""
     unix_ms: int = _optional(_integer(0, 1 << 50, default=0))
-    """The member's clock: milliseconds since 1970, in UTC."""
 
 
 @dataclass(frozen=True)
@@ -515,14 +422,10 @@ class Figure:
 
     kind: ClassVar[bytes] = b"G"
     metric: str = _text(40, default="")
-    """The figure's name, as the task has it; "": it is not for others."""
     value: float = _number(-MOST_FIGURE, MOST_FIGURE, default=0.0)
     lower: bool = _flag(default=False)
-    """Whether lower values are better."""
     step: int = _integer(0, MAX_COUNT, default=0)
-    """Local steps that the member had taken."""
     t_ms: int = _integer(0, MOST_MS, default=0)
-    """Milliseconds since training began at the hub, when the model was this good."""
 
 
 @dataclass(frozen=True)
@@ -538,7 +441,6 @@ class Rekey:
 
     kind: ClassVar[bytes] = b"K"
     block: int = _integer(0, MAX_COUNT)
-    """Its number: the hub's epoch in the upper 32 bits, so that a restored hub repeats none."""
     first: int = _integer(0, MAX_COUNT)
     rounds: int = _integer(1, MAX_BLOCK_ROUNDS)
 
@@ -559,11 +461,8 @@ class KeyList:
     kind: ClassVar[bytes] = b"O"
     block: int = _integer(0, MAX_COUNT)
     place: int = _integer(0, 1 << 16)
-    """The receiver's place."""
     members: int = _integer(1, 1 << 16)
-    """Places."""
     unit: float = _number(1e-9, 1e15)
-    """The largest of the members' weights: contributions are scaled by weight / unit."""
     payload: Buffer = _payload()  # noqa: RUF009
 
 
@@ -604,23 +503,13 @@ class Map:
 
     kind: ClassVar[bytes] = b"M"
     number: int = _integer(0, MAX_COUNT)
-    """It replaces all maps with lower numbers; the hub's epoch in the upper 32 bits."""
     trying: bool = _flag()
-    """No member reduces yet: try to reach each of them once, and answer with `Reached`. Of several
-    hubs: ranges are about to move, see `round`."""
     ticket: int = _integer(0, MAX_CHECKSUM)
-    """What only members of this job know: see `Hello`."""
     name: str = _text(64)
-    """Of the receiver."""
     first: int = _integer(0, MAX_RANGES)
     end: int = _integer(0, MAX_RANGES)
-    """The ranges of the vector that the hub itself reduces, [first, end)."""
     rows: tuple[tuple[str, str, str, int, int], ...] = _peers()
-    """The members that are in, in the order of their indices; then those that may come back, at
-    no address. Of several hubs: the others, without names."""
     round: int = _optional(_integer(0, MAX_COUNT, default=0))
-    """Of several hubs: `trying`: contribute to no round from this one on before the next map.
-    Otherwise: the hubs whose ranges change have given all replies to earlier rounds."""
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -634,9 +523,7 @@ class Reached:
 
     kind: ClassVar[bytes] = b"Y"
     number: int = _integer(0, MAX_COUNT)
-    """Of the map that it answers."""
     reached: tuple[tuple[str, int], ...] = _pairs()
-    """(name, round trip in units of 100 microseconds) of each member that was reached."""
 
 
 @dataclass(frozen=True)
@@ -645,17 +532,12 @@ class Takeover:
 
     kind: ClassVar[bytes] = b"Q"
     stage: int = _integer(0, 3)
-    """0, hub -> member: take nothing more from that reducer, and say where you are. 1, the answer.
-    2, hub -> member: host a reducer in its place. 3, the answer: it listens at `address`."""
     first: int = _integer(0, MAX_RANGES)
     end: int = _integer(0, MAX_RANGES)
     applied: int = _integer(0, MAX_COUNT, default=0)
-    """1: replies for these ranges that were applied here. 2: those that the base is after."""
     hosts: bool = _flag(default=False)
-    """1: whether this member can be reached, and has a base."""
     address: str = _text(MAX_ADDRESS, default="")
     payload: Buffer = _payload(default=b"")  # noqa: RUF009
-    """2: the hub's members, as docs/recovery.md has a journal's snapshot; otherwise empty."""
 
 
 @dataclass(frozen=True)
@@ -664,11 +546,8 @@ class Hello:
 
     kind: ClassVar[bytes] = b"I"
     ticket: int = _integer(0, MAX_CHECKSUM)
-    """Of the job's maps."""
     name: str = _text(64)
-    """The sender."""
     to: str = _text(64)
-    """The receiver: another member may be at this address by now."""
 
 
 @dataclass(frozen=True)
@@ -678,11 +557,8 @@ class Segment:
     kind: ClassVar[bytes] = b"E"
     round: int = _integer(0, MAX_COUNT)
     attempt: int = _integer(0, 1 << 32)
-    """Of the round, from 0."""
     number: int = _integer(0, 1 << 32)
-    """Of the segment."""
     adds: bool = _flag()
-    """It is a sum, to which the receiver adds its own; otherwise it is the mean."""
     payload: Buffer = _payload()  # noqa: RUF009
 
 
@@ -693,12 +569,9 @@ class RunRound:
     kind: ClassVar[bytes] = b"q"
     round: int = _integer(0, MAX_COUNT)
     attempt: int = _integer(0, 1 << 32)
-    """Higher than that of any earlier one; ends those."""
     topology: str = _text(32)
     is_base: bool = _flag()
-    """What is averaged are the parameters, before round 0."""
     places: tuple[tuple[str, float], ...] = _weights()
-    """The member at each place, and the samples behind its contribution."""
 
 
 @dataclass(frozen=True)
@@ -709,11 +582,8 @@ class Ran:
     round: int = _integer(0, MAX_COUNT)
     attempt: int = _integer(0, 1 << 32)
     checksum: int = _integer(0, MAX_CHECKSUM)
-    """Of the mean."""
     lost: str = _text(64)
-    """The member from which nothing came; empty: the mean is here."""
     silent: int = _integer(0, 1 << 32, default=0)
-    """It was only silent, once this many segments, less one, had come; 0: its connection broke."""
 
 
 @dataclass(frozen=True)
@@ -723,11 +593,8 @@ class Follow:
     kind: ClassVar[bytes] = b"f"
     protocol: int = _integer(0, 1 << 16)
     agreed: str = _text(800)
-    """Job, strategy and codecs, as a journal has them."""
     position: int = _integer(0, MAX_COUNT)
-    """The newest that it holds, with all before it; 0: it begins anew."""
     epoch: int = _integer(0, 1 << 32, default=0)
-    """It has taken over, and this is its epoch as a hub; 0: it has not."""
 
 
 @dataclass(frozen=True)
@@ -736,15 +603,11 @@ class Copy:
 
     kind: ClassVar[bytes] = b"c"
     position: int = _integer(1, MAX_COUNT)
-    """Of the whole: the hub's epoch in the upper 32 bits, then a number that goes up by one."""
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
     begins: bool = _flag()
-    """A copy of the journal begins with this: what the replica held before is void."""
     whole: bool = _flag()
-    """With this the replica has all that the hub has journaled so far."""
     header_bytes: int = _integer(0, 1 << 26)
-    """The first bytes of the whole, which are the record's header; 0: nothing but a position."""
     payload: Buffer = _payload()  # noqa: RUF009
 
 
@@ -754,9 +617,7 @@ class Stored:
 
     kind: ClassVar[bytes] = b"h"
     position: int = _integer(0, MAX_COUNT)
-    """The newest, with all before it; 0: nothing yet."""
     parts: int = _integer(0, MAX_COUNT)
-    """Parts that have come since its last Follow."""
 
 
 @dataclass(frozen=True)
@@ -766,17 +627,11 @@ class Standby:
     kind: ClassVar[bytes] = b"s"
     address: str = _text(MAX_ADDRESS)
     key: str = _text(64)
-    """The replica's public key, spelled; "": it is not encrypted."""
     link: int = _integer(0, MAX_COUNT)
-    """The newest position that the replica is known to hold; 0: none is known."""
     sent: int = _integer(0, MAX_COUNT)
-    """The newest position that was sent to it."""
     beat_s: float = _number(0.001, 3600.0)
-    """As in Welcome."""
     asks: bool = _flag()
-    """The replica does not answer: agree that it is out at `link`?"""
     out: bool = _flag()
-    """It is out, since `link`: it must not take over."""
 
 
 @dataclass(frozen=True)
@@ -794,7 +649,6 @@ class Agree:
     kind: ClassVar[bytes] = b"v"
     position: int = _integer(1, MAX_COUNT)
     takes_over: bool = _flag()
-    """Whether it answers an Offer."""
 
 
 @dataclass(frozen=True)
@@ -804,25 +658,16 @@ class Handover:
     kind: ClassVar[bytes] = b"m"
     protocol: int = _integer(0, 1 << 16)
     stage: int = _integer(0, 11)
-    """A question is even, its answer one more. 0: which ranges do you have? 2: close no round from
-    `round` on; answered once all before it are answered. 4: give me this part of what belongs to
-    [first, end). 6: take this part. 8: these ranges are elsewhere now: keep [first, end). 10: go
-    on, nothing moves."""
     number: int = _integer(0, MAX_COUNT)
-    """Of the map that this leads to. 1 and 3: of the map by which the hub has its ranges."""
     round: int = _integer(0, MAX_COUNT, default=0)
     first: int = _integer(0, MAX_RANGES, default=0)
     end: int = _integer(0, MAX_RANGES, default=0)
     part: int = _integer(0, 1 << 32, default=0)
     parts: int = _integer(1, 1 << 32, default=1)
     agreed: str = _text(800, default="")
-    """0: job, strategy and codecs, as a journal has them, without ranges."""
     why: str = _text(200, default="")
-    """In an answer: why not; "": it is done."""
     session: int = _integer(0, MAX_CHECKSUM, default=0)
-    """From 2 on: of a member that both hubs have; a hub with ranges goes by nothing else."""
     payload: Buffer = _payload(default=b"")  # noqa: RUF009
-    """5 and 6: a piece of a journal's snapshot, of these ranges."""
 
 
 @dataclass(frozen=True)
@@ -831,11 +676,8 @@ class Assign:
 
     kind: ClassVar[bytes] = b"w"
     round: int = _integer(0, MAX_COUNT)
-    """Replies in that base."""
     of: int = _integer(1, MOST_SLICES)
-    """Slices of the batch: of its N samples, slice i has those from N i / `of`, rounded down."""
     gradient: bool = _flag()
-    """Wanted are loss and gradient; otherwise the loss alone."""
     slices: tuple[int, ...] = _slices()
     """To be answered one by one, in this order, behind those of earlier messages. (): there are no
     more, of this round or later ones: the base stays where it is."""
@@ -849,15 +691,11 @@ class Computed:
     round: int = _integer(0, MAX_COUNT)
     slice: int = _integer(0, MOST_SLICES - 1)
     samples: int = _integer(1, MAX_COUNT)
-    """In the slice."""
     loss: float = _number(-MOST_FIGURE, MOST_FIGURE)
-    """Mean over these; MOST_FIGURE: it is larger, or it or the gradient is not finite."""
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
     checksum: int = _integer(0, MAX_CHECKSUM)
-    """Of the member's base."""
     payload: Buffer = _payload()  # noqa: RUF009
-    """Of the mean gradient, in the job's codec; empty where the loss alone is wanted."""
 
 
 Replicating = Follow | Copy | Stored | Standby | Offer | Agree
@@ -908,10 +746,7 @@ _MOST_HEADER: dict[type[Message], int] = dict.fromkeys(
 
 
 def pack(message: Message) -> list[Buffer]:
-    """The frames of a message; the payload is not copied.
-
-    Raises BadMessage if a field is out of range, so that a bad value is found where it arises.
-    """
+    """The frames of a message; the payload is not copied. BadMessage if a field is out of range."""
     cls = type(message)
     values = [getattr(message, name) for name in _NAMES[cls]]
     _check(cls, values)
@@ -926,10 +761,7 @@ def pack(message: Message) -> list[Buffer]:
 
 
 def unpack(frames: Sequence[Buffer]) -> Message:
-    """The message in these frames. Its payload is the caller's buffer, not a copy.
-
-    Raises BadMessage, and nothing else, whatever the frames contain.
-    """
+    """The message in these frames; its payload is the caller's buffer. Raises BadMessage alone."""
     if len(frames) not in (2, 3):
         raise BadMessage(f"{len(frames)} frames: a message has 2 or 3")
     kind = memoryview(frames[0])
