@@ -42,18 +42,22 @@ Refusal = tuple[str, str]
 """What does not go together, and the way out."""
 
 
-def resolve(job: Job) -> Resolved:
-    """Look up what a job names, and check that it goes together. ConfigError.
+def _refuse_first(rows: Iterable[tuple[object, str, str]]) -> None:
+    """ConfigError for the first row that holds: (whether it does, what is wrong, the way out)."""
+    for holds, what, way_out in rows:
+        if holds:
+            raise ConfigError(what, way_out)
 
-    Profiles, data and model are looked up by `plan`.
-    """
+
+def resolve(job: Job) -> Resolved:
+    """Look up what a job names (the rest is `plan`'s), and check that it goes together.
+    ConfigError."""
     found = look_up(job)
     check(found)
     return found
 
 
 def check(found: Resolved) -> None:
-    """ConfigError for what does not go together."""
     _one_of("train.accelerator", found.job.train.accelerator, ACCELERATORS)
     _one_of("train.fixed", found.job.train.fixed, FIXED)
     _one_of("servers.precision", found.job.servers.precision, PRECISIONS)
@@ -81,8 +85,7 @@ def check(found: Resolved) -> None:
 
 
 def refuse_group(job: Job, what: str) -> None:
-    """ConfigError for a fleet with a group in it, where no speed is known of it; `what` needs
-    one."""
+    """ConfigError for a fleet with a group, whose speed is not known, and `what` needs one."""
     if has_group(job):
         raise ConfigError(
             f"fleet.device = '{job.fleet.device}': {what} 'servers', whose speed is not known",
@@ -100,7 +103,6 @@ def refuse_fallback(job: Job, what: str) -> None:
 
 
 def _check_weights(found: Resolved) -> None:
-    """ConfigError for shares that no member has, and weights that no round knows."""
     job, shares = found.job, found.job.servers.shares
     if shares > 1 and not has_group(job):
         raise ConfigError(
@@ -152,8 +154,7 @@ def check_group_beside(job: Job) -> None:
 
 
 def _check_fallback(found: Resolved) -> None:
-    """ConfigError for a job in which no group could step in for devices that go, and that asks for
-    it."""
+    """ConfigError for a job that asks for a group to step in, and could have none."""
     job, strategy = found.job, found.strategy
     if not steps_in(job):
         return
@@ -214,7 +215,6 @@ def doubts(strategy: Strategy, optimizers: Iterable[str], partition: str = "") -
 
 
 def doubts_of(found: Resolved) -> list[str]:
-    """As `doubts`, of a whole job."""
     job = found.job
     name, partition = job.train.optimizer.get("name", "sgd"), job.data.get("partition", "")
     return doubts(found.strategy, [str(name)], str(partition))
@@ -243,8 +243,7 @@ def _check_on_member(found: Resolved) -> None:
 
 
 def refuse_absences(job: Job, strategy: Strategy, presence: Presence) -> None:
-    """ConfigError for devices that come and go where no member can come back, or training could
-    never begin without them."""
+    """ConfigError for absences that end a membership, or let training never begin."""
     here = sum(not presence.is_off_at_first(index) for index in range(job.fleet.members))
     if job.hub.start_with and here < job.first_members:
         raise ConfigError(
@@ -281,54 +280,32 @@ def refuse_checkpoint(unit: str) -> None:
 
 
 def _check_replica(found: Resolved) -> None:
-    """What a hub with a replica needs."""
     job = found.job
     if not job.hub.replica:
         return
     split_address(job.hub.replica)
-    if not found.strategy.in_step:
-        raise ConfigError(
-            f"hub.replica and {found.strategy.spelled}: a replica of members out of step is not "
-            "there yet",
-            "leave one of them out",
-        )
-    if 2 * job.hub.quorum <= job.fleet.members:
-        raise ConfigError(
-            f"hub.quorum = {job.hub.quorum} and hub.replica: fewer than half of the members would "
-            "close rounds, and more than half decide who goes on",
-            f"say hub.quorum={job.fleet.members // 2 + 1} or more, of {job.fleet.members} members",
-        )
-    if job.strategy.secure:
-        raise ConfigError(
-            "hub.replica and strategy.secure: a replica of masked rounds is not there yet",
-            "leave one of them out",
-        )
-    if job.hub.hubs:
-        raise ConfigError(
-            "hub.replica and hub.hubs: one hub of several has no replica yet",
-            "leave one of them out",
-        )
-    if job.fleet.gateways:
-        raise ConfigError(
-            "hub.replica and fleet.gateways: gateways do not find a replica yet",
-            "leave one of them out",
-        )
-    if job.hub.when_full != "stop":
-        raise ConfigError(
-            f"hub.when_full = '{job.hub.when_full}' and hub.replica: a replica holds what the "
-            "hub's journal has",
-            "say hub.when_full=stop",
-        )
-    if job.fleet.topology not in ("star", AUTO):
-        raise ConfigError(
-            f"hub.replica and fleet.topology = '{job.fleet.topology}': members that average among "
-            "themselves have no hub that a replica could stand in for",
-            "leave one of them out",
-        )
+    without = "leave one of them out"
+    _refuse_first((
+        (not found.strategy.in_step, f"hub.replica and {found.strategy.spelled}: a replica of "
+         "members out of step is not there yet", without),
+        (2 * job.hub.quorum <= job.fleet.members,
+         f"hub.quorum = {job.hub.quorum} and hub.replica: fewer than half of the members would "
+         "close rounds, and more than half decide who goes on",
+         f"say hub.quorum={job.fleet.members // 2 + 1} or more, of {job.fleet.members} members"),
+        (job.strategy.secure, "hub.replica and strategy.secure: a replica of masked rounds is not "
+         "there yet", without),
+        (job.hub.hubs, "hub.replica and hub.hubs: one hub of several has no replica yet", without),
+        (job.fleet.gateways, "hub.replica and fleet.gateways: gateways do not find a replica yet",
+         without),
+        (job.hub.when_full != "stop", f"hub.when_full = '{job.hub.when_full}' and hub.replica: a "
+         "replica holds what the hub's journal has", "say hub.when_full=stop"),
+        (job.fleet.topology not in ("star", AUTO), "hub.replica and fleet.topology = "
+         f"'{job.fleet.topology}': members that average among themselves have no hub that a "
+         "replica could stand in for", without),
+    ))  # fmt: skip
 
 
 def _check_pace(found: Resolved) -> None:
-    """The round's length, the delay and the quorum."""
     strategy, job = found.strategy, found.job
     if not strategy.has_local_steps and found.every != 1:
         raise ConfigError(
@@ -361,7 +338,6 @@ def _check_pace(found: Resolved) -> None:
 
 
 def _check_start(found: Resolved) -> None:
-    """What a job that begins with fewer members needs."""
     job, few = found.job, found.job.hub.start_with
     if few > job.fleet.members:
         raise ConfigError(
@@ -387,7 +363,6 @@ def _check_start(found: Resolved) -> None:
 
 
 def _check_ranges(found: Resolved) -> None:
-    """Rounds that concern one range of the vector each, and ranges that hubs share."""
     job, strategy = found.job, found.strategy
     ranges, hubs = job.strategy.ranges, job.hub.hubs
     for codec in (found.codec, found.reply_codec):
@@ -415,8 +390,7 @@ def _check_ranges(found: Resolved) -> None:
 
 
 def _why_not_several(found: Resolved) -> Refusal | None:
-    """What speaks against reducers that see a part of each contribution, and close rounds by
-    themselves."""
+    """What speaks against reducers that each see a part of a contribution."""
     job, strategy = found.job, found.strategy
     if not strategy.in_step:
         return (
@@ -544,7 +518,6 @@ def _check_mask_terms(found: Resolved) -> None:
 
 
 def _check_masked(found: Resolved) -> None:
-    """What would have to read masked contributions, and the packages that mask them."""
     _check_mask_terms(found)
     if found.mask_terms is None:
         return
@@ -634,24 +607,17 @@ def _check_out_of_step(found: Resolved) -> None:
                 "than there are",
                 f"{parameter.name} = {job.first_members}, or less",
             )
-    if found.mask_terms is not None:
-        raise ConfigError(
-            f"strategy.secure and {strategy.spelled}: masks cancel where a round has one "
-            "contribution of each member",
-            "choose dga or local-sgd, or leave secure out",
-        )
-    if job.privacy.unit == "member":
-        raise ConfigError(
-            f"privacy.unit = 'member' and {strategy.spelled}: how much a member counts depends on "
-            "when its contributions arrive, and epsilon would, too",
-            "choose dga or local-sgd, or unit = 'example'",
-        )
-    if isinstance(found.codec, Auto):
-        raise ConfigError(
-            f"strategy.codec = '{found.codec.name}' and {strategy.spelled}: its rung follows the "
-            "trips of rounds that all members share",
-            "name a codec: fp16, int8, topk(0.01) | q2",
-        )
+    _refuse_first((
+        (found.mask_terms is not None, f"strategy.secure and {strategy.spelled}: masks cancel "
+         "where a round has one contribution of each member",
+         "choose dga or local-sgd, or leave secure out"),
+        (job.privacy.unit == "member", f"privacy.unit = 'member' and {strategy.spelled}: how much "
+         "a member counts depends on when its contributions arrive, and epsilon would, too",
+         "choose dga or local-sgd, or unit = 'example'"),
+        (isinstance(found.codec, Auto), f"strategy.codec = '{found.codec.name}' and "
+         f"{strategy.spelled}: its rung follows the trips of rounds that all members share",
+         "name a codec: fp16, int8, topk(0.01) | q2"),
+    ))  # fmt: skip
     fewest = max(_FEWEST_ROBUST, int(getattr(merging.parse(job.strategy.merge), "fewest", 1)))
     if not found.merge.sum_only and rule.size < fewest:
         raise ConfigError(
@@ -662,64 +628,39 @@ def _check_out_of_step(found: Resolved) -> None:
 
 
 def _check_dealt(found: Resolved) -> None:
-    """What a hub that hands out work cannot have beside it."""
     strategy, job = found.strategy, found.job
     if not strategy.deals:
         return
     table, partition = job.strategy, str(job.data.get("partition", "iid"))
-    refused = (
-        (
-            not partition.startswith("shared("), f"data.partition = '{partition}'",
-            "slices are of a batch that all members hold", "say partition = 'shared(all)'",
-        ),
-        (
-            found.mask_terms is not None, "strategy.secure",
-            "the hub sums slices, and masks cancel over one contribution of each member",
-            "choose dga or local-sgd, or leave secure out",
-        ),
-        (
-            table.merge != "mean", f"strategy.merge = '{table.merge}'",
-            "the hub sums slices, and judges no member", "say merge = 'mean', or choose dga",
-        ),
-        (
-            not (found.codec.verbatim and found.reply_codec.verbatim),
-            f"strategy.codec = '{found.codec.name}', reply_codec = '{found.reply_codec.name}'",
-            "differences of gradients make the history, and a codec's rounding would be in them",
-            "leave codec and reply_codec out (fp32)",
-        ),
-        (
-            job.privacy.unit != "none", f"privacy.unit = '{job.privacy.unit}'",
-            "a search looks at the same data again and again, and epsilon does not count that",
-            "choose dga or local-sgd",
-        ),
-        (
-            bool(table.weigh), f"strategy.weigh = '{table.weigh}'",
-            "slices count by their samples", "leave it out",
-        ),
-        (
-            job.hub.quorum > 1, f"hub.quorum = {job.hub.quorum}",
-            "a round has every slice, whoever computes it", "leave it out",
-        ),
-        (
-            job.train.accumulate > 1, f"train.accumulate = {job.train.accumulate}",
-            "a slice is computed train.batch samples at a time", "leave it out",
-        ),
-        (
-            bool(job.hub.replica), "hub.replica", "a replica of a search is not there yet",
-            "leave one of them out",
-        ),
-        (
-            table.ranges > 1, f"strategy.ranges = {table.ranges}",
-            "one hub has the search and the whole vector", "leave it out",
-        ),
-        (
-            has_group(job) or steps_in(job), "a group, as a member or as servers.fallback",
-            "a group of servers takes no slices yet", "choose dga or sync-sgd",
-        ),
-    )  # fmt: skip
-    for is_there, what, why, way_out in refused:
-        if is_there:
-            raise ConfigError(f"{what} and {strategy.name}: {why}", way_out)
+    name = strategy.name
+    _refuse_first((
+        (not partition.startswith("shared("), f"data.partition = '{partition}' and {name}: slices "
+         "are of a batch that all members hold", "say partition = 'shared(all)'"),
+        (found.mask_terms is not None, f"strategy.secure and {name}: the hub sums slices, and "
+         "masks cancel over one contribution of each member",
+         "choose dga or local-sgd, or leave secure out"),
+        (table.merge != "mean", f"strategy.merge = '{table.merge}' and {name}: the hub sums "
+         "slices, and judges no member", "say merge = 'mean', or choose dga"),
+        (not (found.codec.verbatim and found.reply_codec.verbatim),
+         f"strategy.codec = '{found.codec.name}', reply_codec = '{found.reply_codec.name}' and "
+         f"{name}: differences of gradients make the history, and a codec's rounding would be in "
+         "them", "leave codec and reply_codec out (fp32)"),
+        (job.privacy.unit != "none", f"privacy.unit = '{job.privacy.unit}' and {name}: a search "
+         "looks at the same data again and again, and epsilon does not count that",
+         "choose dga or local-sgd"),
+        (table.weigh, f"strategy.weigh = '{table.weigh}' and {name}: slices count by their "
+         "samples", "leave it out"),
+        (job.hub.quorum > 1, f"hub.quorum = {job.hub.quorum} and {name}: a round has every slice, "
+         "whoever computes it", "leave it out"),
+        (job.train.accumulate > 1, f"train.accumulate = {job.train.accumulate} and {name}: a "
+         "slice is computed train.batch samples at a time", "leave it out"),
+        (job.hub.replica, f"hub.replica and {name}: a replica of a search is not there yet",
+         "leave one of them out"),
+        (table.ranges > 1, f"strategy.ranges = {table.ranges} and {name}: one hub has the search "
+         "and the whole vector", "leave it out"),
+        (has_group(job) or steps_in(job), f"a group, as a member or as servers.fallback and "
+         f"{name}: a group of servers takes no slices yet", "choose dga or sync-sgd"),
+    ))  # fmt: skip
 
 
 # -- topologies -----------------------------------------------------------------------------------
@@ -753,8 +694,7 @@ def why_not_topology(name: str, found: Resolved) -> Refusal | None:
 
 
 def _why_not_collective(found: Resolved) -> Refusal | None:
-    """What speaks against rounds in which members add up each other's sums, and no hub sees a
-    contribution."""
+    """What speaks against rounds in which members add up each other's sums."""
     table, strategy, job = found.job.strategy, found.strategy, found.job
     star = "say topology = 'star'"
     if found.mask_terms is not None:
@@ -842,7 +782,6 @@ def _why_not_among_members(found: Resolved) -> Refusal | None:
 
 
 def _check_privacy(table: Privacy) -> None:
-    """ConfigError for a [privacy] table that contradicts itself."""
     _one_of("privacy.unit", table.unit, UNITS)
     _one_of("privacy.where", table.where, PLACES)
     _one_of("privacy.sampling", table.sampling, SAMPLINGS)
@@ -871,8 +810,7 @@ def _refuse_idle(table: Privacy) -> None:
 
 
 def _why_not_example(found: Resolved) -> Refusal | None:
-    """Everything after the noised gradient only works on that gradient, so every strategy, codec
-    and merge rule may follow."""
+    """Every strategy, codec and merge rule may follow the noised gradient."""
     where = found.job.privacy.where
     if where != "member":
         return (
@@ -883,7 +821,6 @@ def _why_not_example(found: Resolved) -> Refusal | None:
 
 
 def _why_not(found: Resolved) -> Refusal | None:
-    """Privacy of members."""
     table, strategy = found.job.privacy, found.job.strategy
     if found.strategy.weighted:
         return (
