@@ -26,7 +26,6 @@ _PLAIN = str.maketrans({"…": "...", "×": "x", "–": "-", "→": "->", "±": 
 
 
 def _spell_plainly(error: UnicodeError) -> tuple[str, int]:
-    """Stand-ins for characters that a stream's encoding lacks."""
     assert isinstance(error, UnicodeEncodeError)
     text = error.object[error.start : error.end].translate(_PLAIN)
     return "".join(each if each.isascii() else "?" for each in text), error.end
@@ -41,16 +40,14 @@ def _print_in_any_encoding() -> None:
 
 
 def _say_at_once(words: list[str]) -> None:
-    """On a terminal, say what goes on before the first import: on a busy or a small machine these
-    take seconds."""
+    """On a terminal, say what goes on before the first import: these can take seconds."""
     silent = {"-h", "--help", "--json", "--print-commands"} & set(words)
     if words and words[0] in _TAKE_WHILE and not silent and sys.stdout.isatty():
         print("reading the job …", flush=True)
 
 
 def _joined(argv: list[str]) -> list[str]:
-    """Join an option that takes a public key with a key that begins with "-", which argparse takes
-    for another option: one key in 64 does."""
+    """Join an option that takes a public key with a key that begins with "-"."""
     import re
 
     key = re.compile(r"-[A-Za-z0-9_-]{42}\Z")

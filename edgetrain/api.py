@@ -188,8 +188,7 @@ Leave = Callable[[Path, Sequence[Path], Sequence[dict[str, Any]]], T]
 def run_one(
     planned: Resolved, folder: Path, run: Runner, view: View, *, keep: bool = False
 ) -> dict[str, Any]:
-    """Run a job in a folder that was made for it; its summary. A folder in which nothing began is
-    removed, unless it was there before: `keep`."""
+    """Run a job in its folder; its summary. One in which nothing began goes, unless `keep`."""
     try:
         with view([folder]) as watch:
             return run(planned, folder, watch)

@@ -125,8 +125,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 
 def in_words(error: BaseException) -> str:
-    """An exception in one line; below it the frames of the user's own code, innermost last, if the
-    exception came through any. Memory that was refused is said as such, with the way out."""
+    """An exception in one line; below it the frames of the user's own code, innermost last."""
     own = own_frames(error)
     said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     asked = re.search(r"[Tt]ried to allocate ([\d.]+ ?\w+)", said)

@@ -39,7 +39,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def flags_of(parser: argparse.ArgumentParser) -> set[str]:
-    """The long flags of a parser."""
     return {
         flag for action in parser._actions for flag in action.option_strings if flag[:2] == "--"
     }

@@ -24,7 +24,6 @@ in the job:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "bundle",

@@ -57,7 +57,6 @@ a grid of links.
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "calibrate",
@@ -107,8 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace, pairs: list[CalibratedPair], folder: Path) -> bool:
-    """Say and draw how far off the simulations were, and leave it in `folder`. Returns whether the
-    folder is whole."""
+    """Say, draw and save how far off simulations were. Returns whether the folder is whole."""
     from edgetrain.runs.folder import write_summary
     from edgetrain.runs.reports import calibration
     from edgetrain.runs.reports.plot import calibration_figure
@@ -122,8 +120,7 @@ def _report(arguments: argparse.Namespace, pairs: list[CalibratedPair], folder: 
 
 
 def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]:
-    """Jobs by name, and the folder of the job file: the given job under each strategy and network,
-    or the built-in cases."""
+    """Jobs by name (the given one's variants, or the built-in cases), and the job file's folder."""
     from dataclasses import replace
 
     from edgetrain.jobs.grid import variants

@@ -42,7 +42,6 @@ unless you say --ratio from a run of your own. What is approximated: docs/simula
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "capacity",
@@ -81,7 +80,6 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Work the fleet out, print and draw the answer."""
     job, beside = common.job_of(arguments, SIMULATED)
     from edgetrain.jobs.plan import check_names
     from edgetrain.jobs.rules import check

@@ -55,7 +55,6 @@ MINUTES = 7 * _DAY
 
 
 def add_verbs(verbs: Any) -> None:
-    """Add `flash` and `worker` to the verbs of `devices`."""
     shape = argparse.RawDescriptionHelpFormatter
     flash = verbs.add_parser(
         "flash", help="write cards that join a hub by themselves", epilog=_FLASH,
@@ -93,7 +92,6 @@ def add_verbs(verbs: Any) -> None:
 
 
 def archive_folder() -> Path:
-    """Where worker archives are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "edgetrain" / "workers"
 
@@ -225,7 +223,6 @@ class _Session:
         self._results: list[dict[str, Any]] = []
 
     def run(self) -> int:
-        """Write all cards; returns the exit status."""
         from edgetrain.exchange.keys.keyring import keys_folder
 
         arguments = self._arguments
@@ -341,8 +338,7 @@ class _Session:
 
 
 def _make_folder(folder: Path, *, dry_run: bool) -> None:
-    """Make the folder of --image-out, which nobody else may read. Raises ConfigError if it cannot
-    be made or written."""
+    """Make the folder of --image-out, which nobody else may read. Raises ConfigError."""
     try:
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not there.is_dir():

@@ -20,7 +20,6 @@ codecs: "small(1024): fp32; *.bias: bf16; topk(0.01) | q2". docs/codecs.md has t
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "codecs",
@@ -34,7 +33,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table."""
     from edgetrain.codecs import parse, table
 
     rows = [*table.TABLE.values(), table.CHAIN]

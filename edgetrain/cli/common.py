@@ -48,7 +48,6 @@ def add_verbs(parser: argparse.ArgumentParser) -> Any:
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments [JOB] [KEY=VALUE …]."""
     parser.add_argument(
         "job",
         nargs="*",
@@ -60,9 +59,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 
 def job_of(arguments: argparse.Namespace, defaults: tuple[str, ...] = ()) -> tuple[Job, Path]:
     """The job, and the folder of its file or else the current one. Raises ConfigError.
-
-    `defaults` are overrides that apply if no file is given.
-    """
+    `defaults` apply if no file is given."""
     words: list[str] = list(arguments.job)
     path = words.pop(0) if words and "=" not in words[0] else None
     overrides = words if path else [*defaults, *words]
@@ -76,7 +73,6 @@ def job_of(arguments: argparse.Namespace, defaults: tuple[str, ...] = ()) -> tup
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
-    """Add --simulate and --vmap."""
     parser.add_argument(
         "--simulate",
         action="store_true",
@@ -119,12 +115,10 @@ def add_output(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser, help: str = "print JSON") -> None:
-    """Add --json."""
     parser.add_argument("--json", action="store_true", help=help)
 
 
 def add_dashboard(parser: argparse.ArgumentParser) -> None:
-    """Add --dashboard."""
     parser.add_argument(
         "--dashboard",
         action="store_true",
@@ -135,8 +129,7 @@ def add_dashboard(parser: argparse.ArgumentParser) -> None:
 def dashboard(
     arguments: argparse.Namespace, folder: Path, say: Callable[[str], None]
 ) -> contextlib.AbstractContextManager[None]:
-    """With --dashboard, a dashboard of this run until the block ends; `say` is given its address by
-    another thread."""
+    """With --dashboard, one of this run until the block ends; a thread gives `say` its address."""
     if not getattr(arguments, "dashboard", False):
         return contextlib.nullcontext()
     from edgetrain.runs.dashboard.child import dashboard_beside
@@ -165,7 +158,6 @@ def view(arguments: argparse.Namespace, heading: str, metric: str) -> View:
 
 
 def add_keys(parser: argparse.ArgumentParser) -> None:
-    """Add --keys."""
     parser.add_argument(
         "--keys",
         metavar="FOLDER",
@@ -183,8 +175,7 @@ def try_again(parser: argparse.ArgumentParser) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line to stdout, without control characters (names and reasons come from folders and
-    from other machines), and flush it, also if stdout is a pipe."""
+    """Print a line to stdout without control characters, and flush it."""
     print(units.printable_lines(text), flush=True)
 
 
@@ -194,10 +185,7 @@ def answer(arguments: argparse.Namespace, values: object, text: str) -> None:
 
 
 def check_before_torch(arguments: argparse.Namespace, jobs: Iterable[Job]) -> list[Resolved]:
-    """Look up what these jobs name, then say that torch is being loaded: that takes seconds.
-
-    Raises ConfigError and NetworkError before torch is imported.
-    """
+    """Look up what jobs name, then say that torch is loading. ConfigError, NetworkError."""
     from edgetrain.jobs.plan import check
     from edgetrain.jobs.rules import doubts_of, refuse_gateways
 
@@ -262,11 +250,7 @@ def warn(text: str) -> None:
 
 
 def picture(draw: Callable[[], Path]) -> Path | None:
-    """Draw a picture and return its path, or say in one line on stderr why there is none.
-
-    A picture comes last, and whatever prevents it costs nothing but the picture. On a terminal
-    a line says meanwhile what is waited for: matplotlib takes seconds on a small machine.
-    """
+    """Draw a picture and return its path, or say in one line on stderr why there is none."""
     try:
         if find_spec("matplotlib") is None:
             raise ConfigError("matplotlib is not installed", "pip install 'edgetrain[lab]'")
@@ -318,8 +302,7 @@ def say_end(
 
 
 def saved(write: Callable[[], object]) -> bool:
-    """Call what writes a file of results. If it cannot, say so in one line on stderr, and return
-    False: the verb's exit status is 1 then, and what it has to say is said all the same."""
+    """Write results; whether that worked. What fails is a line on stderr, and nothing else."""
     try:
         write()
     except (EdgetrainError, OSError) as error:

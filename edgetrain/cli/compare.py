@@ -43,7 +43,6 @@ per strategy and compare.png.
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "compare",
@@ -69,10 +68,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan all runs, run one after the other, print and draw the comparison.
-
-    After Ctrl-C it is that of the runs so far; the interrupt is raised again.
-    """
+    """Run all, compare. After Ctrl-C compare the runs so far; the interrupt is raised again."""
     job, beside = common.job_of(arguments, DEMO)
     jobs = _variants(arguments, job)
     found = common.check_before_torch(arguments, jobs)
@@ -140,8 +136,7 @@ def _report(
     folders: Sequence[Path],
     summaries: Sequence[dict[str, Any]],
 ) -> int:
-    """Say and draw what the runs came to, and leave it in `folder`, the runs of which are in
-    `folders`. Returns the exit status: 1 if a run is incomplete, or the folder is not whole."""
+    """Say, draw and save what the runs came to. 1: a run is incomplete, or the folder not whole."""
     from edgetrain.runs.folder import write_summary
     from edgetrain.runs.reports import comparison
     from edgetrain.runs.reports.comparison_table import text

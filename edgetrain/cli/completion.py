@@ -26,7 +26,6 @@ of them and starts nothing; write it again after an update.
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "completion",
@@ -66,7 +65,6 @@ class Command:
 
 
 def commands_of(parser: argparse.ArgumentParser, path: str = "") -> Iterator[Command]:
-    """The commands of a parser and of its verbs."""
     command = Command(path)
     inner: list[tuple[str, argparse.ArgumentParser]] = []
     for action in parser._actions:
@@ -129,7 +127,6 @@ def names() -> dict[str, list[str]]:
 
 
 def keys() -> list[str]:
-    """The keys of a job, without their table where that is clear."""
     from edgetrain.jobs import reading
 
     full = reading.keys()

@@ -29,7 +29,6 @@ _STOP_S = 30.0
 
 
 def add_verbs(verbs: Any) -> None:
-    """Add send, update and status to `edgetrain devices`."""
     send = verbs.add_parser("send", help="give devices their next job, and let them start on it")
     send.add_argument("job", metavar="JOB", help="a job file")
     add_devices(send)
@@ -275,12 +274,10 @@ class _HubProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
         return self._process.poll() is None
 
     def folder(self) -> Path:
@@ -306,5 +303,4 @@ class _HubProcess:
                 self._process.wait()
 
     def wait(self) -> int:
-        """Its exit status."""
         return self._process.wait()

@@ -35,7 +35,6 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "devices",
@@ -109,7 +108,6 @@ def _init(arguments: argparse.Namespace) -> int:
 
 
 def line(device: Device) -> str:
-    """Return a device as one line, with "-" for unknown figures."""
     gflops = "-" if device.train_gflops is None else f"{device.train_gflops:.1f}"
     watts = "-" if device.load_watts is None else f"{device.load_watts:.1f}"
     return (

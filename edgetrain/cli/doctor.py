@@ -22,7 +22,6 @@ Each line says yes, no or limited, and what to do. The exit status is 1 if somet
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "doctor",
@@ -39,7 +38,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look at the machine and print a line for each check."""
     from edgetrain.exchange.keys.keyring import keys_folder
     from edgetrain.runs.environment import capture
 

@@ -22,7 +22,6 @@ Pi without torch.
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "export",
@@ -49,7 +48,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the files, print their figures."""
     from edgetrain.runs.folder import newest
     from edgetrain.runs.reports import export_table
     from edgetrain.training.export import FILES, export

@@ -32,7 +32,6 @@ try again later.
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "gateway",

@@ -35,7 +35,6 @@ try again later (the interface is down or has no address yet, a name cannot be r
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "hub",
@@ -91,7 +90,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _add_number(parser: argparse.ArgumentParser) -> None:
-    """Which of several hubs it is."""
     parser.add_argument(
         "--number",
         type=int,

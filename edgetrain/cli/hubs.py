@@ -28,7 +28,6 @@ _VERBS = ("add", "remove")
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "hubs",

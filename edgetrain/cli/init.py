@@ -25,7 +25,6 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "init",
@@ -47,7 +46,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the files."""
     task: Path | None = arguments.task
     overrides = list(arguments.overrides)
     if arguments.schema and (task or overrides):

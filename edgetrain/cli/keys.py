@@ -41,7 +41,6 @@ LONGEST_TOKEN_FILE = 4096
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "keys",

@@ -53,7 +53,6 @@ exit status:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "member",
@@ -156,8 +155,7 @@ class _Record:
         self.task: Task | None = None
 
     def take_task(self, task: Task) -> None:
-        """Keep the task, what it measures, and what counts as trained. ConfigError for a target
-        that cannot be."""
+        """Keep the task and its figures. ConfigError for a target that cannot be."""
         from edgetrain.jobs.plan import target_of
 
         target, self.task = target_of(self._job, task), task
@@ -180,8 +178,7 @@ class _Record:
         return MetricsLog(run_folders.metrics_path(folder), name, time.monotonic, began)
 
     def close(self, more: Callable[[], dict[str, Any]]) -> None:
-        """Write the summary, with `more` in it, if there is a folder. A disk that is full by now
-        does not undo the training: that is a warning."""
+        """Write the summary, with `more` in it, if there is a folder. A full disk is a warning."""
         from edgetrain.cli.screen import closing_table
         from edgetrain.runs.folder import write_summary
         from edgetrain.runs.summary import summarise
@@ -281,8 +278,7 @@ def _credentials(arguments: argparse.Namespace, job: Job) -> list[Credentials | 
 
 
 def _wait_s(arguments: argparse.Namespace, job: Job) -> float:
-    """Seconds to try a hub that is not up: as during training if this member has trained before, or
-    was told to wait."""
+    """Seconds to try a hub that is not up: more with --wait, or after training here before."""
     from edgetrain.exchange.member.checkpoint import has_checkpoint
 
     folder, name = arguments.checkpoint, f"m{arguments.index}"
@@ -341,11 +337,7 @@ def _device_of(arguments: argparse.Namespace, job: Job) -> str:
 
 
 def _promise(found: Resolved, task: Task | None) -> dict[str, Any]:
-    """The privacy of the job, for the summary; {} if the job has none.
-
-    A device that only trains need not have the accountant installed: a warning then takes its
-    place.
-    """
+    """The privacy of the job, for the summary; {}: it has none, or (a warning) no accountant."""
     if found.job.privacy.unit == "none" or task is None:
         return {}
     from edgetrain.jobs.lookup import samples_of

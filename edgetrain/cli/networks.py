@@ -37,7 +37,6 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add `networks` and its verbs."""
     parser = common.verb(
         subparsers,
         "networks",
@@ -151,7 +150,6 @@ def _row(p: Profile) -> tuple[str, ...]:
 
 
 def table(rows: Iterable[Sequence[str]], headings: Sequence[str]) -> list[str]:
-    """Return the lines of a table, with columns as wide as their longest cell."""
     lines = [tuple(headings), *map(tuple, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
     made = []
@@ -183,7 +181,6 @@ def _run_show(arguments: argparse.Namespace) -> int:
 
 
 def describe(p: Profile) -> list[str]:
-    """Return lines that describe a profile: its figures in each direction and their sources."""
     lines = [f"{p.name}: {p.title}", f"  round trip {p.rtt_ms:g} ms"]
     lines += [f"  {name:5}{_figures(way)}" for name, way in (("up", p.up), ("down", p.down))]
     return lines + [f"  source of {key}: {text}" for key, text in p.source.items()]
@@ -235,7 +232,6 @@ def _run_check(arguments: argparse.Namespace) -> int:
 
 
 def finding_line(f: Finding) -> str:
-    """Return a finding as a line of text."""
     mark = ("ok " if f.good else "OFF") if f.judged else "?  "
     note = f"  ({f.note})" if f.note else ""
     return (

@@ -43,8 +43,7 @@ VERBS = (
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
-    """A parser that knows all verbs, or `only` this one: importing all takes a tenth of a second,
-    and a second on a busy or a small machine."""
+    """A parser of all verbs, or of `only` one: importing all takes a tenth of a second."""
     top = Parser(
         prog="edgetrain",
         description="Train one PyTorch model on many small machines over slow, unreliable links.",

@@ -33,7 +33,6 @@ docs/gpu-servers.md explains them.
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "plan",
@@ -48,7 +47,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plan."""
     job, beside = common.job_of(arguments)
     if arguments.placement:
         job = replace(job, servers=replace(job.servers, placement=arguments.placement))

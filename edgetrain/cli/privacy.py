@@ -22,7 +22,6 @@ for members. What the figure means, and what it does not: docs/privacy.md
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "privacy",

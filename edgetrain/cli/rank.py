@@ -22,7 +22,6 @@ the snapshots there. Started again with the same folder it goes on from the last
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "rank",
@@ -38,7 +37,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train."""
     job, beside = common.job_of(arguments)
     from edgetrain.errors import ConfigError
     from edgetrain.jobs.placement.words import parse

@@ -50,7 +50,6 @@ the command ended with 0 on all of them, otherwise 1.
 
 
 def add_verbs(verbs: Any) -> None:
-    """Add the verbs to those of `devices`."""
     provision = verbs.add_parser(
         "provision", help="make devices of machines that run", epilog=_PROVISION,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -29,7 +29,6 @@ time of each step went, the timeline of rounds, events, the job. Nothing that tr
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "report",

@@ -39,7 +39,6 @@ the run is "incomplete" (exit status 1).
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "run",
@@ -73,10 +72,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan the job, run it under a live view, print the result.
-
-    After Ctrl-C the result is that of what was trained; the interrupt is raised again.
-    """
+    """Run and report. After Ctrl-C report what was trained; the interrupt is raised again."""
     if arguments.keys is not None and arguments.cluster is None:
         raise ConfigError("--keys without --cluster: members on this machine need none")
     if arguments.cluster is not None:
@@ -139,11 +135,8 @@ def _job(arguments: argparse.Namespace) -> tuple[Job, Path | None]:
 
 
 def _group(arguments: argparse.Namespace, planned: Resolved) -> tuple[Found, Question] | None:
-    """The placement of the group that the job runs on, and the question that it answers; None: it
-    runs on its devices.
-
-    ConfigError for a job that fits nowhere.
-    """
+    """The placement of the group that the job runs on, and its question; None: it runs on devices.
+    ConfigError for a job that fits nowhere."""
     from edgetrain.jobs.placement.decision import decide
     from edgetrain.jobs.placement.question import may_not_fit, question_of, wants_group
     from edgetrain.jobs.shares import has_group

@@ -16,7 +16,6 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "runs",
@@ -30,7 +29,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read every folder's summary and print a line for each."""
     from edgetrain.runs.folder import folders_in
     from edgetrain.runs.reports.listing import listed, text
 

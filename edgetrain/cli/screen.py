@@ -123,7 +123,6 @@ class ScreenHandler(logging.Handler):
         self._screen = screen
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See logging.Handler."""
         self._screen.say(self.format(record))
 
 

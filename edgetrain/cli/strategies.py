@@ -12,7 +12,6 @@ from edgetrain.strategies import TABLE, merging
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "strategies",
@@ -34,7 +33,6 @@ _OF_OUTER = ("name", "spelling", "summary", "source")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the tables."""
     from edgetrain.strategies import outer
 
     if arguments.json:

@@ -38,11 +38,7 @@ def use_callers_home() -> None:
 
 @contextlib.contextmanager
 def as_owner_of(folder: Path) -> Iterator[None]:
-    """What root makes in a user's folder, inside a `with` block, is the user's. A folder that is
-    not there yet is its parent's owner's.
-
-    The ids are those of the whole process: no other thread may need root meanwhile.
-    """
+    """Within: what root makes in a user's folder is the user's. The ids are the whole process's."""
     uid, gid = owner_of(folder)
     group = os.getegid()
     if os.geteuid() != 0 or not uid:

@@ -46,7 +46,6 @@ in examples/paper/. `delay` and `every` apply to the strategies that have them.
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "sweep",
@@ -267,8 +266,7 @@ def _about(chosen: Sweep) -> str:
 
 
 def _draw(summary: dict[str, Any], folder: Path, about: str) -> list[Path]:
-    """A picture for each axis with several values; the paths of those drawn. Without a title of
-    their own they say what the sweep is `about`."""
+    """A picture for each axis with several values, titled `about` by default; their paths."""
     from edgetrain.runs.reports.plot import sweep_figure
 
     axes, found, metric, title = (summary[key] for key in ("axes", "points", "metric", "title"))

@@ -34,7 +34,6 @@ _SAID = {
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "tell",

@@ -29,7 +29,6 @@ fleet.topology = "auto" takes. docs/topologies.md says when to use which.
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "topology",
@@ -52,7 +51,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table."""
     job, beside = common.job_of(arguments, SIMULATED)
     from edgetrain.jobs.capacity.question import Options, question_of
     from edgetrain.jobs.plan import check

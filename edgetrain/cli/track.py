@@ -29,7 +29,6 @@ _POLL_S = 1.0
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "track",

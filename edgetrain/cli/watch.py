@@ -27,7 +27,6 @@ _QUIET_S = 60.0
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "watch",

@@ -57,8 +57,7 @@ def element_bytes(rung: int) -> float:
 
 
 def finest_rung(elements: int, most_bytes: float, floor: float = FLOOR) -> int:
-    """The rung that loses least among those whose payloads of `elements` take at most
-    `most_bytes`; the last one that is not below `floor` if none does."""
+    """The finest rung with payloads of at most `most_bytes`, else the last one above `floor`."""
     last = lowest_rung(floor)
     for rung in range(last):
         if elements * element_bytes(rung) <= most_bytes:
@@ -80,8 +79,7 @@ class Auto(BaseCodec):
     few_elements = True
 
     def __init__(self, floor: float = FLOOR, rung: int | None = None) -> None:
-        """No rung sends less than the share `floor` of the elements. ConfigError if that is not
-        in [0.01, 1]."""
+        """No rung sends less than the share `floor` of elements, 0.01 to 1. ConfigError."""
         if not FLOOR <= floor <= 1:
             raise ConfigError(
                 f"auto({floor:g}): the smallest share of the elements that is sent is {FLOOR:g} "

@@ -64,10 +64,7 @@ class Codec(Protocol):
 
     @property
     def sums_only(self) -> bool:
-        """True if only the sum over all members means anything, not the payload of one of them.
-
-        Such payloads cannot be judged, cut or left out one by one.
-        """
+        """True if only the sum over all members means anything: no payload alone does."""
 
     @property
     def two_trips(self) -> bool:
@@ -81,10 +78,7 @@ class Codec(Protocol):
 
     @property
     def momentum(self) -> float:
-        """The momentum that `codecs.memory` applies to gradients before encoding them, or 0.
-
-        The optimizer behind such a codec must have no momentum of its own.
-        """
+        """The momentum that `codecs.memory` applies to gradients, or 0; then the only one."""
 
     def slices(self, elements: int) -> list[slice]:
         """The parts of a vector of [elements]: what each payload of `encode` covers, in order."""
@@ -93,18 +87,10 @@ class Codec(Protocol):
         """The nearest codec that takes displacements; itself if not `gradients_only`."""
 
     def for_replies(self) -> Codec:
-        """The codec of replies in a job that names this one and none for replies.
-
-        Merged gradients have the members' momentum in them already, so this codec applies none.
-        Each of the two decodes the other's payloads.
-        """
+        """The codec of replies where none is named: without momentum."""
 
     def encode(self, vector: Vector) -> list[Buffer]:
-        """One buffer per part. `vector` is only read.
-
-        A lossless codec may return views of it, so it must not change before the buffers have been
-        sent.
-        """
+        """One buffer per part. `vector` is only read; a lossless codec may return views of it."""
 
     def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
         """`residual += vector`, encode that sum, and leave in `residual` what was not sent.
@@ -120,10 +106,7 @@ class Codec(Protocol):
         """`out += weight * decoded`. BadPayload leaves `out` as it was."""
 
     def add_many(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Vector) -> None:
-        """Add the same part of many messages, bit for bit as `add` in that order.
-
-        BadPayload, if any of them is bad, leaves `out` as it was.
-        """
+        """Add the same part of many messages, as `add` in order. BadPayload changes nothing."""
 
     def max_bytes(self, elements: int) -> int:
         """The length of the longest valid payload of a part of `elements` elements."""

@@ -60,7 +60,6 @@ class Feedback:
         return self.codec.drain(self.residual[here], vector)
 
     def reset(self) -> None:
-        """Set the residual to zero."""
         self.residual[:] = 0
 
     def state(self) -> dict[str, Vector]:

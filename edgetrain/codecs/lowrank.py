@@ -336,12 +336,10 @@ class PowerSGD:
 
     @property
     def left_elements(self) -> int:
-        """The length of what `left` returns."""
         return self._shapes.left_size
 
     @property
     def right_elements(self) -> int:
-        """The length of what `right` returns; 0 if no tensor is factored."""
         return self._shapes.right_size
 
     def state(self) -> dict[str, Vector]:
@@ -423,10 +421,7 @@ def product(left: Vector, right: Vector, out: Vector) -> None:
 
 
 def orthonormal(columns: Vector) -> Vector:
-    """Gram-Schmidt, twice over for accuracy, of `columns` [rank, rows]; same bits everywhere.
-
-    A column that depends linearly on the ones before becomes zeros.
-    """
+    """Gram-Schmidt of `columns` [rank, rows], same bits everywhere; dependent ones become 0."""
     result: list[npt.NDArray[np.float64]] = []
     for column in columns.astype(np.float64):
         before = _dot(column, column)

@@ -16,15 +16,13 @@ from edgetrain.vectors.vector import Buffer, Vector
 
 
 def in_pieces(codec: Codec, pieces: Sequence[slice]) -> Codec:
-    """The codec for a vector that consists of these pieces, each encoded on its own. Raises
-    ConfigError for a codec that looks at the whole vector."""
+    """The codec for a vector of these pieces. ConfigError if it looks at the whole vector."""
     check_pieces(codec)
     return InPieces(codec, pieces) if pieces else Nothing(codec.name)
 
 
 def check_pieces(codec: Codec) -> None:
-    """Raise ConfigError for a codec that looks at the whole vector, or changes from round to
-    round."""
+    """Raise ConfigError for a codec of whole vectors, or one that changes with the round."""
     if isinstance(codec, Auto | Deep):
         raise ConfigError(
             f"the codec '{codec.name}' looks at the whole vector, and strategy.ranges cuts it",

@@ -131,10 +131,7 @@ class TopK(BaseCodec):
         self.name = f"topk({options}){tail}"
 
     def at_density(self, density: float) -> TopK:
-        """This codec at another density; this one decodes its payloads.
-
-        Both cut a vector into the same parts, so decoders do not depend on the density.
-        """
+        """This codec at another density; this one decodes its payloads, of the same parts."""
         other = TopK(density, self.values.codec, self.exact)
         other.part_elements = self.part_elements
         return other
@@ -322,8 +319,7 @@ class TopK(BaseCodec):
 
 
 def _error(r: Vector, g: Vector | None, bound: int, sampled: int, seed: int) -> float:
-    """The relative standard error of the number of elements above `bound` (float32 bits), as a
-    sample of `sampled` chunks of r + g has it: from how much chunks differ."""
+    """Relative standard error of the number of elements above `bound`, from a sample's chunks."""
     total = r.size // CHUNK
     step = max(total // LOOKED_AT, 1)
     chunks = slice(seed % step, None, step)

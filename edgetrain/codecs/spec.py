@@ -43,11 +43,7 @@ _CHAINED = ("topk", "dgc", "randk", "low-rank")
 
 
 def parse(text: str) -> Codec:
-    """The codec that `text` names, as in `"topk(0.01) | q2"` or `"small(1024): fp32; sign"`.
-
-    `parse(codec.name)` gives an equal codec. Raises ConfigError, with the near miss, for what is
-    not a codec.
-    """
+    """The codec that `text` names; `parse(codec.name)` gives an equal one. Raises ConfigError."""
     rules = [_rule(part) for part in text.split(";")]
     for rule in rules[:-1]:
         if not (rule.pattern or rule.small):

@@ -56,8 +56,7 @@ def interfaces() -> list[Interface]:
 
 
 def interface_states() -> dict[str, bool]:
-    """Whether each interface of this machine is up, by its name; also those without an address.
-    Empty where the system does not say: user-mode emulators and some containers."""
+    """Whether each interface is up, by its name. Empty where the system does not say."""
     try:
         return {name: state.isup for name, state in psutil.net_if_stats().items()}
     except OSError:
@@ -65,8 +64,7 @@ def interface_states() -> dict[str, bool]:
 
 
 def _unusable(name: str, up: bool, of: str = "") -> NetworkError:
-    """What is wrong with an interface that a hub is to listen on. It may pass: at the start of a
-    machine interfaces come up one after the other."""
+    """What is wrong with an interface that a hub is to listen on. It may pass."""
     if up:
         return NetworkError(
             f"the interface {name} has no address (yet)", "wait for DHCP, or set one", passing=True
@@ -102,11 +100,8 @@ def is_local_name(host: str) -> bool:
 
 
 def check_hub_name(host: str) -> list[str]:
-    """The hub's addresses. Raises NetworkError if its name leads only back to this machine.
-
-    Debian and Raspberry Pi OS write their own host name as 127.0.1.1 into /etc/hosts: a member that
-    is given that name would look for the hub on itself, and wait for ever.
-    """
+    """The hub's addresses. Raises NetworkError if its name leads only back to this machine, as the
+    name of a Debian machine does in its own /etc/hosts (127.0.1.1)."""
     addresses = resolve(host)
     loopback = all(ipaddress.ip_address(address).is_loopback for address in addresses)
     if loopback and not is_local_name(host):
@@ -182,11 +177,8 @@ def _repeat(
 
 
 def route(hub: str, timeout_s: float) -> str:
-    """The interface over which this machine reaches the hub, e.g. "wlan0 192.168.1.17".
-
-    Connects once, so that a wrong name, a closed port and a machine that is off are told apart
-    before anything waits. Raises NetworkError, HubUnreachable.
-    """
+    """The interface over which this machine reaches the hub, e.g. "wlan0 192.168.1.17". Connects
+    once. Raises NetworkError, HubUnreachable."""
     check_hub_name(split_address(hub)[0])
     own = check_reachable(hub, timeout_s)
     names = {interface.address: interface.name for interface in interfaces()}
@@ -258,8 +250,7 @@ def wait_to_listen(
 
 
 def any_port_of(via: str) -> str:
-    """Any free port of the address under which another machine sees this one, as `route` says it:
-    where members listen for each other, unless the user says where."""
+    """Any free port of the address under which another machine sees this one."""
     own = via.split()[-1]
     return f"tcp://[{own}]:0" if ":" in own else f"tcp://{own}:0"
 
@@ -279,10 +270,8 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_reachable(address: str, timeout_s: float) -> str:
-    """Connect once without ZeroMQ, which would retry silently; returns this machine's own address.
-
-    Raises HubUnreachable, which says what failed: the name, the route, the port, or no answer.
-    """
+    """Connect once without ZeroMQ, which retries silently; returns this machine's own address.
+    Raises HubUnreachable, which says what failed."""
     host, port = split_address(address)
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as probe:

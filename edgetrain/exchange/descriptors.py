@@ -21,10 +21,7 @@ MOST = 1 << 20
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one, less RESERVED; returns the soft limit.
-
-    Where the hard limit leaves no room for a reserve, it is not changed.
-    """
+    """Raise the soft limit to the hard one, less RESERVED if there is room; returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST if hard == resource.RLIM_INFINITY else hard
     wanted = most - RESERVED

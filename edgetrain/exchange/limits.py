@@ -79,14 +79,12 @@ class Unrequited:
 
     @property
     def reason(self) -> str:
-        """Why no more is sent, for the peer and for people."""
         return (
             f"a base or replies were sent over this connection {self.most} times, and nothing "
             "whole has come since: come back over another one"
         )
 
     def is_enough(self, sender: bytes) -> bool:
-        """Whether nothing more may be sent there."""
         return self._counts.get(sender, 0) >= self.most
 
     def forget_sender(self, sender: bytes) -> None:

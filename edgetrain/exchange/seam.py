@@ -131,7 +131,6 @@ class Submission:
 
     @property
     def head(self) -> Contribute:
-        """Its message, without a payload."""
         site = self.behind or Behind(0, self.applied, self.checksum)
         return Contribute(
             self.round, 0, 1, self.weight, site.applied, site.checksum, self.wanted_delay, b"",
@@ -338,8 +337,7 @@ class Exchange(Protocol):
         had closed is kept when a later round closes. Raises what `wait` does."""
 
     def poll(self) -> None:
-        """Take in what has arrived, without waiting, so that replies are timed when they come.
-        Raises what `wait` does."""
+        """Take in what has arrived, without waiting. Raises what `wait` does."""
 
     def report(self, telemetry: Telemetry | Figure) -> None:
         """Say how this member, or the model, is doing, to whoever looks at the fleet.

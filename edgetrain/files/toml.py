@@ -31,8 +31,7 @@ def read_toml(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML text. Raises ValueError, also for one that is nested more than
-    MOST_DEPTH deep."""
+    """The tables of a TOML text. Raises ValueError, also beyond MOST_DEPTH."""
     if _DOTTED.search(text):  # tomllib takes minutes for a key with a hundred thousand dots
         raise ValueError(_DEEP)
     try:

@@ -57,8 +57,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file to the disk, or the names in a folder: files made, renamed and removed. Raises
-    OSError."""
+    """Bring a file, or the names in a folder, to the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

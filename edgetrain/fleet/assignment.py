@@ -61,7 +61,6 @@ def spread(names: Sequence[str], count: int, what: str, of: str = "members") -> 
 
 
 def _named(text: str, what: str, example: str, load: Callable[[str], object]) -> list[str]:
-    """Parse names with counts, and `load` each name so that an unknown one is refused."""
     names: list[str] = []
     for item in (part.strip() for part in text.split(",")):
         name, colon, count = (part.strip() for part in item.partition(":"))
@@ -73,10 +72,7 @@ def _named(text: str, what: str, example: str, load: Callable[[str], object]) ->
 
 
 def parse_sites(text: str, members: int) -> tuple[Site, ...]:
-    """Parse sites such as "home-fixed: 0-3, 4g-good: 4 5 6". A member is in at most one site.
-
-    Raises ConfigError for bad syntax, an unknown network, and a member out of range or named twice.
-    """
+    """Parse sites such as "home-fixed: 0-3, 4g-good: 4 5 6"; a member is in one. ConfigError."""
     sites: list[Site] = []
     taken: set[int] = set()
     for item in filter(None, (part.strip() for part in text.split(","))):

@@ -16,10 +16,7 @@ Limits = tuple[float, float, str]
 
 
 def number(value: Any, limits: Limits, where: str, whole: bool = False) -> float:
-    """Return `value` as a float, if it is within `limits` (and integral, if `whole`).
-
-    Raises ConfigError for anything else.
-    """
+    """Return `value` as a float within `limits` (and integral, if `whole`). ConfigError."""
     low, high, unit = limits
     allowed = f"allowed: {low:g} to {high:g}{' ' + unit if unit else ''}"
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -56,10 +53,7 @@ def seconds(value: Any, most: str, where: str) -> float:
 
 
 def node_numbers(value: Any, count: int, where: str, what: str = "member") -> tuple[int, ...]:
-    """Return `value` as a tuple, if it is a list of numbers of members (or `what`) below `count`.
-
-    Raises ConfigError for anything else.
-    """
+    """Return `value` as a tuple of numbers of members (or `what`) below `count`. ConfigError."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ConfigError(f"{where} = {value!r} is not a list of {what} numbers", "[0, 3]")
     for item in value:

@@ -115,7 +115,6 @@ class SshHost:
 
     @property
     def target(self) -> str:
-        """The word for ssh: [USER@]ADDRESS."""
         return f"{self.user}@{self.address}" if self.user else self.address
 
 
@@ -131,12 +130,10 @@ class SshAnswer:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended with status 0."""
         return self.status == 0 and self.trouble is None
 
     @property
     def text(self) -> str:
-        """What it printed, as text."""
         return self.stdout.decode(errors="replace")
 
     @property

@@ -56,7 +56,6 @@ _FIELDS = {
 
 
 def check_country(country: str, where: str) -> None:
-    """A country whose rules the radio follows."""
     if country not in COUNTRIES:
         raise ConfigError(
             f"{where} = '{country}' is not a country",
@@ -101,7 +100,6 @@ def check_name_server(address: str, where: str) -> None:
 
 
 def check_user(user: str, where: str) -> None:
-    """A user that can be made on every device."""
     if not USER_NAME.match(user):
         raise ConfigError(
             f"{where} = '{user}' cannot be a user of the devices",

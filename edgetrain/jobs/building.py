@@ -98,7 +98,6 @@ def reducer_of(found: Resolved, first: int, end: int) -> ReducerHub:
 
 
 def _policy(job: Job, most_elements: int, site: int = 0) -> Policy:
-    """How patient a hub is; `site`: the members of a gateway's, 0: it is the job's."""
     # A site's round has to be on its way while the hub above still waits for it.
     quorum, wait = (1, SITE_WAIT) if site else (quorum_of(job), 1.0)
     return Policy(

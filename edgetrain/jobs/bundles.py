@@ -41,7 +41,6 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 def digest_of(archive: bytes) -> Digest:
-    """Of a bundle's bytes."""
     return hashlib.sha256(archive).hexdigest()
 
 
@@ -102,8 +101,7 @@ def _read(path: Path) -> bytes:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a bundle's file, once; ConfigError where it is missing, is not a file or is too
-    large."""
+    """The bytes of a bundle's file. ConfigError where it is no file, missing or too large."""
     try:
         return _read(path)
     except ConfigError as error:
@@ -195,7 +193,6 @@ class Allowed:
         return {line[0]: line[1].strip() if len(line) > 1 else "" for line in lines if line}
 
     def allow(self, digest: Digest, note: str = "") -> None:
-        """From now on."""
         clean = re.sub(r"[^A-Za-z0-9_.-]+", "-", note)[:64]
         with self._ring.locked():
             self._write(self.all() | {checked(digest): clean})

@@ -72,8 +72,7 @@ _TEXT, _PICTURES = "edgetrain.tasks:char_lm", "edgetrain.tasks:digits"
 
 
 def advise(job: Job) -> Advice:
-    """The row for a job. ConfigError where the job does not say what it depends on, or nothing was
-    measured."""
+    """The row for a job. ConfigError where the job does not say enough, or there is no row."""
     fleet = job.fleet
     if len(set(devices_of(fleet.device))) > 1:
         raise _unknown(

@@ -44,7 +44,6 @@ class Axis:
 
     @property
     def labels(self) -> list[str]:
-        """The label of each value."""
         return [value.label for value in self.values]
 
 
@@ -247,8 +246,7 @@ def fitting(job: Job) -> Job:
 
 
 def variants(job: Job, names: Sequence[str]) -> list[Job]:
-    """The job under each of these strategies, whose spellings win over its outer rule. Raises
-    ConfigError for a name that is not one."""
+    """The job under each of these strategies; their outer rules win. ConfigError."""
     strategies.find(job.strategy.name)  # also where the names win over it, a slip is a slip
     tables = [
         replace(

@@ -78,8 +78,7 @@ def buffers_of(found: Resolved) -> str:
 
 
 def tuning_of(job: Job) -> Tuning:
-    """What the job's learning-rate schedule, linear scaling and clipping do before each step.
-    ConfigError."""
+    """What schedule, linear scaling and clipping do before each step. ConfigError."""
     from edgetrain.tasks.work import Tuning
 
     train = job.train
@@ -92,7 +91,6 @@ def tuning_of(job: Job) -> Tuning:
 
 
 def samples_of(job: Job, task: Task) -> tuple[int, ...]:
-    """How many samples each member holds, where the job's privacy depends on it; else ()."""
     if job.privacy.unit != "example":
         return ()
     return tuple(shares_of(job, index).samples(task) for index in range(job.fleet.members))
@@ -125,11 +123,8 @@ def work_of(
     source: Source,
     taken: int = 0,
 ) -> Local:
-    """The work of one member on a model of its own, after so many steps that were taken already;
-    with the job's privacy, where examples have it.
-
-    ConfigError for a task or a model that cannot be trained so.
-    """
+    """The work of one member on a model of its own, after so many steps; private where examples
+    are. ConfigError for a task or a model that cannot be trained so."""
     own = shares_of(job, index)
     if job.privacy.unit == "example":
         from edgetrain.tasks import private_work
@@ -167,8 +162,7 @@ def rehearse(job: Job, task: Task) -> None:
 
 
 def _check_same_data(job: Job, task: Task, batch: int) -> None:
-    """ConfigError unless the first two members hold the same data, of which a hub can hand out
-    slices. Of the others their own hub says it."""
+    """ConfigError unless the first two members hold the same data."""
     from edgetrain.tasks.slices import digest_of
 
     strategy, members = strategies.find(job.strategy.name), min(2, job.fleet.members)

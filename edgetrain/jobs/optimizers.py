@@ -13,8 +13,7 @@ from edgetrain.jobs.job import Job
 
 
 def check_optimizer(job: Job) -> None:
-    """ConfigError for an optimizer that neither the installed torch nor edgetrain has, or that
-    members cannot have. Torch is not loaded."""
+    """ConfigError for an optimizer that is unknown, or not for members. Loads no torch."""
     name, known = str(job.train.optimizer.get("name", "")), optimizers()
     if not name:
         raise ConfigError(

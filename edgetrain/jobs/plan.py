@@ -80,8 +80,7 @@ def _check_task(job: Job) -> None:
 
 
 def target_of(job: Job, task: Task) -> float | None:
-    """The figure at which a run counts as trained: the job's, else the task's; None: neither
-    says. ConfigError for an accuracy over 1."""
+    """The figure at which a run counts as trained: the job's, or the task's, if any."""
     wanted = job.train.target
     if wanted > 1 and task.metric.endswith("accuracy"):
         raise ConfigError(
@@ -92,8 +91,7 @@ def target_of(job: Job, task: Task) -> float | None:
 
 
 def plan(job: Job, beside: Path | None = None) -> Resolved:
-    """Look up all that a job names. `beside` is the folder of the job file. ConfigError,
-    NetworkError, TaskError."""
+    """Look up all that a job names, `beside` its file. ConfigError, NetworkError, TaskError."""
     return with_task(check(job), beside)
 
 

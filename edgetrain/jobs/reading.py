@@ -34,10 +34,7 @@ LONGEST_SHOWN = 120
 
 
 def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Job:
-    """A job from a file (None: all defaults) and `key=value` overrides, which win.
-
-    Raises ConfigError naming the file, the key, the value and what is allowed.
-    """
+    """A job from a file (None: all defaults) and `key=value` overrides, which win. ConfigError."""
     return parse(_read(path), overrides, str(path or "defaults"))
 
 

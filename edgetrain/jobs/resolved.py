@@ -162,7 +162,6 @@ class Resolved:
 
     @property
     def links(self) -> list[Profile]:
-        """The network profile of each member."""
         return [self.network_profiles[name] for name in self.networks]
 
     @property
@@ -245,7 +244,6 @@ def _landing_of(job: Job, strategy: Strategy) -> float:
 
 
 def _has_velocity(job: Job) -> bool:
-    """Whether the optimizer carries something of a step on into the next ones."""
     optimizer = job.train.optimizer
     has_own = str(optimizer.get("name", "")).lower() not in _WITHOUT_VELOCITY
     return has_own or bool(optimizer.get("momentum", 0))
@@ -258,7 +256,6 @@ def _stay_together(job: Job) -> bool:
 
 
 def _has_samples(job: Job) -> bool:
-    """Whether enough samples are in a step."""
     return job.train.batch * job.train.accumulate >= _SAMPLES
 
 

@@ -25,16 +25,13 @@ class DataShares:
 
     @property
     def count(self) -> int:
-        """How many they are."""
         return len(self.held)
 
     def samples(self, task: Task) -> int:
-        """How many samples they have."""
         return sum(task.samples(share, self.of) for share in self.held)
 
 
 def groups_of(job: Job) -> list[int]:
-    """The members that are groups."""
     named = devices_of(job.fleet.device)
     if len(named) == 1:
         return list(range(job.fleet.members)) if named == [SERVERS] else []
@@ -42,7 +39,6 @@ def groups_of(job: Job) -> list[int]:
 
 
 def has_group(job: Job) -> bool:
-    """Whether a member of the job is a group."""
     return SERVERS in devices_of(job.fleet.device)
 
 

@@ -111,7 +111,6 @@ def settle(found: Resolved, question: CapacityQuestion) -> Resolved:
 
 
 def take_star(found: Resolved, because: str) -> Resolved:
-    """The job with the star, if it says "auto"."""
     if found.job.fleet.topology != AUTO:
         return found
     return _with(found, "star", f"topology auto: star, because {because}")

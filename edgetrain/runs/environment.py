@@ -59,10 +59,7 @@ def version() -> str:
 
 
 def git_commit() -> dict[str, Any] | None:
-    """The commit and whether files differ from it, if edgetrain runs from its own checkout.
-
-    None when it is installed in an environment, even one inside another project's repository.
-    """
+    """The commit of edgetrain's own checkout, and whether files differ; None: it is installed."""
     root = Path(str(sys.modules[_PACKAGE].__file__)).resolve().parents[1]
     if not (root / ".git").exists():
         return None
@@ -94,8 +91,7 @@ def usable_cores() -> int:
 
 
 def free_memory() -> int:
-    """Bytes that a process may still take: of the machine, and of its control group if that has a
-    limit."""
+    """Bytes that a process may still take, of the machine and of its control group."""
     import psutil
 
     free = int(psutil.virtual_memory().available)
@@ -134,12 +130,10 @@ class Meter:
 
     @property
     def cpu_s(self) -> float:
-        """User and system seconds of this process since the Meter was made."""
         return time.process_time() - self._cpu_at_start
 
     @property
     def peak_bytes(self) -> int:
-        """The largest resident set of this process so far, in bytes."""
         peak = _peak_by_rusage()
         return peak if peak > self._inherited else _peak_by_proc() or peak
 

@@ -150,7 +150,6 @@ def remove_unbegun(folder: Path) -> None:
 
 
 def metrics_path(folder: Path) -> Path:
-    """The file that the run's MetricsLogs write."""
     return folder / METRICS
 
 
@@ -184,8 +183,7 @@ class NewerFormat(ConfigError):
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Read summary.json, or None if the run is not over. Raises ConfigError if it is damaged,
-    NewerFormat if it is written by a newer edgetrain."""
+    """Read summary.json, None if the run is not over. Raises ConfigError, NewerFormat."""
     path = folder / SUMMARY
     try:
         summary = read_json(path, _MOST_BYTES)
@@ -268,8 +266,7 @@ def _has_runs(path: Path, begun: bool) -> bool:
 
 
 def newest_whole(root: Path | str) -> Path:
-    """The newest of `folders_in`, begun or not; a hub's in place of that of a member which trains
-    with it on this machine. Raises ConfigError if there is none."""
+    """The newest of `folders_in`; a hub's before that of a member beside it. ConfigError."""
     folders = folders_in(root, begun=False)
     last = newest(root, begun=False)
     if not _is_of_one_member(last):
@@ -301,7 +298,6 @@ def _changed_at(path: Path) -> float:
 
 
 def newest(root: Path | str, *, begun: bool = True) -> Path:
-    """The newest of `folders_in`. Raises ConfigError if there is none."""
     folders = folders_in(root, begun=begun)
     if not folders:
         raise ConfigError(

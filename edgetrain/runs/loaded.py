@@ -59,8 +59,7 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """summary.json; of a run that has none yet, what its lines say so far. ConfigError for one
-        that is damaged."""
+        """summary.json; of a run that has none yet, what its lines say so far. ConfigError."""
         return read_summary(self.folder) or summarise(self.folder)
 
     @property
@@ -226,8 +225,7 @@ def _document(folders: Sequence[Path]) -> str:
 
 
 def _page(folders: Sequence[Path]) -> str:
-    """The page in a frame of its own, whose style touches nothing else; "": there is nothing to
-    show yet."""
+    """The page in a frame of its own; "": there is nothing to show yet."""
     try:
         page = html.escape(_document(folders))
     except ConfigError:

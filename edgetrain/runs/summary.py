@@ -98,8 +98,7 @@ def _speed(tally: Tally) -> dict[str, Any]:
 
 
 def _least_waiting(tally: Tally, members: int) -> dict[str, Any]:
-    """The member that waited least, and its step: no member is slower, so it waits for replies
-    alone. None where not every member writes into the folder: another one may be slower then."""
+    """The member that waited least, and its step; None where not every member writes here."""
     parts = {name: member.parts for name, member in tally.members.items() if member.lines}
     if tally.is_told or not parts or len(tally.members) < members:
         return dict.fromkeys(("least_waiting", "least_busy_s", "least_wait_s"))

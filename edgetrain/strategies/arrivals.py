@@ -35,11 +35,8 @@ class ArrivalRule(ClosingRule, Protocol):
         """Contributions with which a round closes, as a rule."""
 
     def weight(self, age: int, contributions: int, present: int) -> float:
-        """The factor of a contribution in the round's sum.
-
-        `age`: replies that the hub had given and its member had not applied; `contributions` in the
-        round; `present`: members that may contribute, and those that have.
-        """
+        """The factor in the round's sum of a contribution that lacks `age` replies, among as many
+        `contributions`, with as many members `present` as contribute."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +59,12 @@ class Buffered:
     deadline_s: float
 
     def due(self, round: RoundView, now: float) -> bool:
-        """See ClosingRule."""
         if not round.contributions:
             return False
         enough = round.contributions >= self.size or now - round.opened >= self.deadline_s
         return enough or round.lacks_nobody
 
     def weight(self, age: int, contributions: int, present: int) -> float:
-        """See ArrivalRule."""
         return float((1.0 + age) ** -self.exponent) / contributions
 
 
@@ -86,7 +81,6 @@ class Summed(Buffered):
     deadline_s: float = 60.0
 
     def weight(self, age: int, contributions: int, present: int) -> float:
-        """See ArrivalRule."""
         return 1.0
 
 
@@ -107,15 +101,12 @@ class Bounded:
 
     @property
     def size(self) -> int:
-        """See ArrivalRule."""
         return 1 if self.lead > 0 else self.members
 
     def due(self, round: RoundView, now: float) -> bool:
-        """See ClosingRule."""
         if round.contributions > 0 and (self.lead > 0 or round.lacks_nobody):
             return True
         return round.advances
 
     def weight(self, age: int, contributions: int, present: int) -> float:
-        """See ArrivalRule."""
         return 1.0 / present

@@ -1,7 +1,4 @@
-"""The member's half of strategies whose hub moves the base: the parameters are the base.
-
-Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
-"""
+"""The member's half of strategies whose hub moves the base: the parameters are the base."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ class AtBase(Gradient):
     moves_params = True
 
     def before_step(self) -> Vector | None:
-        """Nothing is contributed."""
         return None
 
     def due(self, ready: int = 0) -> int | None:
@@ -37,7 +33,6 @@ class AtBase(Gradient):
         self.round = self.applied
 
     def rebase(self, base: Vector, applied: int) -> None:
-        """See MemberHalf."""
         self.params[:] = base
         self.checksum = checksum(self.params)
         self.applied = self.round = applied
@@ -46,9 +41,7 @@ class AtBase(Gradient):
         """The replies of the rounds between are on their way."""
 
     def start(self, applied: int, round: int) -> None:
-        """See MemberHalf."""
         super().start(applied, applied)
 
     def rest(self) -> Vector | None:
-        """There is none."""
         return None

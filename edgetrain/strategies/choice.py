@@ -74,7 +74,6 @@ class FirstRounds:
 
     @property
     def is_made(self) -> bool:
-        """Whether enough rounds were seen."""
         return self.rounds >= ROUNDS
 
     @property
@@ -104,11 +103,9 @@ class FirstRounds:
         )
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """State that a restarted member needs so as not to begin again."""
         return {"ways": self._ways, "rounds": np.array([float(self.rounds)])}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from what `state` returned. BadMessage for what it cannot have returned."""
         ways, rounds = state["ways"], state.get("rounds")
         good = ways.shape == self._ways.shape and rounds is not None and rounds.shape == (1,)
         if not (good and np.isfinite(ways).all() and 0 <= rounds[0] < ROUNDS):  # type: ignore[index]

@@ -45,8 +45,7 @@ class RoundView(Protocol):
 
     @property
     def missing(self) -> Collection[str]:
-        """The names of the members that the round lacks a contribution of. Looks at all members:
-        ask for it last."""
+        """Members that the round lacks a contribution of. Looks at all: ask for it last."""
 
     @property
     def lacks_nobody(self) -> bool:
@@ -143,7 +142,6 @@ class LearnedDeadline:
         return is_in_time and round.contributions >= self.quorum
 
     def note_round(self, begun: float, waited_s: Sequence[float], missing: int) -> None:
-        """See LearningRule."""
         if self._begun is not None:
             self._lengths.append(begun - self._begun)
         self._begun = begun

@@ -1,7 +1,4 @@
-"""The member's half of every strategy that exchanges displacements: FedAvg, local SGD, DGA.
-
-Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
-"""
+"""The member's half of every strategy that exchanges displacements: FedAvg, local SGD, DGA."""
 
 from __future__ import annotations
 
@@ -154,7 +151,6 @@ class Displacement:
         return None
 
     def note_rate(self, rate: float) -> None:
-        """See MemberHalf."""
         self._growth.rates += rate
 
     def after_step(self) -> Vector | None:
@@ -238,8 +234,7 @@ class Displacement:
         )
 
     def _take_in(self, flight: Flight, sent: Vector) -> Flight:
-        """Move the unsent part back into `params`. It contains every earlier round in flight as a
-        whole, so their replies are added to the base and replace nothing."""
+        """Move the unsent part back into `params`: their replies replace nothing."""
         beside = self.unsent.beside
         assert beside is not None
         self.unsent.beside = None
@@ -253,17 +248,14 @@ class Displacement:
         return _sent_part(flight, sent)
 
     def follow_up(self) -> Vector | None:
-        """One contribution a round is enough."""
         return None
 
     @property
     def local_steps(self) -> int:
-        """See MemberHalf."""
         return self._local_steps
 
     @property
     def has_steps(self) -> bool:
-        """See MemberHalf."""
         return self._local_steps > 0
 
     def rest(self) -> Vector | None:
@@ -280,7 +272,6 @@ class Displacement:
         return rest
 
     def restore_rest(self, rest: Vector, local_steps: int = 0) -> None:
-        """See MemberHalf."""
         if not local_steps and self.unsent.belongs_beside():
             self.unsent.beside = rest.copy()
         else:
@@ -289,17 +280,14 @@ class Displacement:
         self._partial = not local_steps
 
     def learned(self) -> dict[str, NDArray[Any]]:
-        """See MemberHalf."""
         return self.unsent.state() | ({} if self.drift is None else self.drift.state())
 
     def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """See MemberHalf."""
         self.unsent.restore(state)
         if self.drift is not None:
             self.drift = self.expected.drift = self.drift.restore(state)
 
     def take_note(self) -> str:
-        """See MemberHalf."""
         note, self._note = self._note, ""
         return note
 
@@ -378,8 +366,7 @@ class Displacement:
         self.round = max(self.round, applied)
 
     def skip_to(self, round: int) -> None:
-        """Contribute to `round` next; those between are replied to without a contribution of its
-        own."""
+        """Contribute to `round` next; those between are replied to without this member."""
         self.expected.flights.extend(Flight(r, self._steps, None) for r in range(self.round, round))
         self.round = max(self.round, round)
 

@@ -1,7 +1,4 @@
-"""The stand-in of eager updates: the fleet's last round, with this member's part of it made new.
-
-Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
-"""
+"""The stand-in of eager updates: the fleet's last round, with this member's part of it made new."""
 
 from __future__ import annotations
 
@@ -34,7 +31,6 @@ class Eager(Drift):
         return None
 
     def begin_reply(self, every: int, delay: int, whole: bool = False, sent: float = 1.0) -> Shares:
-        """See Drift."""
         self._replies += 1
         self._learns = not whole
         one, nothing = np.float32(1), np.float32(0)
@@ -42,7 +38,6 @@ class Eager(Drift):
         return self._coming
 
     def learn_tile(self, here: slice, reply: Vector, own: Vector, predicted: Vector | None) -> None:
-        """See Drift."""
         if self._learns:
             gap = np.multiply(own[here], self._share, out=self.gap[here])
             np.subtract(reply, gap, out=gap)

@@ -1,7 +1,4 @@
-"""The part of a member's parameters that is not local progress: base and rounds in flight.
-
-Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
-"""
+"""The part of a member's parameters that is not local progress: base and rounds in flight."""
 
 from __future__ import annotations
 
@@ -90,8 +87,7 @@ class Expected:
 
     @property
     def stayed(self) -> Vector | None:
-        """float32 [elements] what is in `params` besides, and is never contributed; None: nothing.
-        See Leaving."""
+        """float32 [elements] that `params` have besides, and never contribute; see Leaving."""
         return None if self.drift is None else self.drift.stayed
 
     def settle(self, here: slice) -> None:

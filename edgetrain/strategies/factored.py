@@ -1,7 +1,4 @@
-"""The member's half of synchronous SGD whose mean gradient is two factors, in two trips.
-
-Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
-"""
+"""The member's half of synchronous SGD whose mean gradient is two factors, in two trips."""
 
 from __future__ import annotations
 
@@ -58,7 +55,6 @@ class Factored(Gradient):
         self._awaits_left = False
 
     def before_step(self) -> Vector | None:
-        """The first factor of this step's gradient."""
         self._check()
         self._awaits_left = True
         return self._contribution(self._factors.left(self.gradient))

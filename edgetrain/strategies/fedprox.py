@@ -1,7 +1,4 @@
-"""The member's half of FedProx: local SGD that is held near the round's start.
-
-Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
-"""
+"""The member's half of FedProx: local SGD that is held near the round's start."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The member's half of synchronous SGD: contribute the gradient, wait, step with the mean.
-
-Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
-"""
+"""The member's half of synchronous SGD: contribute the gradient, wait, step with the mean."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ class Gradient:
 
     @property
     def base(self) -> Vector:
-        """The parameters themselves."""
         return self.params
 
     def start(self, applied: int, round: int) -> None:
@@ -99,15 +95,12 @@ class Gradient:
             raise EdgetrainError(f"synchronous SGD cannot leave out steps, as to round {round}")
 
     def rest(self) -> Vector | None:
-        """The parameters are the base."""
         return None
 
     def restore_rest(self, rest: Vector, local_steps: int = 0) -> None:
-        """Not possible."""
         raise EdgetrainError("synchronous SGD has no local progress to restore")
 
     def learned(self) -> dict[str, NDArray[Any]]:
-        """Nothing."""
         return {}
 
     def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:

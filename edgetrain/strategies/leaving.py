@@ -1,7 +1,4 @@
-"""The stand-in that lets a member come back to the mean gradually.
-
-Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
-"""
+"""The stand-in that lets a member come back to the mean gradually."""
 
 from __future__ import annotations
 
@@ -38,19 +35,16 @@ class Leaving(Drift):
 
     @property
     def stayed(self) -> Vector | None:
-        """See Drift."""
         return self.gap
 
     def add_stand_ins(
         self, expected: Vector, here: slice, owns: Sequence[Vector], shares: Shares
     ) -> None:
-        """See Drift."""
         for own in owns:
             expected += own[here]
         expected += self.gap[here]
 
     def stand_in(self, out: Vector, here: slice, own: Vector) -> Vector:
-        """See Drift."""
         out[:] = own[here]
         return out
 
@@ -59,12 +53,10 @@ class Leaving(Drift):
         return None
 
     def begin_reply(self, every: int, delay: int, whole: bool = False, sent: float = 1.0) -> Shares:
-        """See Drift."""
         self._learns = bool(delay) and not whole
         return self.shares
 
     def learn_tile(self, here: slice, reply: Vector, own: Vector, predicted: Vector | None) -> None:
-        """See Drift."""
         stayed = self.gap[here]
         if not self._learns:
             stayed[:] = 0
@@ -78,11 +70,9 @@ class Leaving(Drift):
         return self, ""
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """See Drift."""
         return {"stayed": self.gap}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> Drift:
-        """See Drift."""
         stayed = state.get("stayed")
         if stayed is None or stayed.shape != self.gap.shape or not np.isfinite(stayed).all():
             raise BadMessage(f"the checkpoint has not what stayed of {self.gap.size} elements")

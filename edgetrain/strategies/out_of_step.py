@@ -1,7 +1,5 @@
 """The member's half of strategies whose members are out of step: each takes the replies that are
 there, at the ends of its own rounds.
-
-Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
 """
 
 from __future__ import annotations
@@ -62,13 +60,11 @@ class OutOfStep(Displacement):
         self.keeps_rest = stands_in
 
     def start(self, applied: int, round: int) -> None:
-        """Begin from `params` as they are: `applied` replies are in them, and the next contribution
-        has the number `round`."""
+        """Begin from `params` after `applied` replies; `round` is this member's next."""
         super().start(applied, applied)
         self.round = round
 
     def note_merged(self, merged: int, complete: int) -> None:
-        """See MemberHalf."""
         self._merged = max(self._merged, merged)
         self._complete = max(self._complete, complete)
 
@@ -126,7 +122,6 @@ class OutOfStep(Displacement):
         return sums
 
     def rebase(self, base: Vector, applied: int) -> None:
-        """See Displacement."""
         self.checksum = self.expected.replace_base(base, self._merged, self._finished)
         self.applied = applied
 

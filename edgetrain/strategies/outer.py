@@ -55,7 +55,6 @@ class OuterRow:
 
     @property
     def spelling(self) -> str:
-        """Spelling in a job, with the names of its parameters and their defaults."""
         return spelled(self.name, [f"{each.name} = {each.default:g}" for each in self.parameters])
 
 

@@ -42,17 +42,14 @@ class _Elementwise(ABC):
 
     @property
     def spelled(self) -> str:
-        """See OuterRule."""
         return spelled(self.name, self.arguments)
 
     def start(self, elements: int) -> None:
-        """See OuterRule."""
         self._vectors = {
             name: np.full(elements, value, np.float32) for name, value in self.begins.items()
         }
 
     def step(self, merged: Vector, start: int) -> None:
-        """See OuterRule."""
         for here in tiles(merged.size):
             there = slice(start + here.start, start + here.stop)
             self._step_tile(merged[here], *(vector[there] for vector in self._vectors.values()))
@@ -62,11 +59,9 @@ class _Elementwise(ABC):
         """`step` on one tile, with the rule's own vectors there."""
 
     def state(self) -> RuleState:
-        """See OuterRule."""
         return dict(self._vectors)
 
     def restore(self, state: RuleState) -> None:
-        """See OuterRule."""
         self._vectors = {name: state[name].copy() for name in self.begins}
 
 

@@ -1,7 +1,4 @@
-"""The member's half of SCAFFOLD: FedAvg whose local steps are corrected by control variates.
-
-Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
-"""
+"""The member's half of SCAFFOLD: FedAvg whose local steps are corrected by control variates."""
 
 from __future__ import annotations
 
@@ -70,7 +67,6 @@ class Scaffold(Displacement):
         self._tile: Vector = np.empty(min(TILE, params.size), np.float32)
 
     def note_rate(self, rate: float) -> None:
-        """See MemberHalf."""
         super().note_rate(rate)
         self._rate = rate
         self._rates += rate
@@ -148,14 +144,12 @@ class Scaffold(Displacement):
             self._add(share)
 
     def learned(self) -> dict[str, NDArray[Any]]:
-        """See MemberHalf."""
         if not self._of_rates:
             return super().learned()
         rates = np.array([self._of_rates, self._rates, float(self._added)])
         return super().learned() | {"variates": self.variates, "rates": rates}
 
     def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """See MemberHalf."""
         super().restore_learned(state)
         variates, rates = state.get("variates"), state.get("rates")
         if variates is None and rates is None:

@@ -111,8 +111,7 @@ def number(name: str, what: str, text: str, low: float, high: float) -> float:
 
 
 def whole(name: str, what: str, text: str, low: int, more: str = "") -> int:
-    """The value of the argument `what`: a whole number, low <= value <= 100000. ConfigError, which
-    says what `more` is allowed."""
+    """The value of `what`: a whole number, low <= value <= 100000. ConfigError names `more`."""
     if not (text.isascii() and text.isdigit() and low <= int(text) <= 100_000):
         raise ConfigError(
             f"{name}: {what} = {text}", f"allowed are whole numbers from {low} to 100000{more}"
@@ -121,7 +120,6 @@ def whole(name: str, what: str, text: str, low: int, more: str = "") -> int:
 
 
 def spell(value: float) -> str:
-    """The shortest text that `number` reads as this value."""
     return repr(value).removesuffix(".0")
 
 

@@ -1,7 +1,4 @@
-"""Displacement halves over fragments of the parameters, which take turns: a round is of one.
-
-Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
-"""
+"""Displacement halves over fragments of the parameters, which take turns: a round is of one."""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ class Fragment(Displacement):
 
     @property
     def has_ended(self) -> bool:
-        """Whether its last contribution has been made."""
         return self._finished
 
     def has_rest(self, rest: bool) -> bool:
@@ -39,12 +35,10 @@ class Fragment(Displacement):
         return bool(self._local_steps) or (rest and self._partial)
 
     def count_step(self) -> None:
-        """A step has been taken."""
         self._steps += 1
         self._local_steps += 1
 
     def submit(self) -> Vector:
-        """Contribute all steps since the last contribution."""
         self.submitted_at = self._steps
         return self._submit()
 
@@ -125,7 +119,6 @@ class Streaming:
     # -- a beginning, and lost replies ---------------------------------------------------------
 
     def start(self, applied: int, round: int) -> None:
-        """See MemberHalf."""
         for number, fragment in enumerate(self.fragments):
             before = self.ranges.rounds_before
             fragment.start(before(applied, number), before(round, number))
@@ -133,14 +126,12 @@ class Streaming:
         self._sum_all()
 
     def rebase(self, base: Vector, applied: int) -> None:
-        """See MemberHalf."""
         for number, (here, fragment) in enumerate(zip(self.ranges, self.fragments, strict=True)):
             fragment.rebase(base[here], self.ranges.rounds_before(applied, number))
         self.applied, self.round = applied, max(self.round, applied)
         self._sum_all()
 
     def skip_to(self, round: int) -> None:
-        """See MemberHalf."""
         for number, fragment in enumerate(self.fragments):
             fragment.skip_to(self.ranges.rounds_before(round, number))
         self.round = max(self.round, round)
@@ -150,7 +141,6 @@ class Streaming:
             self._sum(number)
 
     def _sum(self, round: int) -> None:
-        """The base of a round's fragment has changed."""
         here, base = self.ranges.of(round), self._of(round).base
         first = here.start
         pieces = (base[t.start - first : t.stop - first] for t in tiles(here.stop, first))
@@ -163,7 +153,6 @@ class Streaming:
         return None
 
     def note_rate(self, rate: float) -> None:
-        """See MemberHalf."""
         self._stepped_at = self._steps + 1
         for fragment in self.fragments:
             fragment.note_rate(rate)
@@ -184,7 +173,6 @@ class Streaming:
         return own
 
     def quiet_steps(self) -> int:
-        """See MemberHalf."""
         quiet = self.every - self._local_steps - 1
         flights = self._of(self.applied).expected.flights
         if flights:
@@ -192,7 +180,6 @@ class Streaming:
         return max(quiet, 0)
 
     def sent(self, vector: Vector) -> None:
-        """See MemberHalf."""
         self._of(self.round - 1).sent(vector)
 
     # -- replies -------------------------------------------------------------------------------
@@ -244,11 +231,9 @@ class Streaming:
 
     @property
     def has_steps(self) -> bool:
-        """See MemberHalf."""
         return self._of(self.round).submitted_at < self._stepped_at
 
     def rest(self) -> Vector | None:
-        """See MemberHalf."""
         rests = [fragment.rest() for fragment in self.fragments]
         if all(rest is None for rest in rests):
             return None
@@ -280,7 +265,6 @@ class Streaming:
         }
 
     def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """See MemberHalf."""
         for number, fragment in enumerate(self.fragments):
             ending = f".{number}"
             mine = {k.removesuffix(ending): v for k, v in state.items() if k.endswith(ending)}

@@ -1,7 +1,4 @@
-"""An ablation, not a way to train: delayed averaging without DGA's correction term.
-
-Pure: float32 vectors in and out. No socket, no clock, no thread, no codec, no torch.
-"""
+"""An ablation, not a way to train: delayed averaging without DGA's correction term."""
 
 from __future__ import annotations
 

@@ -29,13 +29,11 @@ SAMPLE = 16_384
 
 
 def stride_of(elements: int, sample: int = SAMPLE) -> int:
-    """Distance between compared elements."""
     return max(1, math.ceil(elements / sample))
 
 
 def sampled(piece: Vector, start: int, stride: int) -> tuple[slice, NDArray[np.float64]]:
-    """The sample's elements in the piece that begins at element `start`: their place in the sample,
-    and float64 copies."""
+    """The sample's elements in a piece that begins at `start`: places, float64 copies."""
     skip = -start % stride
     elements = piece[skip::stride].astype(np.float64)
     first = (start + skip) // stride

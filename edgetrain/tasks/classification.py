@@ -132,7 +132,6 @@ class Classification:
     def pick(
         self, member: int, members: int, chosen: NDArray[np.int64], rng: np.random.Generator
     ) -> Batch:
-        """See Picks."""
         indices = self._shards.of(member, members)[chosen]
         return self.batch_of((indices, self._recipe.augment.draw(len(indices), rng)))
 
@@ -144,7 +143,6 @@ class Classification:
         return inputs.view(rows, -1, *inputs.shape[1:]), labels.view(rows, -1)
 
     def batch_of(self, draw: Draw) -> Batch:
-        """The images of `train` that were drawn, augmented, as a batch."""
         indices, drawn = draw
         pixels = self._recipe.augment.apply(self.train.pixels[indices], drawn)
         return self._recipe.inputs(pixels), torch.from_numpy(self.train.labels[indices])
@@ -181,7 +179,6 @@ class Shift:
         return by.T
 
     def apply(self, pixels: Pixels, drawn: NDArray[np.int64]) -> Pixels:
-        """See Augment."""
         n, channels, height, width = pixels.shape
         most = self._most
         padded = np.zeros((n, height + 2 * most, width + 2 * most, channels), np.uint8)
@@ -200,7 +197,6 @@ class Mirror:
         return (rng.random((count, 1)) < 0.5).astype(np.int64)
 
     def apply(self, pixels: Pixels, drawn: NDArray[np.int64]) -> Pixels:
-        """See Augment."""
         chosen = drawn[:, 0] == 1
         pixels[chosen] = pixels[chosen, ..., ::-1]
         return pixels
@@ -214,12 +210,10 @@ class Both:
         self._first, self._second, self._columns = first, second, columns
 
     def draw(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """See Augment."""
         first = self._first.draw(count, rng)
         return np.concatenate([first, self._second.draw(count, rng)], 1)
 
     def apply(self, pixels: Pixels, drawn: NDArray[np.int64]) -> Pixels:
-        """See Augment."""
         once = self._first.apply(pixels, drawn[:, : self._columns])
         return self._second.apply(once, drawn[:, self._columns :])
 

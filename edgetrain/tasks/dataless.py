@@ -42,15 +42,12 @@ class Sized:
     target: float | None = None
 
     def model(self) -> nn.Module:
-        """See Task."""
         return _Point(self.elements)
 
     def samples(self, member: int, members: int) -> int:
-        """See Task: every member has one."""
         return 1
 
     def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
-        """See Task."""
         while True:
             yield (torch.zeros(batch),)
 
@@ -60,7 +57,6 @@ class Sized:
         return loss
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """See Task."""
         with evaluating(model):
             return {"loss": float(model()) / 2}
 

@@ -72,7 +72,6 @@ def original(
 
 
 def say(name: str, done: int, total: int) -> None:
-    """A line on standard error for every tenth of a file."""
     tenth = max(total // 10, 1)
     if done == total or done // tenth > (done - CHUNK_BYTES) // tenth:
         print(f"{name}: {done / 1e6:.1f} of {total / 1e6:.1f} MB", file=sys.stderr, flush=True)

@@ -41,8 +41,7 @@ class Effects:
 
 
 def effects_of(task: Task, batch: Batch) -> Effects:
-    """The effects of a step of this batch, [samples, …]. Of a model that fails on fake tensors only
-    its modules and parameters are looked at."""
+    """The effects of a step of this batch, [samples, …]."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     outline = outline_of(task).model
@@ -71,7 +70,6 @@ def effects_of(task: Task, batch: Batch) -> Effects:
 
 
 def _parts(model: nn.Module) -> dict[str, object]:
-    """Its modules and parameters."""
     return {**dict(model.named_modules()), **dict(model.named_parameters())}
 
 

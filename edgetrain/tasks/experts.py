@@ -124,8 +124,7 @@ def expert_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def set_share(model: nn.Module, share: float) -> None:
-    """Say which part of a step's loss the next forward pass is, to losses that only have a
-    gradient."""
+    """Say which part of a step's loss the next forward pass is, to losses without a value."""
     for each in model.modules():
         if isinstance(each, MixtureOfExperts):
             each.share = share

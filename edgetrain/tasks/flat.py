@@ -131,7 +131,6 @@ class FlatModel:
                 self.params[group.where] = _host(group.params)
 
     def zero_grad(self) -> None:
-        """Zero all gradients in place: the views stay bound."""
         for group in self._groups:
             group.gradient.zero_()
             for parameter, _, gradient in group.members:
@@ -187,8 +186,7 @@ class FlatModel:
                 )
 
     def release(self) -> None:
-        """Give every tensor memory of its own, as before it was bound. Works twice; nothing else
-        may follow."""
+        """Give every tensor memory of its own, as before it was bound, for good. Works twice."""
         groups, self._groups = self._groups, []
         for group in groups:
             for tensor in group.tensors:
@@ -205,7 +203,6 @@ class FlatModel:
         }
 
     def push_params(self) -> None:
-        """Write `params` back into the model."""
         if not self.is_storage:
             for group in self._groups:
                 group.params.copy_(torch.from_numpy(self.params[group.where]))
@@ -252,8 +249,7 @@ class FlatModel:
 
     @contextmanager
     def only(self, chosen: Sequence[torch.nn.Parameter]) -> Iterator[None]:
-        """Within: parameters that are not `chosen` have no gradient. Afterwards they have what they
-        had."""
+        """Within: parameters that are not `chosen` have no gradient; afterwards as before."""
         ids, kept = set(map(id, chosen)), []
         for group in self._groups:
             for parameter, _, _ in group.members:
@@ -280,7 +276,6 @@ class FlatModel:
             parameter.grad = None if is_none else gradient
 
     def _tensors(self) -> Iterator[Vector]:
-        """The part of `gradient` of each parameter, in order."""
         for number, (_, start, _) in enumerate(self.layout, 1):
             stop = self.layout[number][1] if number < len(self.layout) else self.trained
             yield self.gradient[start:stop]

@@ -39,10 +39,7 @@ def damaged(path: Path | str, what: str) -> TaskError:
 
 
 def read_digits(path: Path) -> tuple[Pixels, Labels]:
-    """(1797, 1, 8, 8) uint8 grey levels from 0 to 16, and their labels 0 … 9.
-
-    A line is 64 grey levels and the label, separated by commas.
-    """
+    """(1797, 1, 8, 8) uint8 grey levels from 0 to 16, and their labels, from lines of numbers."""
     try:
         with gzip.open(path, "rt", encoding="ascii") as lines:
             table = np.loadtxt(lines, delimiter=",", dtype=np.float32, ndmin=2)

@@ -50,20 +50,16 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """Of the whole model, tied ones once."""
         return sum(layer.parameters for layer in self.layers) - sum(n for _, _, n in self.tied)
 
     @property
     def flops(self) -> float:
-        """Of a sample's forward and backward pass."""
         return sum(layer.flops + layer.backward_flops for layer in self.layers)
 
     @property
     def operators(self) -> int:
-        """Of a step's forward and backward pass."""
         return sum(layer.operators + layer.backward_operators for layer in self.layers)
 
     @property
     def saved_bytes(self) -> float:
-        """Kept of a sample from its forward for its backward pass."""
         return sum(layer.saved_bytes for layer in self.layers)

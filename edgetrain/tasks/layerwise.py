@@ -25,7 +25,6 @@ class LayerWise(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Step all parameters that have a gradient. ConfigError for a sparse one."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:

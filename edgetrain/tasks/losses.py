@@ -50,8 +50,7 @@ class Look:
 
 
 def scalar_of(task: Task, loss: Any, device: torch.device | None = None) -> Tensor:
-    """A loss as it has to be. TaskError for what is no scalar with a graph, on the model's `device`
-    if that is known."""
+    """A loss, on the model's `device`. TaskError for what is no scalar with a graph."""
     said = ""
     if not isinstance(loss, Tensor):
         said = f"a {type(loss).__name__}"

@@ -24,10 +24,7 @@ class Outline:
 
 
 def outline_of(task: Task) -> Outline:
-    """The task's model on the meta device; built in memory if it cannot be built there.
-
-    Torch's random generator is left as it was.
-    """
+    """The task's model on the meta device, or in memory. Torch's generator is not touched."""
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):

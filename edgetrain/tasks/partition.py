@@ -32,10 +32,7 @@ class Shared:
 
 
 def parse_partition(spec: str) -> float | Shared | None:
-    """The alpha of "dirichlet(0.3)", Shared(64) for "shared(64)", None for "iid".
-
-    Raises TaskError for anything else.
-    """
+    """Alpha of "dirichlet(0.3)", Shared(64) of "shared(64)", None for "iid". TaskError."""
     if spec == "iid":
         return None
     if isinstance(spec, str) and (shared := _SHARED.fullmatch(spec)):

@@ -66,8 +66,7 @@ def work(
 
 
 def _poisson(sampling: Sampling, task: Task, source: Source) -> Iterator[Batch | None]:
-    """Batches in which each example of the shard is with probability batch / samples: what the
-    accountant counts with."""
+    """Batches that have each example with probability batch / samples."""
     if not isinstance(task, Picks):
         raise ConfigError(
             f"privacy.sampling = 'poisson': task '{task.name}' has no method `pick`, which gives "
@@ -179,7 +178,6 @@ class PrivateWork:
         return [float(loss) for loss in losses if torch.isfinite(loss)]
 
     def evaluate(self) -> dict[str, float]:
-        """See Local."""
         return self._task.evaluate(self._model)
 
 

@@ -115,10 +115,7 @@ def _opened(module: nn.Module, prefix: str) -> Iterator[str]:
 
 
 def profile(task: Task, batch: Batch) -> Model:
-    """The layers of the task's model in one step of this batch, [samples, …].
-
-    The batch is only looked at for its shapes. Raises what the task's own code raises.
-    """
+    """The layers of the task's model in a step of this batch, [samples, …], seen for its shapes."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True):

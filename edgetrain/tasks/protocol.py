@@ -69,8 +69,7 @@ class Positioned(Protocol):
 def batches_from(
     task: Task, member: int, members: int, batch: int, seed: int, start: int
 ) -> Iterator[Batch]:
-    """A member's batches without the first `start`: by the task's own `batches_from`, or by making
-    and dropping them."""
+    """A member's batches without the first `start`, made and dropped if it has to be."""
     if isinstance(task, Positioned):
         return task.batches_from(member, members, batch, seed, start)
     return islice(task.batches(member, members, batch, seed), start, None)
@@ -138,5 +137,4 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model's first parameter is."""
     return next(model.parameters()).device

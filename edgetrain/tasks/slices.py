@@ -61,7 +61,6 @@ class Slices:
         return self._loss
 
     def evaluate(self) -> dict[str, float]:
-        """See Local."""
         return self._task.evaluate(self._model)
 
     def samples(self, number: int, of: int) -> tuple[int, int]:
@@ -69,8 +68,7 @@ class Slices:
         return number * self._batch // of, (number + 1) * self._batch // of
 
     def compute(self, number: int, of: int, gradient: bool) -> tuple[float, int]:
-        """The mean loss of a slice, and how many samples it has; with `gradient` the model's
-        gradient is its mean gradient."""
+        """The mean loss of a slice, and its samples; with `gradient` its mean gradient, too."""
         first, stop = self.samples(number, of)
         count, total = stop - first, 0.0
         self._flat.zero_grad()

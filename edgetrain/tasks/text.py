@@ -183,7 +183,6 @@ class CharLM:
     def pick(
         self, member: int, members: int, chosen: NDArray[np.int64], rng: np.random.Generator
     ) -> Batch:
-        """See Picks."""
         return self._batch(self.train[self._shards.of(member, members)[chosen]])
 
     def _batch(self, blocks: NDArray[np.int64]) -> Batch:

@@ -39,8 +39,7 @@ def save(model: torch.nn.Module, path: Path) -> None:
 
 
 def load(model: torch.nn.Module, path: Path) -> None:
-    """Put a file's tensors into the model, in place. ConfigError for a file that is missing,
-    damaged, or of another model."""
+    """Put a file's tensors into the model. ConfigError: missing, damaged, or another model."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -106,8 +106,7 @@ def _check_group(
     group: Any,
     whole: list[tuple[str, torch.Tensor]] | None,
 ) -> None:
-    """Refuse a group that says no parameters, or none of the `whole` model, or other settings than
-    its optimizer has."""
+    """Refuse a group without parameters of the `whole` model, or with unknown settings."""
     patterns = group.get("parameters") if isinstance(group, dict) else None
     if not (isinstance(patterns, list) and all(isinstance(each, str) for each in patterns)):
         raise ConfigError(
@@ -222,7 +221,6 @@ class OneModel:
         flat.note_used()
 
     def backward(self, ahead: int = 0) -> Callable[[], float]:
-        """See Local."""
         if self._accumulate == 1:
             loss = self._task.loss(self._model, next(self._batches))
             self._flat.zero_grad()
@@ -233,8 +231,7 @@ class OneModel:
         return loss.item
 
     def _accumulated(self) -> torch.Tensor:
-        """Add up the gradients of several batches, one in memory at a time; their mean loss, over
-        all that a task counts."""
+        """Add up gradients of several batches, one at a time; the mean over what counts."""
         self._flat.zero_grad()
         total = torch.zeros(())
         set_share(self._model, 1 / self._accumulate)
@@ -249,5 +246,4 @@ class OneModel:
         return total
 
     def evaluate(self) -> dict[str, float]:
-        """See Local."""
         return self._task.evaluate(self._model)

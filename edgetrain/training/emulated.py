@@ -117,12 +117,10 @@ class _Emulated:
 
     @property
     def began(self) -> str | None:
-        """When training began, in UTC; None: it has not."""
         began = self._began.value
         return utc(time.monotonic() - began) if began else None
 
     def carried_at_sites(self) -> dict[str, Any]:
-        """What the summary says of gateways."""
         return at_gateways([each[:] for each in self._carried])
 
     def run(self) -> str:
@@ -227,7 +225,6 @@ def hub_process(
     began: Synchronized[float],
     number: int,
 ) -> None:
-    """A hub of an emulated job; number 0 leads, and is recorded."""
     from edgetrain.exchange.hub.serve import serve
     from edgetrain.exchange.zeromq.hub_socket import HubSocket
     from edgetrain.training.fallback import SteppingIn, Told
@@ -296,7 +293,6 @@ def member_process(
     began: Synchronized[float],
     place: tuple[int, str, Path | None],
 ) -> None:
-    """A member of an emulated job."""
     from edgetrain.training.member.train import Place, train
 
     attachment.enter()

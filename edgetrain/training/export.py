@@ -126,7 +126,6 @@ def _checked(folder: Path, formats: Sequence[str], target: Path) -> tuple[Job, d
 def _written(
     task: Task, model: nn.Module, trained: float, formats: Sequence[str], folder: Path, job: Job
 ) -> list[dict[str, Any]]:
-    """Write the files of these formats into a folder; a row of export.json for each."""
     from edgetrain.training import onnx_files
 
     paths = {each: folder / name for each, name in FILES.items()}
@@ -160,7 +159,6 @@ def _through_torch(task: Task, model: nn.Module, path: Path) -> nn.Module:
 
 
 def _row(task: Task, kind: str, path: Path, read: nn.Module, trained: float) -> dict[str, Any]:
-    """What export.json says of a file."""
     from edgetrain.training.onnx_files import Compared
 
     figures = _evaluated(task, read, path.name)

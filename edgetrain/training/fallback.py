@@ -63,16 +63,13 @@ class Told:
 
     @property
     def own(self) -> Path:
-        """The folder of what only the group needs."""
         return self.folder / NAME
 
     def to_json(self) -> str:
-        """A line that `of_json` reads."""
         return json.dumps({**asdict(self), "job": self.job.to_dict()}, default=str)
 
     @classmethod
     def of_json(cls, text: str) -> Self:
-        """What `to_json` wrote."""
         table: dict[str, Any] = json.loads(text)
         paths = {
             name: Path(table[name])
@@ -113,7 +110,6 @@ class GroupProcess:
             self._process.stdin.flush()
 
     def ended(self) -> str | None:
-        """See Group."""
         code = self._process.poll()
         if not code:
             return None if code is None else ""
@@ -122,11 +118,9 @@ class GroupProcess:
         return f"it was killed by signal {-code}" if code < 0 else said or f"exit status {code}"
 
     def leave(self) -> None:
-        """See Group."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """See Group."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
@@ -161,7 +155,6 @@ class SteppingIn:
         self._is_done = False
 
     def __call__(self, effect: Observed) -> None:
-        """See serve.Observer."""
         if self._rule and isinstance(effect, Note) and effect.event == "left":
             self._rule.note_left(effect.member, effect.reason)
         if isinstance(effect, Note) and effect.event == "started" and effect.member == "hub":

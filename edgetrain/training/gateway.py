@@ -53,7 +53,6 @@ class Uplink:
         self._link: WayUp | None = None
 
     def connect(self) -> WayUp:
-        """A link to the hub above."""
         transport = MemberSocket(self._above, credentials=self._credentials)
         self.wake(transport)
         self._link = WayUp(transport, self._clock, self._outage_s, self._outage_s)

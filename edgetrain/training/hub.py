@@ -96,8 +96,7 @@ class HubRequest:
 
     @property
     def stretch(self) -> Stretch:
-        """The ranges of the vector that it has, as the job begins. ConfigError for a hub that the
-        job does not have."""
+        """The ranges of the vector that it has at first. ConfigError for a hub the job has not."""
         if self.spare:
             return Stretch(self.job.strategy.ranges, 0, 0)
         hubs = max(1, len(self.job.hub.hubs))
@@ -110,7 +109,6 @@ class HubRequest:
 
     @property
     def members(self) -> int:
-        """Members that join here."""
         return self.job.fleet.members if self.uplink is None else self.uplink.members
 
     def reducers_in_words(self, found: Resolved) -> str:
@@ -139,7 +137,6 @@ class HubRequest:
 
     @property
     def verb(self) -> str:
-        """What serves it, on the command line."""
         return "hub" if self.uplink is None else "gateway"
 
 
@@ -240,8 +237,7 @@ def _beside(
 
 
 def _looked_up(request: HubRequest, say: Say, warn: Say) -> Resolved:
-    """The job with what it names; says what `fleet.topology = "auto"` takes here, and what may be
-    amiss."""
+    """The job with what it names; says what "auto" takes, and what may be amiss."""
     _check_connections(request.members, warn)
     if request.any_job:
         refuse_fallback(request.job, "--any-job does not know the members of")
@@ -302,8 +298,7 @@ REPLICA = "replica"
 def _maker(
     found: Resolved, request: HubRequest, gate: Gate | None, ways: Ways, say: Say
 ) -> Callable[..., Hub]:
-    """Makes hubs of this job, for this machine's memory and its TCP. Says which of several it
-    is."""
+    """Makes hubs of this job, for this machine's memory and its TCP. Says which it is."""
     if not request.stretch.is_whole and not request.spare:
         say(f"hub {request.number} of {found.hubs}: {request.stretch} of the vector")
     most_elements = max(1, free_memory() // (4 * LARGEST_SHARE))

@@ -221,7 +221,6 @@ class Statuses:
     def keys_of(
         self, member: str, told: Telemetry
     ) -> Mapping[str, float | int | bool | str | None]:
-        """The keys of a line of status: docs/run-folder.md. Takes in the report."""
         before = self._newest.pop(member, None)
         self._newest[member] = told
         while len(self._newest) > MOST_NAMES:

@@ -69,10 +69,7 @@ def input_of(task: Task, model: nn.Module) -> Tensor:
 
 
 def write_onnx(model: nn.Module, given: Tensor, path: Path) -> None:
-    """Write the model in eval mode, float32 as it is, for any number of rows of `given`'s shape.
-
-    ConfigError, which names the operator, for a model that ONNX cannot say.
-    """
+    """Write the model in eval mode, for any number of rows like `given`. ConfigError."""
     import onnx
 
     size = sum(each.numel() * each.element_size() for each in model.state_dict().values())

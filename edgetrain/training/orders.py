@@ -46,8 +46,7 @@ class Orders:
     """Listens in a run folder. Owns the socket, which `close` removes. One thread uses it."""
 
     def __init__(self, folder: Path) -> None:
-        """The folder's journal is this process's: what listened there before has ended. Raises
-        ConfigError."""
+        """The folder's journal is this process's. Raises ConfigError."""
         self._path = folder / SOCKET
         self._waiting: dict[socket.socket, bytes] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -126,7 +125,6 @@ def _answer(connection: socket.socket, answer: Answer) -> None:
 
 
 def _no_hub_in(folder: Path) -> ConfigError:
-    """Nothing listens there."""
     if not (folder / JOB).exists():
         return ConfigError(f"{folder} is no run folder: it has no {JOB}", "name the hub's")
     ended = (folder / SUMMARY).exists() or (folder / SOCKET).exists()

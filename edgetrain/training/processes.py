@@ -46,7 +46,6 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
         return self.process.is_alive()
 
     @property

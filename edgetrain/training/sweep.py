@@ -123,7 +123,6 @@ def rows_so_far(sweep: Sweep, folder: Path) -> list[Row]:
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
-    """The summary of a cell that is finished, or None. Raises NewerFormat."""
     try:
         summary = read_summary(folder)
     except NewerFormat:

@@ -38,7 +38,6 @@ def map_large(threshold_bytes: int = 1 << 20) -> None:
 
 
 def release_freed() -> None:
-    """Return freed memory to the system now."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -15,7 +15,6 @@ BLOB_PART_BYTES = 4 * BASE_PART_ELEMENTS
 
 
 def blob_part_count(size: int) -> int:
-    """The number of parts of this many bytes."""
     return -(-size // BLOB_PART_BYTES)
 
 

@@ -27,7 +27,6 @@ Place: TypeAlias = npt.NDArray[np.intp] | slice
 
 
 def block_count(elements: int) -> int:
-    """The number of blocks of a vector."""
     return -(-elements // BLOCK)
 
 

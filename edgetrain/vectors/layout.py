@@ -79,8 +79,7 @@ def tensors_agree(one: str, other: str) -> bool:
 
 
 def fixed_agree(one: str, other: str) -> bool:
-    """Whether two digests are of models with equal values outside the vector; True where one of
-    them does not state these."""
+    """Whether two models' values outside the vector agree, as far as both state them."""
     mine, yours = one.partition(":")[2], other.partition(":")[2]
     return not mine or not yours or mine == yours
 

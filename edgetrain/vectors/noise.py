@@ -34,8 +34,7 @@ system: Source = os.urandom
 
 
 def seeded(*words: int | str) -> Source:
-    """A stream of bytes derived from `words`, for tests and simulations: SHAKE-256 in counter
-    mode. Anyone who knows the words can subtract the noise."""
+    """A stream of bytes derived from `words` (SHAKE-256), for tests and simulations."""
     key = hashlib.sha256(repr(words).encode()).digest()
     turn = 0
 
@@ -48,10 +47,7 @@ def seeded(*words: int | str) -> Source:
 
 
 def normal(count: int, source: Source) -> Doubles:
-    """float64 [count] from N(0, 1): Box and Muller 1958, on uniforms of 53 random bits.
-
-    The largest possible value is 8.57; a true normal variable exceeds it once in 10^17 draws.
-    """
+    """float64 [count] from N(0, 1), at most 8.57: Box and Muller 1958, on 53 random bits."""
     pairs = -(-count // 2)
     bits = np.frombuffer(source(16 * pairs), "<u8") >> np.uint64(11)
     radius = np.sqrt(-2.0 * np.log((bits[:pairs] + 1.0) * 2.0**-53))
@@ -76,11 +72,7 @@ def length(vector: Vector) -> float:
 
 
 def share(norm: float, clip: float) -> float:
-    """The factor that shortens a vector of length `norm` to `clip`.
-
-    Exactly 1.0 if it is not longer; 0.0 for a norm that is not finite: such a vector counts as
-    zeros.
-    """
+    """The factor that shortens a vector of length `norm` to `clip`; 0.0 if not finite."""
     if not math.isfinite(norm):
         return 0.0
     return 1.0 if norm <= clip else SHY * clip / norm

@@ -11,13 +11,11 @@ BASE_PART_ELEMENTS = 1 << 19
 
 
 def parts_of(elements: int, part_elements: int) -> Iterator[slice]:
-    """The slices of a vector, one for each part."""
     for start in range(0, elements, part_elements):
         yield slice(start, min(start + part_elements, elements))
 
 
 def base_part_count(elements: int) -> int:
-    """The number of parts of a base; one also without elements."""
     return max(1, -(-elements // BASE_PART_ELEMENTS))
 
 

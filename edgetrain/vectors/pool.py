@@ -28,7 +28,6 @@ class VectorPool:
         self._lent: dict[int, tuple[weakref.ref[Vector], Vector]] = {}
 
     def borrow_vector(self) -> Vector:
-        """A vector that nothing else refers to."""
         spare = self.borrow_spare()
         return self._lend(np.empty(self._elements, np.float32)) if spare is None else spare
 

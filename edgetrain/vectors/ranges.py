@@ -38,7 +38,6 @@ class Ranges:
             )
 
     def at(self, number: int) -> slice:
-        """The range with this number, from 0."""
         if self.count == 1:
             return slice(0, self.elements)
         blocks = block_count(self.elements)
@@ -50,13 +49,11 @@ class Ranges:
         return self.at(round % self.count)
 
     def size(self, round: int) -> int:
-        """The elements of a round's vectors."""
         here = self.of(round)
         return int(here.stop - here.start)
 
     @property
     def largest(self) -> int:
-        """The elements of the longest range."""
         return max(self.size(number) for number in range(self.count))
 
     def rounds_before(self, round: int, number: int) -> int:
@@ -64,8 +61,7 @@ class Ranges:
         return (round - number + self.count - 1) // self.count
 
     def next_alike(self, round: int, oldest: int) -> int:
-        """The first round from `oldest` on, and not before `round`, that concerns the same range
-        as `round`."""
+        """The first round, of those from `oldest` and `round` on, of the range of `round`."""
         return max(round, oldest + (round - oldest) % self.count)
 
     def __iter__(self) -> Iterator[slice]:
@@ -104,7 +100,6 @@ class Stretch:
         return slice(ranges.at(self.first).start, ranges.at(self.end - 1).stop)
 
     def size(self, elements: int) -> int:
-        """Its own elements, of a vector of [elements]."""
         here = self.of(elements)
         return int(here.stop - here.start)
 
@@ -139,8 +134,7 @@ class TileSums:
     did not change."""
 
     def __init__(self, ranges: Ranges, start: int = 0) -> None:
-        """`start`: the vector is a piece of a longer one, from this element on, whose tiles count:
-        see `checksum`."""
+        """`start`: where this piece of a vector begins, whose tiles count (`checksum`)."""
         self._ranges, self._start = ranges, start
         self._sums: list[list[int]] = [[] for _ in range(ranges.count)]
 
@@ -158,8 +152,7 @@ class TileSums:
             yield slice(tile.start - start, tile.stop - start)
 
     def replace(self, round: int, sums: Iterable[int]) -> int:
-        """The range of this round has changed: the sums of its `tiles`, in order.
-        Returns the vector's checksum."""
+        """The range of this round has changed: note the sums of its `tiles`. The checksum."""
         number = round % self._ranges.count
         self._sums[number] = list(sums)
         if self._ranges.count == 1:

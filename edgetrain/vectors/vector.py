@@ -31,8 +31,7 @@ _MODULO = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def flushes_tiny() -> bool:
-    """Whether this thread's processor takes float32 below 1.2e-38 for 0, as some libraries ask it
-    to. Sums then differ in their last bits from those of other machines."""
+    """Whether this processor takes float32 below 1.2e-38 for 0: sums then differ."""
     tiny = np.full(1, 1e-40, np.float32)
     return bool((tiny * np.float32(1) == 0)[0])
 
@@ -47,8 +46,7 @@ def tiles(elements: int, start: int = 0) -> Iterator[slice]:
 
 
 def in_whole_tiles(pieces: Iterable[Vector]) -> list[Vector]:
-    """The same vector in pieces of whole tiles, but for the last: views, and copies of the tiles
-    that do not lie in one piece."""
+    """The vector in pieces of whole tiles but for the last: views, or copies if scattered."""
     found: list[Vector] = []
     rest: list[Vector] = []
     lacks = 0
@@ -113,10 +111,7 @@ def all_finite(vector: Vector) -> bool:
 
 
 def zeros(elements: int) -> Vector:
-    """A vector of zeros that begins at a cache line, as torch's tensors do and NumPy's may not.
-
-    A load that straddles two lines costs the streaming kernels up to a tenth of their speed.
-    """
+    """Zeros that begin at a cache line, which streaming kernels want (up to a tenth faster)."""
     room = np.zeros(elements + 16, np.float32)
     start = -int(room.__array_interface__["data"][0]) % 64 // 4
     return room[start : start + elements]

@@ -34,7 +34,6 @@ class SiteRounds(Rounds):
     """
 
     def __init__(self, *parts: Any) -> None:
-        """See Rounds."""
         super().__init__(*parts)
         self.merger.is_below = True
         self.kept: dict[int, Sent] = {}
@@ -46,7 +45,6 @@ class SiteRounds(Rounds):
 
     @property
     def collecting(self) -> int:
-        """See Rounds."""
         return self._next_up
 
     @property
@@ -67,8 +65,7 @@ class SiteRounds(Rounds):
             self.delay.merged_steps = max(0, entry.steps - before)
 
     def skip_to(self, round: int) -> bool:
-        """The fleet has gone on without this site: it contributes again from this round on. Returns
-        whether its members have to be told. What they gave to earlier rounds counts in this one."""
+        """Contribute again from this round on. Returns whether members have to be told."""
         is_behind, self._next_up = round > self._next_up, max(round, self._next_up)
         self.open_rounds.carry_over(self._next_up, self.merger.keeps_late)
         return is_behind
@@ -91,14 +88,12 @@ class SiteRounds(Rounds):
         self.checksums.add_known(applied, found)
 
     def restore(self, state: State) -> None:
-        """See Rounds."""
         super().restore(state)
         assert state.above is not None
         self._next_up = state.above.next_round
         self.kept = {sent.round: sent for sent in state.above.kept}
 
     def replay_sent(self, record: Sent) -> None:
-        """See Rounds."""
         self.kept[record.round] = record
         self._next_up = record.round + 1
 
@@ -170,8 +165,7 @@ class SiteRounds(Rounds):
     # -- and is answered ----------------------------------------------------------------------
 
     def answer(self, reply: RoundReply) -> list[Effect]:
-        """The reply of the hub above goes to the site's members. Raises Diverged where it does not
-        lead to the base that it says."""
+        """Send the reply from above to the members. Diverged where the base is another one."""
         record = Round(
             reply.round, (), reply.delay, self.checksums.get(reply.round), reply.checksum,
             tuple(reply.payloads), (), reply.every, members=reply.members,

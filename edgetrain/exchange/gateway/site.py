@@ -51,20 +51,16 @@ class SiteTensors:
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return len(self._blob)
 
     @property
     def digest(self) -> str:
-        """See FixedTensors."""
         return blob_digest(blob_parts(self._blob))
 
     def read(self) -> Buffer:
-        """See FixedTensors."""
         return self._blob
 
     def write(self, blob: Buffer) -> None:
-        """See FixedTensors."""
         self._blob = bytes(blob)
 
 
@@ -104,13 +100,11 @@ class SiteHub(Hub):
 
     @property
     def finished(self) -> bool:
-        """Whether all members have left, and the hub above has merged what they contributed, or
-        has ended the job."""
+        """Whether all members have left and the hub above has merged their contributions."""
         return super().finished and not (self.rounds.kept and not self.steering.is_over)
 
     @property
     def tail(self) -> int | None:
-        """See Hub."""
         return None if self._tail is None else max(self._tail, self._first_reply)
 
     @tail.setter
@@ -304,7 +298,6 @@ class SiteHub(Hub):
     # -- what survives a restart --------------------------------------------------------------
 
     def state(self) -> State:
-        """See Hub."""
         place = self._past
         assert place is not None
         return replace(

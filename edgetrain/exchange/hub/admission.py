@@ -49,8 +49,7 @@ class AgreedModel:
         return self.stretch.size(self.elements) if self.elements else 0
 
     def layout(self) -> Layout:
-        """Its tensors, () if they were not described. Raises BadMessage unless they have the
-        digest."""
+        """Its tensors, () if not described. Raises BadMessage unless they have the digest."""
         if not self.description:
             return ()
         layout = layouts.read(self.description, self.elements)
@@ -159,8 +158,7 @@ class Admission:
         return "name", f"this connection is that of '{there.name}'"
 
     def why_not_back(self, sender: bytes, member: MemberRecord | None, message: Resume) -> WhyNot:
-        """The first rule that keeps a member from going on where it was; `member` is the one of
-        this session or name, if there is one."""
+        """The first rule that keeps a known `member`, if there is one, from going on."""
         if message.protocol != PROTOCOL:
             return self._other_protocol(message)
         if self.finished:

@@ -72,7 +72,6 @@ class ArrivalRounds:
         self._rule, self._members = rule, members
 
     def active(self) -> Iterator[MemberRecord]:
-        """The members that may contribute once more."""
         return (member for member in self._members if member.trains and not member.is_done)
 
     @property
@@ -96,8 +95,7 @@ class ArrivalRounds:
         return entry if self._rule.due(_View(entry, self), now) else None
 
     def weigh(self, entry: OpenRound, round: int) -> tuple[int, ...]:
-        """Weigh the contributions of a round that closes as reply number `round`. Returns the age
-        of each, in replies."""
+        """Weigh the contributions of a round that closes as reply `round`; their ages."""
         ages = []
         given = {m.name for m in self.active()} | set(entry.members)
         counted = {k: c for k, c in entry.contributions.items() if c.weight > NO_WEIGHT}
@@ -131,8 +129,7 @@ def with_merged(start: Start, member: MemberRecord, arrivals: ArrivalRounds | No
 
 
 def last_reply(arrivals: ArrivalRounds | None, round: int) -> int:
-    """The number of replies, `round`, once no member has a contribution left to give, so that all
-    are in them; else 0."""
+    """The number of replies, `round`, once no member has anything left to give; else 0."""
     return 0 if arrivals is None or next(arrivals.active(), None) else round
 
 

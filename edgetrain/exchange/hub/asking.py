@@ -51,11 +51,9 @@ class AskingHub(SharedHub):
         """Leaves with the next `hear`: what the journal has to have before is there then."""
 
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
-        """See Hub."""
         return self._listened(super().handle(sender, message, now), now) + self._drain(now)
 
     def tick(self, now: float) -> list[Effect]:
-        """See Hub."""
         effects = self._listened(super().tick(now), now)
         if self._question is None:
             return effects + self._drain(now)
@@ -128,7 +126,6 @@ class AskingHub(SharedHub):
         self._outgoing.append((hub, asked))
 
     def _hear(self, hub: str, told: Handover, now: float) -> None:
-        """An answer. One to an earlier question, or to the same one again, is ignored."""
         if self._question is None:
             return
         whom, asked = self._question

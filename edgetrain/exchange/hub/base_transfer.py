@@ -49,7 +49,6 @@ class FixedValues:
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return sum(memoryview(payload).nbytes for payload in self.payloads)
 
     def messages_to(self, digest: str) -> list[Fixed]:
@@ -78,7 +77,6 @@ class FirstBase:
         """Parts that the uploader has sent, with those that were dropped."""
 
     def __len__(self) -> int:
-        """Parts that are here."""
         return len(self._payloads)
 
     def expect_from(self, uploader: MemberRecord | None) -> None:
@@ -99,8 +97,7 @@ class FirstBase:
     def accept_from(
         self, member: MemberRecord, message: Base | Fixed, model: AgreedModel, started: bool
     ) -> tuple[str, str] | None:
-        """A part of the base of a `model` that a member sent, perhaps after training has `started`;
-        returns what is wrong with it: (code, reason)."""
+        """Take a member's part of the base of a `model`; what is wrong with it: (code, reason)."""
         uploads = member is self.uploader
         if uploads and self._is_repeated(message, model, started):
             return None
@@ -141,8 +138,7 @@ class FirstBase:
         return len(self._payloads) >= _part_count(model)
 
     def messages(self, model: AgreedModel) -> list[Base]:
-        """The messages that pass the base on to other members. Their payloads are those that came,
-        which nothing writes to."""
+        """The messages that pass the base on to other members, with the payloads that came."""
         count = base_part_count(model.base_elements)
         return [Base(i, count, payload) for i, payload in enumerate(self._payloads[:count])]
 

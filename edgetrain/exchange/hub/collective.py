@@ -42,7 +42,6 @@ class NeverWithout:
     have its mean. A ClosingRule."""
 
     def due(self, round: RoundView, now: float) -> bool:
-        """See ClosingRule."""
         return False
 
 
@@ -84,7 +83,6 @@ class CollectiveHub(DirectHub):
         return self._is_welcoming and not self.is_star
 
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
-        """See Hub."""
         if not self._is_counting:
             return super().handle(sender, message, now)
         member, effects = self.members.get(sender), list[Effect]()

@@ -51,7 +51,6 @@ class ContributionPiece:
 
     @property
     def weight(self) -> float:
-        """Positive and finite."""
         return self.contribution.weight
 
     def read(self, out: Vector) -> None:

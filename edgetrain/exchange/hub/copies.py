@@ -73,7 +73,6 @@ class CopyStream:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every part has been handed out, and more may be."""
         return not self._parts and self._given - self._arrived < WINDOW
 
     @property
@@ -105,8 +104,7 @@ class CopyStream:
         self._kept_from = self.sent + 1
 
     def resume(self, position: int) -> bool:
-        """The replica has come back, and holds this: send what follows again. Whether all that
-        follows is still here."""
+        """Send again what follows this position. Returns whether all of that is still here."""
         if not self._kept_from <= position <= self.sent or position == 0:
             return False
         self._note_held(position)
@@ -121,8 +119,7 @@ class CopyStream:
         return [self._parts.popleft() for _ in range(count)]
 
     def accept(self, message: Stored) -> bool:
-        """The replica says what it holds; whether that is more than before. What it cannot hold
-        is not believed."""
+        """Note what the replica says it holds; whether that is more than before."""
         if message.position > self.sent or message.parts > self._given:
             return False
         moved = message.position > self.held or message.parts > self._arrived

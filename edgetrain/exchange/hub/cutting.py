@@ -77,8 +77,7 @@ def why_not_of(state: State, own: Stretch) -> str:
 
 
 def why_not_joined(state: State, more: State) -> str:
-    """Why two hubs cannot be put together now; "": they can. Each contribution of a member has to
-    be merged at both, or at neither."""
+    """Why two hubs cannot be put together now; "": they can."""
     if (state.model, state.elements) != (more.model, more.elements):
         return "they have not the same model"
     if state.round != more.round:

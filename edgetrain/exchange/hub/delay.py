@@ -167,8 +167,7 @@ class AgreedDelay:
         self._lengths = [(0, self.every)]
 
     def set_steps(self, steps: int) -> None:
-        """Note how long the run is: a member with its own loop says so. Nothing changes if it is
-        known, or over by what is merged."""
+        """Note how long the run is, unless that is known, or over by what is merged."""
         if self.steps or steps <= self.merged_steps:
             return
         self.steps, self._together = steps, self._begun_with.together(self._shortest, steps)
@@ -214,8 +213,7 @@ class AgreedDelay:
         return self.every, self.delay
 
     def agree(self, round: int, wishes: Sequence[Wish], now: float) -> str:
-        """This round closes now, with these contributions. Returns what people should know of a
-        change, or ""."""
+        """This round closes with these contributions. Returns news for people, or ""."""
         applied = statistics.median_low([wish.applied for wish in wishes]) if wishes else round
         self.merged_steps += self.length_after(applied)
         told = self._agree(round, wishes, now) if self._is_measured and self.delay else ""
@@ -268,8 +266,7 @@ class AgreedDelay:
         return told
 
     def agree_again(self, round: int) -> None:
-        """Agree on an automatic delay when this round closes, too: messages have become longer or
-        shorter, and no delay that was enough says anything of them."""
+        """Agree on an automatic delay when this round closes, too: messages change their length."""
         self._again, self._is_enough = round, False
 
     def known(self, wishes: Iterable[Wish | None]) -> list[Wish]:
@@ -287,8 +284,7 @@ class AgreedDelay:
         self._again = round + 2 * self.in_flight + 2
 
     def _lasts(self, slowest: float) -> float:
-        """Steps of the slowest member from one round's end to the next's, in the newer half of the
-        rounds since the last turn; 0: not known."""
+        """Steps of the slowest member between two rounds' ends, lately; 0: not known."""
         newer = self._closed[len(self._closed) // 2 :]
         if not slowest or len(newer) < 2:
             return 0.0
@@ -387,8 +383,7 @@ class AgreedDelay:
         self._note_length(round)
 
     def end_after(self, merged: int) -> int:
-        """The round after the run's last one, `merged` rounds being merged and the others as long
-        as rounds are now; MAX_COUNT: the length of the run is not known."""
+        """The round after the run's last one, as rounds are long now; MAX_COUNT: not known."""
         if not self.steps:
             return MAX_COUNT
         if (landing := self.landing) is not None:

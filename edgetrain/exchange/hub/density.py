@@ -91,8 +91,7 @@ class AgreedDensity:
         every: int,
         most_delay: int,
     ) -> tuple[int, str]:
-        """This round closes now, with these contributions and a reply on this `rung`. Returns
-        `next_rung`, and what people should know of it, or ""."""
+        """This round closes with a reply on this `rung`. Returns `next_rung`, and news or ""."""
         self.next_rung = rung
         self._moved[round] = {wish.member: wish.sent + reply_bytes for wish in wishes}
         self._waits[round] = {wish.member: now - wish.arrived for wish in wishes}

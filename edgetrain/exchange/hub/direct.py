@@ -82,7 +82,6 @@ class DirectHub(MappingHub):
         """The members that were in when the hub last looked."""
 
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
-        """See Hub."""
         return self._charted(self._handle(sender, message, now))
 
     def _handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
@@ -102,7 +101,6 @@ class DirectHub(MappingHub):
         return self._held_back(super().handle(sender, message, now), now)
 
     def tick(self, now: float) -> list[Effect]:
-        """See Hub."""
         if self.started:
             return self._charted(super().tick(now) + self._take_over(now))
         return self._charted(self._held_back(super().tick(now), now))
@@ -110,7 +108,6 @@ class DirectHub(MappingHub):
     # -- what survives a restart ---------------------------------------------------------------
 
     def state(self) -> State:
-        """See Hub."""
         return replace(super().state(), chart=self.places.chart(self._done))
 
     def _charted(self, effects: list[Effect]) -> list[Effect]:

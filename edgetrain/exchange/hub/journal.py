@@ -153,10 +153,7 @@ class Journal:
         return None if self._suspended or self._log < 0 else self.first_round
 
     def replies(self, first: int) -> Iterator[Round]:
-        """The rounds from `first` (not before `tail`) to the newest.
-
-        Ends early where a record cannot be read: the disk spoilt it since the journal was opened.
-        """
+        """The rounds from `first` (not before `tail`) to the newest, or to a spoilt one."""
         with contextlib.suppress(OSError):
             yield from self._replies(first)
 
@@ -216,7 +213,6 @@ class Journal:
 
     @property
     def due(self) -> bool:
-        """Whether it is time for a snapshot."""
         if self._log < 0:
             return False
         if self._suspended:
@@ -317,7 +313,6 @@ class Journal:
                 path.unlink()
 
     def close(self) -> None:
-        """Let go; works twice."""
         if self._log >= 0:
             if self._settings.fsync.every:
                 with contextlib.suppress(OSError):

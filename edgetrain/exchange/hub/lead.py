@@ -78,13 +78,11 @@ class LeadHub(AskingHub):
         return effects
 
     def tick(self, now: float) -> list[Effect]:
-        """See Hub."""
         if self._script is None and self.pending is not None and self.started:
             self._begin(self._moving(self.pending), now)  # it was restored
         return super().tick(now)
 
     def obey(self, order: Order, now: float) -> list[Effect]:
-        """See Hub."""
         match order.words:
             case ("hubs",):
                 order.answer({"hubs": self.table()})
@@ -187,8 +185,7 @@ class LeadHub(AskingHub):
         self._order = None
 
     def _plan(self, rows: Sequence[Row], giver: str, taker: str) -> Sharing:
-        """Journal a move, and tell members. They know of it before they can contribute to its
-        round: that takes a reply which this hub has not given yet."""
+        """Journal a move, and tell members before they can contribute to its round."""
         self._newest = number = max(self._newest, self.settled.number) + 1
         pending = Sharing(
             number, self.round + self.rounds.slack + 2, True, self.settled.first,
@@ -297,7 +294,6 @@ class LeadHub(AskingHub):
         return [Send(member.sender, map) for member in self.members]
 
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:
-        """See Hub."""
         super().restore(state, records, now)
         self._newest = 0 if self.pending is None else self.pending.number
 

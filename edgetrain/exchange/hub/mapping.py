@@ -26,7 +26,6 @@ class MappingHub(Hub):
         self.membership.is_ready = lambda: self.places.is_settled
 
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
-        """See Hub."""
         if isinstance(message, Join | Resume) and not message.address:
             return turn_away(sender, message.name, "peers", CODES["peers"])
         if not isinstance(message, Join | Resume | Leave | Reached):
@@ -47,7 +46,6 @@ class MappingHub(Hub):
         return told + effects  # so that who is told to start knows the others
 
     def tick(self, now: float) -> list[Effect]:
-        """See Hub."""
         return super().tick(now) + self._update_map(now)
 
     def _update_map(self, now: float) -> list[Effect]:

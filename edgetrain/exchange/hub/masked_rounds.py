@@ -72,7 +72,6 @@ class MaskedRounds:
 
     @property
     def terms(self) -> MaskTerms:
-        """What members are told in their welcome."""
         return self.aggregator.terms
 
     @property
@@ -114,13 +113,11 @@ class MaskedRounds:
         return (expected(self._members, round) & able) - set(entry.members if entry else ())
 
     def messages_missed(self, name: str) -> Outgoing:
-        """What a member that is back may have missed."""
         return self.aggregator.messages_missed(name)
 
     # -- what happens -------------------------------------------------------------------------
 
     def start(self, epoch: int) -> None:
-        """Training begins, or a restored hub goes on, which has no masks."""
         self.aggregator.start_masks(epoch)
 
     def accept_message(self, name: str, message: Masking) -> tuple[str, str] | None:
@@ -209,11 +206,9 @@ class MaskedRounds:
         return True
 
     def _is_spent(self, round: int) -> bool:
-        """Whether the run's rounds are over, and as many were given up."""
         return round >= self._end and self._given_up >= self._end
 
     def _may_give_up(self, round: int, now: float) -> bool:
-        """Whether a round may be given up: see the module's docstring."""
         if self._is_spent(round):
             return False
         if self._short_since is None:

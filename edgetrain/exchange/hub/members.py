@@ -145,7 +145,6 @@ class MemberRecord:
 
     @property
     def is_in(self) -> bool:
-        """Whether it is a member now: neither given up nor left."""
         return self.state in ("waiting", "training", "late")
 
     @property
@@ -232,13 +231,11 @@ class MemberRecord:
         self.reported = until
 
     def note_end(self, ends: int) -> bool:
-        """It gives no contributions from this number on; 0: it does not say so.
-        Returns whether it has said so now."""
+        """It gives none from this number on, if not 0; whether it has said so just now."""
         self.ends = ends or self.ends
         return ends > 0
 
     def note_evaluates(self) -> None:
-        """It says that it evaluates."""
         self.evaluates = True
 
     def mark_unreachable(self, now: float) -> None:
@@ -256,8 +253,7 @@ class MemberRecord:
         self.incoming = []
 
     def reconnect(self, sender: bytes) -> None:
-        """It has another connection, and sends again what it had begun to send. Called by
-        `Members.move`."""
+        """It has another connection, and sends again what it had begun. For `Members.move`."""
         self.sender, self.incoming, self.unreachable_since = sender, [], None
         self.standing = "in step"
 
@@ -283,8 +279,7 @@ class MemberRecord:
         self.address = address
 
     def resume(self, oldest: int, address: str) -> None:
-        """It has come back, and has no contributions to rounds before `oldest` left to send. Others
-        can connect to it at this address."""
+        """It has come back, with contributions from `oldest` on, reachable at this address."""
         self._change_state("resumes")
         self.address = address
         self.resumed = True
@@ -293,8 +288,7 @@ class MemberRecord:
         self._skip_merged()
 
     def begin_at(self, first_round: int, submitted: int) -> None:
-        """It is told that its next new contribution is for this round; those it has given are to
-        rounds before `submitted`."""
+        """It is told that its next new contribution is for this round."""
         self.first_round = first_round
         before = [rounds for rounds in self.left_out if rounds.stop > self.merged]
         self.left_out = [*before, range(submitted, first_round)]
@@ -332,8 +326,7 @@ class MemberRecord:
         self.gaps = 0
 
     def mark_merged(self, meant_for: int) -> None:
-        """Its contribution to this round is merged, or dropped for good, and with it those to
-        earlier rounds of the same range."""
+        """Its contribution to this round, and earlier ones of the range, are merged or dropped."""
         ranges = len(self.merged_by_range)
         self.merged_by_range[meant_for % ranges] = meant_for + ranges
 
@@ -344,7 +337,6 @@ class MemberRecord:
         self._skip_merged()
 
     def _skip_merged(self) -> None:
-        """Contributions that were merged before the one that it sends again are not due again."""
         while self.merged_by_range[self.next_round % len(self.merged_by_range)] > self.next_round:
             self.next_round += 1
 
@@ -367,7 +359,6 @@ class Away:
         return name in self._records
 
     def get(self, name: str) -> MemberRecord | None:
-        """The member of that name."""
         return self._records.get(name)
 
     def pop(self, name: str) -> MemberRecord | None:
@@ -413,11 +404,9 @@ class Members:
         return self._by_sender[sender]
 
     def get(self, sender: bytes) -> MemberRecord | None:
-        """The member at a connection."""
         return self._by_sender.get(sender)
 
     def named(self, name: str) -> MemberRecord | None:
-        """The member of that name."""
         return self._by_name.get(name)
 
     def in_session(self, session: int) -> MemberRecord | None:
@@ -430,7 +419,6 @@ class Members:
 
     @property
     def names(self) -> list[str]:
-        """All names, sorted."""
         return sorted(self._by_name)
 
     def free_index(self, places: int = 1) -> int:
@@ -470,13 +458,11 @@ class Members:
             self._free_name(name)
 
     def forget(self, member: MemberRecord) -> None:
-        """Forget a member that is away: it cannot come back."""
         self.away.pop(member.name)
         self._free_name(member.name)
 
     def move(self, member: MemberRecord, sender: bytes) -> None:
-        """Give a member another connection, which is free or its own; one that was away is in
-        again."""
+        """Give a member another connection, free or its own; one that was away is in again."""
         self.away.pop(member.name)
         if self._by_sender.get(member.sender) is member:
             self._take_out(member)

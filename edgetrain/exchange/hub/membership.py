@@ -140,8 +140,7 @@ class Membership:
         )
 
     def _next_round_for(self, member: MemberRecord) -> int:
-        """The round from which on a member that is not in step takes part: no round that others
-        have contributed to waits for it, and no name contributes to a round twice."""
+        """The first round of a member that comes: none that others have contributed to."""
         rounds = self._rounds
         if rounds.arrivals is not None:
             return rounds.arrivals.first_number(member) if rounds.started else 0
@@ -283,8 +282,7 @@ class Membership:
     def resume(
         self, member: MemberRecord, sender: bytes, message: Resume, tail: int | None
     ) -> list[Effect]:
-        """A member that `find_returning` found goes on where it was, or from the base as it is
-        now."""
+        """A member that `find_returning` found goes on where it was, or from the base now."""
         rounds = self._rounds
         if member.returning:  # what else it gave is lost with the hub that had it
             member.forget_unmerged()

@@ -142,8 +142,7 @@ class Merger:
         self.ranges, self._first = ranges, stretch.of(elements).start
 
     def start(self, base: Vector) -> int:
-        """Start from these parameters, which belong to the merger from now on. Returns their
-        checksum."""
+        """Start from these parameters, owned by the merger from now on. Returns their checksum."""
         self._make_room()
         self.base = base
         return self._sums.read(base)
@@ -264,8 +263,7 @@ class Merger:
         return RoundResult(counted, payloads, checksum, inputs, cuts)
 
     def replay_round(self, record: Round) -> int:
-        """Merge a round again from a journal's record. Returns the checksum of the base after
-        it."""
+        """Merge a round again from a journal's record. Returns the base's checksum."""
         if isinstance(self.outer, Lbfgs):
             end = _told(record.inputs[0])
             step, _ = _moved(self.outer, self.base, end, last=self._is_last(record.round))
@@ -394,8 +392,7 @@ class Merger:
         return counted, merged, tuple(cuts)
 
     def _advance(self, round: int, merged: Vector, payloads: Sequence[Buffer]) -> int:
-        """base += the reply as members will decode it. Returns the checksum of the new base, 0 if
-        the hub keeps none."""
+        """base += the reply as members decode it. Returns its checksum, 0 without a base."""
         if not self._terms.keeps_base:
             self.forget_base()
         if self.base is None:

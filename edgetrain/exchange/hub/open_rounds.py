@@ -173,8 +173,7 @@ class OpenRounds:
                 del self._open[round]
 
     def drop_contribution(self, round: int, contribution: Contribution) -> MemberRecord:
-        """Drop one contribution; returns its sender. The round may lack a quorum now, and has to be
-        checked again."""
+        """Drop one; returns its sender. Check the round again: it may lack a quorum."""
         entry = self._open[round]
         key = next(key for key, there in entry.contributions.items() if there is contribution)
         del entry.contributions[key]
@@ -196,7 +195,6 @@ class OpenRounds:
             late.senders |= entry.senders
 
     def remove(self, round: int, missing: int) -> None:
-        """Forget a round: it has been merged, without this many members."""
         entry = self._open.pop(round, None)
         if (
             entry is not None
@@ -206,8 +204,7 @@ class OpenRounds:
             self._closing.note_round(entry.begun, entry.waited_s, missing)
 
     def check(self, round: int, now: float) -> tuple[OpenRound, tuple[str, ...]] | None:
-        """If `round`, the oldest open one, is due: its contributions, and the names of the members
-        that are missing."""
+        """If `round`, the oldest open one, is due: its contributions, and who is missing."""
         entry = self._open.get(round)
         if entry is None:
             return (OpenRound(now), ()) if self._is_forsaken(round) else None

@@ -20,5 +20,4 @@ class Order:
     answer: Callable[[Answer], None]
 
     def refuse(self, why: str, way_out: str = "") -> None:
-        """Answer that it cannot be."""
         self.answer({"error": why, "hint": way_out})

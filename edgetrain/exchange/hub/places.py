@@ -118,8 +118,7 @@ class Places:
     def update(
         self, members: Members, epoch: int, *, full: bool, started: bool, now: float
     ) -> list[Effect]:
-        """What the members are to know by now. `full`: whether all places of the job are taken;
-        `started`: whether training has begun."""
+        """Tell members what has changed. `full`: all places are taken; `started`: they train."""
         rows = self._rows(members)
         same = _without_stretches(rows) == _without_stretches(self._map.rows)
         if not started and not (same and full):
@@ -183,8 +182,7 @@ class Places:
         self.moved[span] = Peer(member.name, address, _key(member), *span)
 
     def chart(self, done: Iterable[str]) -> bytes:
-        """The settled map as bytes, for a journal; `done`: members that have left behind their last
-        step."""
+        """The settled map as bytes, for a journal; `done`: members that left behind the end."""
         map = self._map
         spans = [[name, *span] for name, span in self.stretches.items()]
         moved = [list(_fields(peer)) for peer in self.moved.values()]
@@ -196,8 +194,7 @@ class Places:
         return packed
 
     def restore(self, chart: bytes, members: Members) -> list[str]:
-        """Go on with the map of a journal, and the addresses in it. Returns the members that were
-        done."""
+        """Go on with the map of a journal. Returns the members that were done."""
         number, ticket, rows, stretches, moved, done, (names, reached) = msgpack.unpackb(chart)
         self.reach, self._reached = Reach.of_flags(names, reached), reached
         self.state, self.stretches = "settled", {name: (a, b) for name, a, b in stretches}

@@ -138,7 +138,6 @@ class Hub:
 
     @property
     def started(self) -> bool:
-        """Whether training has begun."""
         return self.rounds.started
 
     @property
@@ -148,7 +147,6 @@ class Hub:
 
     @property
     def delay(self) -> int:
-        """The delay in force, in local steps."""
         return self.rounds.delay.delay
 
     @property
@@ -163,7 +161,6 @@ class Hub:
 
     @property
     def present(self) -> list[str]:
-        """The names of the members that are in, sorted."""
         return self.members.names
 
     @property
@@ -196,7 +193,6 @@ class Hub:
         return first + self._handle_member(member, message, now)
 
     def _handle_stranger(self, sender: bytes, message: Join | Resume, now: float) -> list[Effect]:
-        """A member that joins or comes back, or a peer that may not."""
         membership = self.membership
         event: Event = "refused"
         why_not: WhyNot

@@ -60,11 +60,8 @@ def read_states(path: Path) -> Iterator[State]:
 
 
 def scan(path: Path) -> Iterator[tuple[Record | State, int]]:
-    """Each whole record of a file and where it ends; stops at the first that is not whole. What is
-    written while it is read is read, too.
-
-    Raises ConfigError at a record that is whole and was written by another edgetrain; OSError.
-    """
+    """Each whole record of a file and where it ends, to the first that is not whole. ConfigError at
+    one that another edgetrain wrote; OSError."""
     try:
         with reserve():
             file = path.open("rb")
@@ -79,8 +76,7 @@ def scan(path: Path) -> Iterator[tuple[Record | State, int]]:
 
 
 def count_records(path: Path, start: int) -> int:
-    """Whole records anywhere behind `start` that begin within MOST_SEARCHED bytes. Raises as
-    `scan`."""
+    """Whole records behind `start`, within MOST_SEARCHED bytes. Raises as `scan`."""
     count, size = 0, path.stat().st_size
     if start >= size:
         return 0

@@ -381,11 +381,7 @@ def _encode_state(state: State) -> tuple[bytes, list[Buffer]]:
 
 
 def decode(header: Buffer, payload: Buffer) -> Record | State:
-    """The record that `encode` made these of; its vectors and payloads are views of `payload`.
-
-    Raises BadMessage, and nothing else: a journal of another layout, or damage that a checksum let
-    through.
-    """
+    """The record that `encode` made these of; views of `payload`. Raises BadMessage alone."""
     try:
         layout, kind, *fields = msgpack.unpackb(header, use_list=True)
         if layout not in range(1, LAYOUT + 1):

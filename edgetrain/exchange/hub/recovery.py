@@ -81,8 +81,7 @@ def segment_of(folder: Path, round: int) -> Path:
 
 
 def files(folder: Path, suffix: str) -> list[Path]:
-    """The journal's own files with this suffix, in the order of their rounds. Raises ConfigError
-    for one that is not a regular file, OSError."""
+    """The journal's files with this suffix, in order. ConfigError for other than files."""
     with reserve():
         inside = list(folder.iterdir())
     found = sorted(p for p in inside if p.suffix == suffix and _NAME.fullmatch(p.name))
@@ -179,8 +178,7 @@ class _Mend:
         return aside.name
 
     def cut(self, path: Path, good: int) -> str:
-        """Cut a file behind `good`; what is no unfinished record is copied first. Returns words
-        that say where to."""
+        """Cut a file behind `good`; other than half a record is copied first. Says where to."""
         said, left = "", path.stat().st_size - good
         if left > MOST_COPIED:
             raise ConfigError(

@@ -23,11 +23,9 @@ class ReducerHub(Hub):
     """A Hub of a stretch, without a journal."""
 
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
-        """See Hub."""
         return _with_names(super().handle(sender, message, now))
 
     def tick(self, now: float) -> list[Effect]:
-        """See Hub."""
         return _with_names(super().tick(now))
 
     def take_over(

@@ -87,7 +87,6 @@ class Replica:
 
     @property
     def next_epoch(self) -> int:
-        """The epoch in which it takes over."""
         return (self.epoch // EPOCHS + 1) * EPOCHS
 
     def hub_is_silent(self, now: float) -> bool:
@@ -145,7 +144,6 @@ class Replica:
         return [Send(HUB, Stored(self.position, self._parts))]
 
     def _add(self, message: Copy, pieces: Sequence[Buffer]) -> list[Effect]:
-        """A whole record is here."""
         if message.begins:
             self.seats, self.is_whole = {}, False
         elif not (self.position or self.seats or self.epoch):

@@ -89,7 +89,6 @@ class ReplicatedHub(Hub):
     # -- what a driver calls ------------------------------------------------------------------
 
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
-        """See Hub."""
         match message:
             case Follow():
                 return self._follow(sender, message, now)
@@ -104,7 +103,6 @@ class ReplicatedHub(Hub):
         return effects
 
     def tick(self, now: float) -> list[Effect]:
-        """See Hub."""
         effects = self._gate(super().tick(now))
         if now - self._beaten < self.policy.beat_s:
             return effects
@@ -115,18 +113,15 @@ class ReplicatedHub(Hub):
         return [*before, *self._standbys(self.members), *effects, *self._pump()]
 
     def unreachable(self, sender: bytes, now: float) -> list[Effect]:
-        """See Hub."""
         if sender == self._peer:
             self._peer = b""
             return []
         return self._gate(super().unreachable(sender, now))
 
     def garbled(self, sender: bytes, now: float) -> list[Effect]:
-        """See Hub."""
         return self._gate(super().garbled(sender, now))
 
     def unreadable(self, sender: bytes, now: float) -> list[Effect]:
-        """See Hub."""
         return self._gate(super().unreadable(sender, now))
 
     def revoke_all_but(self, keys: Container[bytes], now: float) -> list[Effect]:
@@ -140,7 +135,6 @@ class ReplicatedHub(Hub):
         return self._gate(super().obey(order, now))
 
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:
-        """See Hub."""
         super().restore(state, records, now)
         self._barrier = _LATER
 

@@ -173,8 +173,7 @@ class Rounds:
             self.checksums.add_known(applied, checksum)
 
     def replay(self, record: Round) -> None:
-        """Merge the next round again, as a journal has it. Raises Diverged if the journal
-        contradicts itself."""
+        """Merge the next round as a journal has it. Diverged if that contradicts itself."""
         checksum = self.merger.replay_round(record)
         if checksum != record.checksum:
             raise Diverged(
@@ -242,8 +241,7 @@ class Rounds:
         return Accepted("complete", outvoted, remarks=remarks, may_be_due=may_be_due)
 
     def _may_skip_to(self, member: MemberRecord, round: int) -> bool:
-        """Whether a member may leave out the rounds before this one: it was told to, or it has no
-        part in their masks."""
+        """Whether a member may leave rounds out: it was told to, or masks go without it."""
         if member.may_skip_to(round):
             return True
         return self.masks is not None and self.masks.may_skip_to(member, round, self.round)
@@ -299,8 +297,7 @@ class Rounds:
     def _add_contribution(
         self, member: MemberRecord, message: Contribute, now: float
     ) -> tuple[list[Effect], bool]:
-        """Keep a contribution whose last part this is. Returns remarks, and whether a round may be
-        due now."""
+        """Keep a whole contribution. Returns remarks, and whether a round may be due."""
         payloads = member.complete_contribution(message.payload, message.applied)
         if self.arrivals is not None:
             given = _contribution(member, message, payloads, now, self.masks is not None)
@@ -363,7 +360,6 @@ class Rounds:
         return [Send(member.sender, message) for member, message in found if member is not None]
 
     def end_if_short(self, now: float, *patience_s: float) -> list[Effect]:
-        """End a masked job that has too few members: see MaskedRounds."""
         return [] if self.masks is None else self.masks.end_if_short(self.round, now, *patience_s)
 
     def messages_missed(self, name: str) -> list[Effect]:
@@ -371,8 +367,7 @@ class Rounds:
         return [] if self.masks is None else self._to_members(self.masks.messages_missed(name))
 
     def close(self, due: Due, now: float) -> list[Effect]:
-        """Merge a round and answer it. Raises Spoilt, and leaves the round open, if a contribution
-        has to be left out."""
+        """Merge and answer a round. Raises Spoilt, and leaves it open, for a bad contribution."""
         rung = None if self.density is None else self.density.next_rung
         round, entry = self.round, due.entry
         ages = () if self.arrivals is None else self.arrivals.weigh(entry, round)
@@ -427,8 +422,7 @@ class Rounds:
         return [Send(member.sender, reply) for reply in replies for member in told]
 
     def drop_contribution(self, contribution: Contribution) -> MemberRecord:
-        """Drop a contribution to the oldest open round, which stays open and may lack a quorum now.
-        Returns its sender."""
+        """Drop one from the oldest open round, which may lack a quorum now. Its sender."""
         return self.open_rounds.drop_contribution(self.collecting, contribution)
 
     def find_behind(self) -> tuple[int, list[MemberRecord]]:

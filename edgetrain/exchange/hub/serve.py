@@ -223,8 +223,7 @@ class _Driver:
             self._each(self._hub.unreadable(asked.to, self._clock()))
 
     def _feed(self, begins: bool) -> None:
-        """Give the hub's replica the next record of the journal; where that is not written, or
-        cannot be read, the hub as it is now."""
+        """Give the hub's replica the next record of the journal, or else the hub's state."""
         hub = self._hub
         assert isinstance(hub, ReplicatedHub)
         if begins:

@@ -110,7 +110,6 @@ class SharedHub(Hub):
     # -- what a driver calls -------------------------------------------------------------------
 
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
-        """See Hub."""
         if isinstance(message, Handover):
             if not self._is_lead(sender) or not self._shares_members(message):
                 return [refusal(sender, "hub", CODES["hub"])]
@@ -125,7 +124,6 @@ class SharedHub(Hub):
         return super().handle(sender, message, now) + self._answer_waiting()
 
     def tick(self, now: float) -> list[Effect]:
-        """See Hub."""
         return super().tick(now) + self._answer_waiting()
 
     def _find_due(self, now: float) -> tuple[list[Effect], Due | None]:
@@ -261,8 +259,7 @@ class SharedHub(Hub):
         return [*self._become(state, span, asked, now), Send(sender, told)]
 
     def _missing(self, asked: Handover) -> Stretch:
-        """The ranges that this hub lacks of those that it is to have: behind its own. ConfigError:
-        they cannot be."""
+        """The ranges it lacks of those it is to have, behind its own. ConfigError: impossible."""
         own = self.terms.stretch
         if not self.is_spare and asked.first != own.first:
             raise ConfigError(f"{own} do not go on with those from {asked.first} on")
@@ -284,8 +281,7 @@ class SharedHub(Hub):
     def _begin_with(
         self, given: State, span: Stretch, asked: Handover, now: float, told: Handover, to: bytes
     ) -> list[Effect]:
-        """A spare goes on from a state that it was given, or stays a spare if that is not one of
-        this job."""
+        """A spare goes on from this state, or stays a spare if it is of another job."""
         seats, away = _from_elsewhere(given.seats), _from_elsewhere(given.away)
         policy, tail = self.policy, self._tail
         try:
@@ -331,7 +327,6 @@ class SharedHub(Hub):
     # -- what survives a restart ---------------------------------------------------------------
 
     def state(self) -> State:
-        """See Hub."""
         known = [self.settled] if self.settled.number or self.pending is not None else []
         known += [] if self.pending is None else [self.pending]
         return replace(super().state(), partitions=tuple(known))

@@ -62,11 +62,9 @@ class Standstill:
         self._to: dict[bytes, _Heard] = {}
 
     def note_received(self, sender: bytes, message: Message, now: float) -> None:
-        """The hub is handed this message."""
         self._note(self._from, sender, message, now)
 
     def note_sent(self, to: bytes, message: Message, now: float) -> None:
-        """The hub has sent this message."""
         self._note(self._to, to, message, now)
 
     def _note(self, way: dict[bytes, _Heard], peer: bytes, message: Message, now: float) -> None:

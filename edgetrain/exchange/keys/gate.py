@@ -102,10 +102,7 @@ class Gate:
 
     def enrol(self, identity: str, frames: Sequence[bytes]) -> tuple[list[bytes], str]:
         """Redeem a token for the device that holds it: its key, and its SSH host key if it sends
-        one, are kept.
-
-        Returns the frames of the answer, and what to log ("": nothing).
-        """
+        one, are kept. Returns the frames of the answer, and what to log."""
         kind, _, spelled = identity.partition(" ")
         is_one = len(frames) in (2, 3) and frames[0] == ENROL and len(frames[1]) == KEY_BYTES
         if kind != "token" or not is_one:
@@ -148,10 +145,7 @@ class Gate:
 
 
 def enrolled(frames: Sequence[bytes] | None) -> str:
-    """The device's name in a hub's answer to an enrolment.
-
-    Raises Refused with the hub's reason; NetworkError if there is no answer, or not a valid one.
-    """
+    """The device's name in a hub's answer to an enrolment. Raises Refused, NetworkError."""
     if frames is None:
         raise NetworkError(
             "the hub did not answer the enrolment", "is it the hub of this token?", passing=True

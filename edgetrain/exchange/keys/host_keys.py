@@ -22,10 +22,7 @@ _LINE = re.compile(rf"({_KINDS}) ([A-Za-z0-9+/]+={{0,2}})( [^\n]*)?\n?\Z")
 
 
 def read_host_key(text: str, what: str = "this text") -> str:
-    """A public host key, without its comment: "ssh-ed25519 AAAA…".
-
-    Raises ConfigError, which says `what` is wrong and does not repeat the text.
-    """
+    """A public host key without its comment. ConfigError says `what` is wrong, not the text."""
     if "PRIVATE KEY" in text[:LONGEST]:
         raise ConfigError(f"{what} is a private key", "the public half is in the file …_key.pub")
     found = _LINE.match(text) if len(text) <= LONGEST else None
@@ -50,7 +47,6 @@ def known_hosts_line(names: Iterable[str], host_key: str) -> str:
 
 
 def _name(kind: str) -> bytes:
-    """What the bytes of a key of this kind begin with."""
     return len(kind).to_bytes(4, "big") + kind.encode()
 
 

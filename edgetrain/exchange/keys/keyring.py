@@ -89,12 +89,10 @@ class Keyring:
 
     @property
     def exists(self) -> bool:
-        """Whether this machine has a pair."""
         return (self.path / "key").exists()
 
     def pair(self) -> Pair:
-        """This machine's pair. Raises ConfigError if there is none, or others can read it or change
-        what is in the folder."""
+        """This machine's pair. ConfigError if there is none, or others have access to it."""
         path = self.path / "key"
         try:
             lines = read_guarded(path, MOST_BYTES, OTHERS_READ).split()
@@ -206,8 +204,7 @@ class Keyring:
         return token
 
     def draw_token(self, make: MakePair) -> tuple[str, Public]:
-        """A token that nobody can use before `open_token`, and its public half. Nothing is written.
-        Raises ConfigError if this machine has no pair."""
+        """A token that `open_token` makes usable, and its public half. Writes nothing."""
         own, made = self.pair(), make()
         packed = base64.urlsafe_b64encode(own.public + made.secret).decode().rstrip("=")
         return TOKEN + packed, made.public
@@ -398,8 +395,7 @@ def _check_name(name: str) -> None:
 
 
 def read_token(token: str) -> tuple[Public, bytes]:
-    """(the hub's public key, the token's secret key). Raises ConfigError, which does not repeat the
-    token."""
+    """(the hub's public key, the token's secret key). Raises ConfigError."""
     packed = decode_base64url(token.strip().removeprefix(TOKEN))
     if not token.strip().startswith(TOKEN) or len(packed) != 2 * KEY_BYTES:
         raise ConfigError(

@@ -56,8 +56,7 @@ def short(key: bytes) -> str:
 
 
 def read_key(text: str, what: str = "this text") -> bytes:
-    """The 32 bytes of a spelled key. Raises ConfigError, which says `what` is wrong and does not
-    repeat the text."""
+    """The 32 bytes of a spelled key. Raises ConfigError, which says `what` is wrong."""
     key = decode_base64url(text.strip())
     if len(key) != KEY_BYTES:
         raise ConfigError(f"{what} is not a key: a key has 43 letters, digits, '-' and '_'")

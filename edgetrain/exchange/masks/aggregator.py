@@ -178,10 +178,7 @@ class Aggregator:
     def begin_block(
         self, weights: Mapping[str, float], first: int, rounds: int, now: float
     ) -> Outgoing:
-        """Begin a block: ask the members for keys for rounds [first, first + rounds).
-
-        `weights`: of the members that are there, by name.
-        """
+        """Ask members, `weights` by name, for keys for [first, first + rounds)."""
         if self._blocks:
             first = max(first, self.next_first)
         block = HubBlock(self._numbers, first, rounds, dict(sorted(weights.items())), now)
@@ -229,8 +226,7 @@ class Aggregator:
         return out
 
     def _remove_block(self, block: HubBlock, answered: int) -> None:
-        """Too few members made keys, so none can have contributed to these rounds: they get another
-        block."""
+        """Too few members made keys: these rounds get another block."""
         self._blocks.remove(block)
         self.remarks.append(
             f"{answered} of at least {self.terms.threshold} members made keys for rounds "

@@ -38,10 +38,7 @@ class FixedPoint:
         self._end = math.floor(span * self.scale)
 
     def encode(self, vector: Vector, out: Words, factor: float = 1.0) -> int:
-        """Overwrite `out` with factor * vector; returns the number of elements cut to the range.
-
-        `vector`, float32, is only read. Raises Diverged if an element is not finite.
-        """
+        """Overwrite `out` with factor * vector; returns how many were cut. Raises Diverged."""
         cut = 0
         for here in tiles(vector.size):
             if not all_finite(vector[here]):
@@ -59,6 +56,5 @@ class FixedPoint:
             out[here] = total[here].view(np.int32) * unit
 
     def error(self, counted: int, weight: float) -> float:
-        """The largest error of an element of the mean of `counted` members, before it is rounded to
-        float32."""
+        """Largest error of an element of the mean of `counted` members, before it is rounded."""
         return counted * 0.5 / (self.scale * weight)

@@ -99,7 +99,6 @@ class MemberBlock:
 
     @property
     def phase(self) -> Literal["advertised", "shared", "open"]:
-        """See the table above."""
         if self.sent is None:
             return "advertised"
         return "open" if self.holders else "shared"
@@ -111,11 +110,9 @@ class MemberBlock:
 
     @property
     def places(self) -> int:
-        """Members in the list of keys."""
         return len(self.adverts)
 
     def public(self, place: int, round: int) -> bytes:
-        """The public key of a place for one round."""
         start = KEY_BYTES + 2 * KEY_BYTES * (round - self.first)
         return self.adverts[place][start : start + KEY_BYTES]
 
@@ -389,8 +386,7 @@ class Masker:
 
 
 def pair_key(seed: bytes, block: int, round: int, public: bytes, digest: bytes) -> bytes:
-    """The key of the mask that two members share in a round: from the seed of one, and the public
-    key of the other."""
+    """The key of the mask that two members share in a round, from a seed and a public key."""
     context = round_context(block, round)
     return primitives.agreed_key(seed, public, b"pair mask", context, context + digest)
 

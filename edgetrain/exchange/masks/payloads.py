@@ -30,8 +30,7 @@ def round_context(block: int, round: int) -> bytes:
 
 
 def advert_bytes(rounds: int) -> int:
-    """Size of an advert: a key to encrypt shares to the member, and for each round a public key and
-    a commitment."""
+    """Size of an advert: a public key, and a key and a commitment for each round."""
     return KEY_BYTES + 2 * KEY_BYTES * rounds
 
 
@@ -65,8 +64,7 @@ def check_length(payload: Buffer, expected: int, what: str) -> bytes:
 
 
 def write_table(rows: Mapping[int, bytes], places: int, size: int) -> bytes:
-    """A table: for each place one byte, 1 if it has a row; then for each its row of `size` bytes,
-    or zeros."""
+    """A table: a byte a place, 1 if it has a row, then rows of `size` bytes, or zeros."""
     there = bytes(place in rows for place in range(places))
     return there + b"".join(rows.get(place, bytes(size)) for place in range(places))
 

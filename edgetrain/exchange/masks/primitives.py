@@ -46,8 +46,7 @@ def _private(seed: bytes, context: bytes) -> X25519PrivateKey:
 
 
 def is_public(key: bytes) -> bool:
-    """Whether a key can be agreed on with the owner of this public key: not with a point of low
-    order."""
+    """Whether a key can be agreed on with this public key: not a point of low order."""
     try:
         _private(bytes(SEED_BYTES), b"").exchange(X25519PublicKey.from_public_bytes(key))
     except ValueError:
@@ -66,7 +65,6 @@ def equal(a: bytes, b: bytes) -> bool:
 
 
 def digest(data: bytes) -> bytes:
-    """SHA-256."""
     return hashlib.sha256(data).digest()
 
 
@@ -86,7 +84,6 @@ def agreed_key(
 
 
 def own_key(seed: bytes, context: bytes) -> bytes:
-    """The key of a member's own mask."""
     return _derived(seed, b"own mask", context)
 
 
@@ -118,10 +115,7 @@ def unseal(key: bytes, sealed: bytes, told: bytes) -> bytes | None:
 
 
 def split(seed: bytes, threshold: int, places: int) -> list[bytes]:
-    """Shamir shares of a seed, one for each place; `threshold` of them restore it.
-
-    The package draws the polynomial's coefficients from the operating system.
-    """
+    """Shamir shares of a seed, one for each place; `threshold` of them restore it."""
     if places == 1:
         return [seed]
     return [share for _, share in Shamir.split(threshold, places, seed)]

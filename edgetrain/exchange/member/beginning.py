@@ -41,7 +41,6 @@ class Beginning:
                 yield Fixed(part, len(pieces), piece)
 
     def restart(self) -> None:
-        """Another answer begins: what is here of the last one comes again."""
         self._payloads = []
 
     def accept_part(self, message: Base | Fixed) -> None:

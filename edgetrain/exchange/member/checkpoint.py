@@ -200,13 +200,11 @@ class Folder:
         return found
 
     def close(self) -> None:
-        """Let go; works twice."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def _files(self) -> list[Path]:
-        """Oldest first."""
         pattern = re.compile(re.escape(self._member) + r"\.\d{8,}" + re.escape(_ENDING))
         found = [path for path in self.path.iterdir() if pattern.fullmatch(path.name)]
         return sorted(found, key=_number)
@@ -278,10 +276,7 @@ def has_checkpoint(folder: Path, member: str, job: str) -> bool:
 
 
 def read(path: Path) -> Saved:
-    """A checkpoint from its file. Memory is taken only for what the file has.
-
-    Raises BadMessage for anything that is not whole or of another layout, OSError.
-    """
+    """A checkpoint from its file. Raises BadMessage for anything damaged or too new, OSError."""
     with path.open("rb") as file:
         header, sizes_from, check = _read_head(file)
         try:
@@ -368,7 +363,6 @@ def _number(path: Path) -> int:
 
 
 def _file_name(member: str) -> str:
-    """The member's name where it can be a file's, else what is left of it and a number made of
-    it."""
+    """The member's name where it can be a file's, else what is left of it and a digest."""
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", member)[:80]
     return plain if plain == member else f"{plain}-{zlib.crc32(member.encode()):08x}"

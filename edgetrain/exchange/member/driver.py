@@ -124,7 +124,6 @@ class FlatVectors:
         """See Flat: nothing to do."""
 
     def holding(self, vector: Vector) -> AbstractContextManager[None]:
-        """See Flat."""
         return in_place(self.params, vector)
 
 
@@ -201,8 +200,7 @@ Release = Callable[[Vector, Vector], None]
 def _pop_submitted(
     submitted: dict[int, tuple[float, float]], strategy: Strategy, reply: RoundReply
 ) -> tuple[float, float]:
-    """When the contribution that this reply answers was submitted, and the seconds of that. Out of
-    step: the oldest of those that are in it."""
+    """When the oldest contribution in this reply was submitted, and the seconds of that."""
     at_once = reply.arrived, 0.0
     if strategy.in_step:
         return submitted.pop(reply.round, at_once)
@@ -224,7 +222,6 @@ class DelayMeter:
         return max(statistics.median(self._step_s), 1e-6) if self._step_s else 1.0
 
     def add_step(self, computed_s: float) -> None:
-        """A step took this many seconds, not counting exchanges and waits."""
         self._step_s.append(computed_s)
 
     def add_round_trip(self, seconds: float) -> None:
@@ -465,7 +462,6 @@ class Driver:
         self.exchange.vanish()
 
     def traffic(self) -> Traffic:
-        """See Exchange."""
         return self.exchange.traffic()
 
     # -- exchanging ----------------------------------------------------------------------------

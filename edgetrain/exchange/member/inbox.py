@@ -121,8 +121,7 @@ class Inbox:
         return applied
 
     def pop_reply(self, round: int) -> RoundReply:
-        """Hand out the reply of a round that is whole. Raises BadPayload, before any piece of it
-        has been used."""
+        """Hand out a whole reply. Raises BadPayload, before any piece of it is used."""
         arrival = self._arrivals.pop(round)
         head, began = arrival.head, self._clock()
         if isinstance(self.codec, Auto):

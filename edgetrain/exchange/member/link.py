@@ -166,8 +166,7 @@ class Entrance:
         return entry
 
     def watch(self) -> None:
-        """While this member enters at another hub: raise what a refusal of this one means. The rest
-        is kept for `begin`."""
+        """While entering at another hub: raise what a refusal of this one means."""
         frames = self._transport.receive(0.0)
         if frames is not None and frames[0] == Refuse.kind:
             self._accept_before_start(self._read(frames))
@@ -234,7 +233,6 @@ class Entrance:
         self._send(self._session.ask(epoch, self._silence.connections, oldest))
 
     def traffic(self) -> Traffic:
-        """See Exchange."""
         return self._transport.traffic()
 
     # -- messages ------------------------------------------------------------------------------
@@ -286,7 +284,6 @@ class Link(Entrance):
         patience_s: float = PATIENCE_S,
         outage_s: float = OUTAGE_S,
     ) -> None:
-        """See Entrance."""
         super().__init__(transport, clock, patience_s, outage_s)
         self._submitted = -1
         self._last = 0
@@ -297,7 +294,6 @@ class Link(Entrance):
 
     @property
     def session(self) -> int:
-        """See Exchange."""
         return self._session.number
 
     @property
@@ -325,8 +321,7 @@ class Link(Entrance):
         self._session.map = number + 1
 
     def successor(self) -> Link:
-        """A link to the same hub, over the same transport, which has not joined. This one must not
-        be used any more."""
+        """A fresh link to the same hub and transport, which takes the place of this one."""
         link = Link(self._transport, self._clock, self._patience_s, self._outage_s)
         link.on_map, link.is_to_evaluate = self.on_map, self.is_to_evaluate
         return link
@@ -338,8 +333,7 @@ class Link(Entrance):
 
     @property
     def away_s(self) -> float:
-        """Seconds for which nothing has come from a hub that was asked where the fleet stands, and
-        has not answered; 0.0 while there is no such question."""
+        """Seconds of silence of a hub that was asked where the fleet stands; 0.0: none."""
         if self._session.state == "training":
             return 0.0
         return self._clock() - self._silence.heard
@@ -352,15 +346,12 @@ class Link(Entrance):
     # -- contributions -------------------------------------------------------------------------
 
     def factors(self) -> codecs.PowerSGD | None:
-        """See Exchange."""
         return self.outbox.factors()
 
     def unsent(self) -> dict[str, Vector]:
-        """See Exchange."""
         return self.outbox.unsent()
 
     def restore_unsent(self, unsent: Mapping[str, Vector]) -> None:
-        """See Exchange."""
         self.outbox.restore_unsent(unsent)
 
     def submit(self, submission: Submission) -> Vector | None:
@@ -380,7 +371,6 @@ class Link(Entrance):
 
     @property
     def sent_nearly_all(self) -> bool:
-        """See Exchange."""
         return self.outbox.sent_nearly_all
 
     def _send_kept(self, round: int) -> None:
@@ -390,8 +380,7 @@ class Link(Entrance):
             self._send(message)
 
     def adopt(self, head: Contribute, payloads: Sequence[Buffer]) -> None:
-        """Keep a contribution that was made over other links, by its parts, and send it if the hub
-        lacks it."""
+        """Keep a contribution that was made over other links, and send it if the hub lacks it."""
         if head.round >= self._session.resend:
             self.outbox.keep(head, payloads)
             self._send_kept(head.round)
@@ -419,11 +408,9 @@ class Link(Entrance):
 
     @property
     def ready(self) -> int:
-        """See Exchange."""
         return self.inbox.ready_after(self._session.applied) + (self._catch_up is not None)
 
     def end(self, round: int) -> None:
-        """See Exchange."""
         self._session.ends, self._last = round, 0
         if round and self._session.state == "training":
             self._send(Beat(merged=round))
@@ -444,7 +431,6 @@ class Link(Entrance):
             self._check_connection(silence=True)
 
     def await_reply(self) -> bool:
-        """See Exchange."""
         applied = self._session.applied
         while not self.ready > applied:
             if 0 < self._last <= applied:
@@ -453,8 +439,7 @@ class Link(Entrance):
         return True
 
     def settle(self) -> bool:
-        """See Exchange. A beat says what is in the journal; masked contributions count in their own
-        round or not at all."""
+        """See Exchange. Masked contributions count in their own round or not at all."""
         while self.outbox.kept and not self.outbox.is_masked:
             self._act(message := self._next())
             if isinstance(message, Beat) and self._session.state == "training":
@@ -500,8 +485,7 @@ class Link(Entrance):
     # -- coming back ---------------------------------------------------------------------------
 
     def _ask(self, epoch: int) -> None:
-        """Ask a hub of this epoch to let this member in, or back in; until it answers, nothing else
-        counts."""
+        """Ask a hub of this epoch to let this member in; until it answers, nothing else counts."""
         session, oldest = self._session, None
         if session.has_begun:
             self.outbox.restart_masks(epoch)
@@ -533,13 +517,11 @@ class Link(Entrance):
             self._send(telemetry)
 
     def leave(self, reason: str) -> None:
-        """See Exchange."""
         if not self._is_closed:
             self._send(Leave(reason))
         self.vanish()
 
     def vanish(self) -> None:
-        """See Exchange."""
         self._is_closed = True
         self._transport.close()
 

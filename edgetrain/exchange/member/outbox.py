@@ -54,8 +54,7 @@ class Outbox:
         memory: VectorPool,
         masker: Masker | None = None,
     ) -> None:
-        """`members` is how many members the job starts with; `ranges`: the elements of each round's
-        contribution."""
+        """`members` at the start; `ranges`: the elements of each round's contribution."""
         self.codec = codec
         self.sent_nearly_all = codec.nearly_all
         """Whether what the last contribution left out is too little for a round of its own."""
@@ -70,7 +69,6 @@ class Outbox:
 
     @property
     def is_masked(self) -> bool:
-        """Whether contributions are masked."""
         return self._masker is not None
 
     @property
@@ -113,8 +111,7 @@ class Outbox:
         self._feedback.restore(unsent)
 
     def follow(self, rung: int | None) -> None:
-        """The hub's reply was on this rung of `auto`: encode contributions on it from now on. None:
-        replies have no rungs."""
+        """Encode on this rung of `auto` from now on, as the reply was; None: it has none."""
         if rung is None:
             return
         if isinstance(self.codec, codecs.Auto):
@@ -137,7 +134,6 @@ class Outbox:
         return read
 
     def add_unmasked(self, head: Contribute, vector: Vector) -> None:
-        """Let a contribution wait for its masks."""
         self._waiting[head.round] = _Waiting(head, vector)
 
     def mask_ready(self) -> Iterator[int]:
@@ -231,11 +227,7 @@ class Outbox:
         return self._masker.answer_hub(message)
 
     def restart_masks(self, epoch: int) -> bool:
-        """Take note of the hub's epoch; whether it has restarted, as far as masks are concerned.
-
-        A restored hub cannot remove the masks of the one before it: contributions that were masked
-        for that one are dropped.
-        """
+        """Note the hub's epoch; whether it has restarted, and lost the masks of contributions."""
         if self._masker is None or epoch <= self._masker.epoch:
             return False
         self._masker.restart(epoch)
@@ -244,10 +236,7 @@ class Outbox:
 
 
 def masker_of(welcome: Welcome, request: Request, elements: int) -> Masker | None:
-    """What masks this member's contributions; None: they are not masked.
-
-    Raises Refused where the hub's terms are not those of the request, ConfigError.
-    """
+    """What masks this member's contributions, if anything. Raises Refused, ConfigError."""
     agreed = MaskTerms(welcome.members, welcome.threshold, welcome.span)
     wanted = request.secure
     if isinstance(wanted, MaskTerms) and wanted != agreed:

@@ -90,7 +90,6 @@ class RangedExchange:
     def join(
         self, request: Request, params: Vector, checksum: int, past: Past | None = None
     ) -> Entry:
-        """See Exchange."""
         lead = self._lead
         lead.before_upload = lambda name: self._enter(name, request, params, past)
         lead.enter(request, params, checksum, past)
@@ -109,8 +108,7 @@ class RangedExchange:
         return self._unite_entries(entries, params)
 
     def _enter(self, name: str, request: Request, params: Vector, past: Past | None) -> None:
-        """Ask the other hubs to let this member in, under the name that the lead knows. Works
-        twice."""
+        """Ask the other hubs to let this member in, under the lead's name for it. Works twice."""
         if self._are_entered:
             return
         self._are_entered = True
@@ -221,7 +219,6 @@ class RangedExchange:
 
     @property
     def is_to_evaluate(self) -> bool:
-        """See Link."""
         return any(link.is_to_evaluate for link in self._links)
 
     def factors(self) -> Factors | None:
@@ -235,7 +232,6 @@ class RangedExchange:
         return {n: np.concatenate([state.get(n, none) for state, none in each]) for n in names}
 
     def restore_unsent(self, unsent: Mapping[str, Vector]) -> None:
-        """See Exchange."""
         elements = max(link.own.stop for link in self._links)
         if any(vector.size != elements for vector in unsent.values()):
             raise ConfigError(f"the checkpoint's unsent rest is not of {elements} parameters")
@@ -268,7 +264,6 @@ class RangedExchange:
 
     @property
     def sent_nearly_all(self) -> bool:
-        """See Exchange."""
         return all(link.sent_nearly_all for link in self._links)
 
     # -- replies -------------------------------------------------------------------------------
@@ -284,8 +279,7 @@ class RangedExchange:
         return self._whole([(link.own, reply, self.whose(link)) for link, reply in pairs])
 
     def _whole(self, found: Sequence[tuple[slice, RoundReply, str]]) -> RoundReply:
-        """One reply of those of all stretches, in order, with who sent each; the first is the
-        lead's."""
+        """One reply of those of all stretches, in order, the lead's first, with their senders."""
         replies = [reply for _, reply, _ in found]
         checks = [(own, reply.checksum, whose) for own, reply, whose in found]
         return replace(
@@ -313,7 +307,6 @@ class RangedExchange:
 
     @property
     def ready(self) -> int:
-        """See Exchange."""
         return min(link.ready for link in self._links)
 
     def end(self, round: int) -> None:
@@ -324,12 +317,10 @@ class RangedExchange:
         return False
 
     def settle(self) -> bool:
-        """See Exchange."""
         settled = [link.settle() for link in self._links]
         return all(settled)
 
     def poll(self) -> None:
-        """See Exchange."""
         for link in self._links:
             link.poll()
 
@@ -345,12 +336,10 @@ class RangedExchange:
         return Traffic.of_all(link.traffic() for link in self._links)
 
     def leave(self, reason: str) -> None:
-        """See Exchange."""
         for link in self._links:
             link.leave(reason)
 
     def vanish(self) -> None:
-        """See Exchange."""
         for link in self._links:
             link.vanish()
 
@@ -361,8 +350,7 @@ def _sum_of(link: Link, whole: Vector) -> int:
 
 
 def _add(reply: RoundReply, standing: _Standing, first: int) -> None:
-    """The next reply, added to a base, which begins with element `first` of the model's, as members
-    and hubs add it."""
+    """Add the next reply to a base from element `first` on, as members and hubs do."""
     at = 0
     for piece in reply.pieces:
         standing.base[at : at + piece.size] += piece

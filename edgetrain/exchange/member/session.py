@@ -160,7 +160,6 @@ class Session:
 
     @property
     def has_begun(self) -> bool:
-        """Whether training has begun."""
         return self.state in ("training", "returning")
 
     def ask(self, epoch: int, connections: int, oldest: int | None = None) -> Join | Resume:
@@ -218,10 +217,7 @@ class Session:
         )
 
     def accept_before_start(self, message: Message) -> Welcome | Base | Fixed | Start | Ask | None:
-        """What the link has to act on: the message itself, or a question; None: nothing.
-
-        Raises Refused, Diverged, BadMessage.
-        """
+        """What the link has to act on: the message or a question. Refused, Diverged, BadMessage."""
         if isinstance(message, Beat):
             self.members_here = message.here
         match message:
@@ -259,8 +255,7 @@ class Session:
     def accept_in_training(
         self, message: Message, connections: int
     ) -> Reply | Welcome | Masking | Ask | Back | None:
-        """The same once training has begun, over a transport that has had this many
-        `connections`."""
+        """The same once training has begun, over a transport with these `connections`."""
         returning = self.state == "returning"
         match message:
             case Beat():
@@ -310,7 +305,6 @@ class Session:
 
 
 def _raise(refuse: Refuse) -> NoReturn:
-    """Raise what the hub's refusal means: Diverged or Refused."""
     if refuse.code == "diverged":
         raise Diverged(refuse.reason, "stop this run: its replicas are not equal")
     raise Refused(
@@ -364,7 +358,6 @@ class Silence:
 
     @property
     def can_reconnect(self) -> bool:
-        """Whether the transport can reconnect."""
         return self._reconnecting is not None
 
     @property
@@ -380,7 +373,6 @@ class Silence:
             self._most_s = max(self._most_s, self._outage_s)
 
     def note_message(self) -> None:
-        """A message has arrived."""
         self.heard, self._pauses = self._clock(), 0
 
     def note_question(self) -> None:

@@ -111,7 +111,6 @@ class SharedExchange(RangedExchange):
     def join(
         self, request: Request, params: Vector, checksum: int, past: Past | None = None
     ) -> Entry:
-        """See Exchange."""
         self._request, self._elements = request, params.size
         entry = super().join(request, params, checksum, past)
         for link in self._links:
@@ -157,22 +156,18 @@ class SharedExchange(RangedExchange):
         return len(self._links) == 1 and not self._since[0]
 
     def factors(self) -> Factors | None:
-        """See Exchange."""
         return self._lead.factors() if self._is_plain else None
 
     def unsent(self) -> dict[str, Vector]:
-        """See Exchange."""
         return self._lead.unsent() if self._is_plain else super().unsent()
 
     def restore_unsent(self, unsent: Mapping[str, Vector]) -> None:
-        """See Exchange."""
         if self._is_plain:
             self._lead.restore_unsent(unsent)
         else:
             super().restore_unsent(unsent)
 
     def end(self, round: int) -> None:
-        """See Exchange."""
         if self._is_plain:
             self._lead.end(round)
 
@@ -198,7 +193,6 @@ class SharedExchange(RangedExchange):
         return replace(own, applied=since, checksum=0)
 
     def wait(self, round: int) -> RoundReply | CatchUp:
-        """See Exchange."""
         while True:
             try:
                 if self._has_moved:
@@ -230,12 +224,10 @@ class SharedExchange(RangedExchange):
         return self._whole(found)
 
     def whose(self, link: Link) -> str:
-        """See RangedExchange."""
         at = self._names[self._links.index(link)] if link in self._links else LEAD
         return f"the hub at {at}" if at else "the lead"
 
     def settle(self) -> bool:
-        """See Exchange."""
         while True:
             try:
                 if self._has_moved:
@@ -303,7 +295,6 @@ class SharedExchange(RangedExchange):
         return link
 
     def traffic(self) -> Traffic:
-        """See Exchange."""
         return _sum(super().traffic(), self._gone)
 
 

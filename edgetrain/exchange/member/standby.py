@@ -36,7 +36,6 @@ class Ballot:
 
     @property
     def is_out(self) -> bool:
-        """Whether the replica is out, as far as this member knows."""
         return self._out > 0
 
     def begin_session(self) -> None:
@@ -184,7 +183,6 @@ class StandbyEnd:
     # -- as the end in use does ---------------------------------------------------------------
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """See MemberTransport."""
         if frames[0] == Join.kind and self._told is None:
             self.ballot.begin_session()
         self._has_moved = False
@@ -201,12 +199,10 @@ class StandbyEnd:
 
     @property
     def addresses(self) -> int:
-        """See Reconnecting."""
         own = self._hub.addresses if isinstance(self._hub, Reconnecting) else 1
         return own + (self._told is not None)
 
     def received_bytes(self) -> int:
-        """See MemberTransport."""
         return self.traffic().received_bytes
 
     def traffic(self) -> Traffic:
@@ -216,7 +212,6 @@ class StandbyEnd:
         return _sum(known, self._end.traffic())
 
     def close(self) -> None:
-        """See MemberTransport."""
         for end in (self._hub, self._replica):
             if end is not None:
                 end.close()
@@ -228,7 +223,6 @@ def _renew(end: MemberTransport) -> None:
 
 
 def _sum(one: Traffic, other: Traffic) -> Traffic:
-    """Both; the round trip is the other's."""
     return Traffic(
         one.sent_bytes + other.sent_bytes,
         one.received_bytes + other.received_bytes,

@@ -150,7 +150,6 @@ class Barred:
         return bool(self._until)
 
     def add(self, address: str, now: float) -> None:
-        """From now on."""
         self._until.pop(address, None)
         self._until[address] = now + BARRED_S
         while len(self._until) > MOST_BARRED:

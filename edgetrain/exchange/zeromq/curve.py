@@ -9,10 +9,7 @@ from edgetrain.exchange.keys.pairs import Pair, spell
 
 
 def new_pair() -> Pair:
-    """A fresh Curve25519 key pair, drawn by libzmq (libsodium).
-
-    The public key, spelled, does not begin with "-": a command line would read it as an option.
-    """
+    """A fresh Curve25519 key pair; its public key, spelled, does not begin with "-" (an option)."""
     while True:
         public, secret = zmq.curve_keypair()
         pair = Pair(z85.decode(public), z85.decode(secret))

@@ -48,8 +48,7 @@ def set_options(
 
 
 def waiting_messages(max_message_bytes: int) -> int:
-    """Messages of one peer that may wait to be read, if they are at most so large (-1: no
-    limit)."""
+    """Messages of this size (-1: no limit) of one peer that may wait to be read."""
     if max_message_bytes < 0:
         return WAITING_MESSAGES
     return max(FEWEST_WAITING, min(WAITING_MESSAGES, WAITING_BYTES // max(1, max_message_bytes)))

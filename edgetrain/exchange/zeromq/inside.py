@@ -27,11 +27,9 @@ class InsideEnd:
         self._socket.connect(endpoint)
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """See MemberTransport."""
         self._socket.send_multipart([frame_of(buffer) for buffer in frames], copy=False)
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
-        """See MemberTransport."""
         if not self._socket.poll(math.ceil(timeout_s * 1000)):
             return None
         return receive_frames(self._socket)
@@ -45,5 +43,4 @@ class InsideEnd:
         return Traffic(0, 0, 0, 0.0)
 
     def close(self) -> None:
-        """See MemberTransport."""
         self._sockets.close_socket(self._socket)

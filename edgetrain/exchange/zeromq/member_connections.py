@@ -28,7 +28,6 @@ class MemberConnections:
         """(descriptor, inode). The inode tells whether a descriptor has another socket by now."""
 
     def message_came(self, sender: bytes, descriptor: int) -> None:
-        """A message of this sender came through this descriptor."""
         if self._known.get(sender, (-1, 0))[0] == descriptor:
             return
         with contextlib.suppress(OSError):  # it has been closed meanwhile

@@ -41,8 +41,7 @@ class MemberSocket:
         max_message_bytes: int = -1,
         credentials: Credentials | None = None,
     ) -> None:
-        """Connect to "tcp://host:port", or the first of these, in the background. Raises
-        NetworkError for anything else."""
+        """Connect to "tcp://host:port", or the first of these. Raises NetworkError."""
         hubs = [address] if isinstance(address, str) else address
         self._hubs = deque(split_address(each) for each in hubs)
         """Host and port of the hub's addresses; the first is in use."""
@@ -81,12 +80,10 @@ class MemberSocket:
 
     @property
     def addresses(self) -> int:
-        """See Reconnecting."""
         return len(self._hubs)
 
     def reconnect(self) -> None:
-        """See Reconnecting. An address from which nothing came since the last time gives way to the
-        next."""
+        """See Reconnecting. An address that was silent gives way to the next."""
         if not self._was_heard and len(self._hubs) > 1:
             self._hubs.rotate(-1)
             log.info("no answer; trying the hub at %s, port %d", *self._hubs[0])
@@ -139,7 +136,6 @@ class MemberSocket:
         return None if self._socket.closed else self._socket
 
     def received_bytes(self) -> int:
-        """See MemberTransport."""
         return self.traffic().received_bytes
 
     def traffic(self) -> Traffic:

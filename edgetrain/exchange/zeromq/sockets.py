@@ -46,20 +46,16 @@ class OpenSockets:
         return monitor
 
     def before_close(self, stop: Callable[[], None]) -> None:
-        """Call `stop` before the sockets are closed, so that no other thread uses them. It must not
-        refer to the owner, and works twice."""
+        """Call `stop` before sockets are closed. It must not refer to the owner; works twice."""
         self._before_close.append(stop)
 
     def close_socket(self, sock: zmq.Socket[bytes], linger_ms: int | None = None) -> None:
-        """Close one socket. What is queued has `linger_ms` (None: as set) to be sent. Works
-        twice."""
         if sock in self._sockets:
             self._sockets.remove(sock)
             sock.close(linger_ms)
 
     def close(self, linger_ms: int | None = None) -> None:
-        """Close all sockets and the context, after at most `linger_ms` (None: as set). Works
-        twice."""
+        """Close sockets and context, after at most `linger_ms` (None: as set). Works twice."""
         for stop in self._before_close:
             stop()
         for sock in [*self._sockets]:

@@ -40,7 +40,6 @@ class ConnectionTo:
         """Of connections that are gone."""
 
     def is_established(self) -> bool:
-        """Whether there is a connection now. Looks for one if the last is gone."""
         if self._connection is not None and not _is_established(self._connection):
             self.let_go()
         if self._connection is None:
@@ -83,8 +82,7 @@ class ConnectionsAt:
         return len(self._seen)
 
     def look(self) -> None:
-        """Read the counters of all connections. Those that are gone keep what was last read. If
-        the process has no descriptor left to look with, nothing changes."""
+        """Read all connections' counters. Those that are gone keep what was last read."""
         found = {}
         try:
             for inode, connection in _connections():

@@ -148,7 +148,6 @@ class Watch:
         return int(os.pread(self._statm, 200, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def _read_events(self) -> None:
-        """Read what libzmq has reported."""
         with contextlib.suppress(zmq.ZMQError):  # closed by a garbage collection in between
             while not self._stopped.is_set() and (found := next_event(self._monitor)) is not None:
                 self._record(*found)

@@ -23,10 +23,7 @@ MEASURED, ESTIMATED = "measured", "estimated"
 
 
 def joules_source(device: str, root: Path = Path("/")) -> str | None:
-    """Return where the joules of a member on this device come from: "measured" or "estimated".
-
-    None if they are unknown: on a host without a sensor that is not a board of the catalog.
-    """
+    """Where joules of this device come from: "measured", "estimated"; None: unknown."""
     return Energy(load(device, root), root=root).source
 
 
@@ -55,7 +52,6 @@ class Energy:
 
     @property
     def source(self) -> str | None:
-        """ "measured", "estimated", or None if the energy is unknown."""
         if self._share:
             return MEASURED
         return ESTIMATED if self._estimates else None

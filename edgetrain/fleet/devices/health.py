@@ -133,7 +133,6 @@ class Health:
 
     @property
     def swap_bytes(self) -> int | None:
-        """Swap that is used (proc(5), /proc/meminfo)."""
         lines = _lines(self._root / "proc/meminfo")
         found = {words[0]: words[1] for line in lines if len(words := line.split()) > 1}
         total, free = found.get("SwapTotal:", ""), found.get("SwapFree:", "")

@@ -121,7 +121,6 @@ def measured_path(name: str) -> Path:
 
 
 def names() -> list[str]:
-    """Return the names of the catalog's devices, sorted, without "host"."""
     return catalog.names("devices")
 
 
@@ -156,10 +155,7 @@ def parse(name: str, table: Mapping[str, Any], path: Path) -> Device:
 
 
 def here(root: Path = Path("/")) -> str:
-    """Return the name of this machine in the catalog; empty if it is not a board of the catalog.
-
-    If several profiles name a beginning of the board's model, the longest beginning wins.
-    """
+    """This machine's name in the catalog; "" if not there. The longest board name wins."""
     model = _first_line(root / "proc/device-tree/model")
     if not model:
         return ""
@@ -189,7 +185,6 @@ def _host(root: Path) -> Device:
 
 
 def _first_line(path: Path) -> str:
-    """Return the text up to the end of the first line or C string; empty if there is no file."""
     try:
         return path.read_text(errors="replace").partition("\0")[0].partition("\n")[0].strip()
     except OSError:

@@ -41,12 +41,10 @@ def require_model(name: str, whose: str) -> None:
 
 
 def available() -> tuple[str, ...]:
-    """Return the algorithms that this kernel has loaded; empty if it does not report them."""
     return tuple(_setting("tcp_available_congestion_control").split())
 
 
 def of_kernel() -> str:
-    """Return this kernel's default algorithm."""
     return _setting("tcp_congestion_control") or "unknown"
 
 

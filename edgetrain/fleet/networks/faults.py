@@ -113,7 +113,6 @@ class FaultSchedule:
         return sorted(events, key=lambda change: (change[0], change[2]))
 
     def switch(self, fault: Fault, begins: bool) -> None:
-        """Begin or end a fault."""
         self._on[fault] += 1 if begins else -1
 
     def _active(self) -> Iterable[Fault]:

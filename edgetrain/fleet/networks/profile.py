@@ -77,17 +77,14 @@ class Direction:
 
     @property
     def mean_rate_mbit(self) -> float:
-        """The rate, or the mean rate of the trace; 0 if neither is given."""
         return traces.mean_rate_mbit(self.rate_trace) if self.rate_trace else self.rate_mbit
 
     @property
     def mean_loss_percent(self) -> float:
-        """The independent loss, or the mean loss of the bursts."""
         return self.burst.mean_percent if self.burst else self.loss_percent
 
     @property
     def mean_delay_ms(self) -> float:
-        """The delay, or the mean delay of the trace."""
         return traces.mean_delay_ms(self.delay_trace) if self.delay_trace else self.delay_ms
 
     @property
@@ -121,7 +118,6 @@ class Profile:
 
     @property
     def has_loss(self) -> bool:
-        """Whether packets are lost in any direction."""
         return bool(self.up.mean_loss_percent or self.down.mean_loss_percent)
 
 
@@ -176,7 +172,6 @@ def _parametric(name: str) -> Profile:
 
 
 def names() -> list[str]:
-    """Return the names of the catalog's profiles, sorted by round trip."""
     return sorted(catalog.names("netem"), key=lambda name: (load(name).rtt_ms, name))
 
 

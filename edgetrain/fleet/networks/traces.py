@@ -40,10 +40,7 @@ def read_rate(file: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def read_delay(file: str) -> tuple[tuple[float, float], ...]:
-    """Read points (seconds, one-way delay in ms), seconds rising from 0.
-
-    Raises ConfigError, OSError.
-    """
+    """Read points (seconds, one-way delay in ms), seconds rising from 0. ConfigError, OSError."""
     points: list[tuple[float, float]] = []
     with Path(file).open(encoding="utf-8", newline="") as lines:
         for line_number, row in enumerate(csv.reader(lines), 1):

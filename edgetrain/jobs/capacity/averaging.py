@@ -66,12 +66,10 @@ class Hubs:
 
     @property
     def sites(self) -> int:
-        """How many sites there are, with a gateway or without."""
         return self.gateways or self.uplinks
 
     @property
     def uplinks_of_sites(self) -> Sequence[Profile]:
-        """The uplink of each site."""
         return self.lines or (self.uplink,) * self.sites
 
     @property
@@ -85,7 +83,6 @@ class Hubs:
         return parts * self.message_s + self.merge_s(elements)
 
     def merge_s(self, elements: int) -> float:
-        """Seconds that a hub takes to merge a vector."""
         return 4 * elements / self.merge_bytes_per_s if self.merge_bytes_per_s else 0.0
 
 
@@ -366,7 +363,6 @@ class Mesh:
         return there + back
 
     def delays_s(self, source: Indices, to: Indices) -> Array:
-        """Seconds one way of these pairs, without load."""
         ways = self.ways(source, to, narrow=False)
         return column(ways, lambda way: way.mean_delay_ms / 1000)
 
@@ -677,15 +673,13 @@ def _hub_delays(links: Sequence[Profile], home: Indices, hubs: Hubs) -> tuple[Ar
 
 
 def _homes(members: int, hubs: Hubs) -> Indices:
-    """The site of each member."""
     if hubs.homes:
         return np.array(hubs.homes, np.intp)
     return Ports(members, max(1, hubs.sites), 0.0).port
 
 
 def _parcels(exchange: ExchangeSizes, elements: int) -> tuple[Parcel, Parcel]:
-    """A contribution to so many elements, and its reply: of as many ranges as these are, each
-    encoded by itself."""
+    """A contribution to so many elements, and its reply, in as many ranges as these are."""
     ranges = max(1, round(exchange.ranges * elements / exchange.elements))
     each = -(-elements // ranges)
     up = contribution(each, exchange.codec, exchange.ratio)

@@ -72,7 +72,6 @@ class CapacityQuestion:
 
     @property
     def links(self) -> list[Profile]:
-        """The access network of each member."""
         return [self.kinds[i % len(self.kinds)].network for i in range(self.members)]
 
     def check(self) -> None:

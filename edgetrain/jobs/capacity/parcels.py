@@ -44,7 +44,6 @@ class Parcel:
     bytes: int
 
     def times(self, count: int) -> Parcel:
-        """So many of them, one after the other."""
         return Parcel(count * self.parts, count * self.bytes)
 
 

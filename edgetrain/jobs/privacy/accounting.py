@@ -107,10 +107,7 @@ def _composed(library: Any, accountant: str, releases: Releases, delta: float) -
 def noise_for(
     target: float, count: int, delta: float, rate: float = 1.0, accountant: str = "pld"
 ) -> float:
-    """A noise multiplier with which `epsilon` is at most the target, and hardly less.
-
-    Raises ConfigError where no noise of a reasonable size is enough.
-    """
+    """A noise multiplier for which `epsilon` is hardly less than the target. ConfigError."""
     if not (target >= LEAST and math.isfinite(target)):
         raise ConfigError(f"epsilon = {target:g}", f"allowed are {LEAST:g} and more")
 

@@ -71,10 +71,7 @@ def releases_of(
 
 
 def fix_noise(found: Resolved, samples: Sequence[int] = ()) -> Resolved:
-    """The job with the noise that its target epsilon asks for; as it is where it has none.
-
-    Deterministic: hub and members find the same. Raises ConfigError.
-    """
+    """The job with the noise that its target epsilon asks for. Deterministic. ConfigError."""
     table = found.job.privacy
     if table.unit == "none" or not table.epsilon:
         return found
@@ -96,8 +93,7 @@ def promise(
     *,
     seeded: bool = False,
 ) -> Promise | None:
-    """What a job promises, or `steps` and `rounds` of it; None: it has no privacy. See
-    `releases_of`."""
+    """What a job promises, or `steps` and `rounds` of it, if anything. See `releases_of`."""
     table = found.job.privacy
     if table.unit == "none":
         return None

@@ -36,7 +36,6 @@ class LineFile:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` has been called."""
         return self._fd is None
 
     def append(self, lines: bytes) -> int:
@@ -56,7 +55,6 @@ class LineFile:
         return data[max(written, 1) :].count(b"\n")
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

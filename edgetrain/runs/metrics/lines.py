@@ -106,8 +106,7 @@ def figures(evaluation: Record) -> dict[str, float | None]:
 
 
 def told_evaluation(figure: Record) -> Record | None:
-    """A "figure" record of a hub as the "eval" record that the member would have written; None if
-    it is damaged. The member chose the figure's name: it replaces none of the line's own keys."""
+    """A "figure" record of a hub as the member's "eval" record; None if it is damaged."""
     metric, value, at = figure.get("metric"), figure.get("value"), figure.get("at")
     if not (isinstance(metric, str) and isinstance(value, int | float)):
         return None
@@ -133,8 +132,7 @@ class Follower:
         self._tail = b""
 
     def read(self) -> list[Record]:
-        """The records that were completed since the last call, in file order; of a long file, those
-        of its next part. Raises ConfigError for what is not a regular file."""
+        """The records completed since the last call; of a long file, the next part's."""
         try:
             file = open_regular(self.path)
         except FileNotFoundError:

@@ -99,13 +99,7 @@ class MetricsLog:
         eval_s: float = 0.0,
         end_s: float = 0.0,
     ) -> None:
-        """Write one finished training step of this member, or `steps` of them as one line.
-
-        step: steps done, including this one (the first is 1). round: rounds submitted so far.
-        wait_s, compute_s (with pacing), overhead_s: seconds of these steps. eval_s: of evaluations
-        beside them. end_s: of waiting for the last replies, behind the last step. sent_bytes,
-        received_bytes (at the socket), cpu_s, joules: sums since this process began training.
-        """
+        """Write one finished training step of this member, or `steps` of them as one line."""
         self._write(
             "step",
             {
@@ -143,10 +137,7 @@ class MetricsLog:
     ) -> None:
         """Write an exchange of this member whose reply has just been applied.
 
-        submitted, arrived: readings of the log's clock. submit_s: seconds of encoding and
-        handing over; decode_s, apply_s: of decoding and applying the reply. sent_bytes: of the
-        contribution as encoded, received_bytes: of the reply. members: contributions merged.
-        every, delay: steps, in force from now on.
+        submitted, arrived: readings of the log's clock.
         """
         self._write(
             "exchange",
@@ -209,13 +200,10 @@ class MetricsLog:
         ages: Sequence[int] = (),
         dealt: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Write a round that the hub closed. close_s: from the first contribution to the reply.
+        """Write a round that the hub closed.
 
-        delay, every: local steps, in force once this round's reply is applied. cuts: (member, share
-        left out, reason) for each contribution that did not count in full. codec: of the reply,
-        where it changes from round to round. lands: delay and every are the landing's. above: bytes
-        sent to and received from the hub above a gateway. ages: of the contributions, in replies,
-        where members are out of step. dealt: where the hub hands out work, what became of it.
+        cuts: (member, share left out, reason) for each contribution that did not count in full.
+        above: bytes sent to and received from the hub above a gateway. ages: of all contributions.
         """
         shares = [[name, float(f"{share:.4f}"), reason] for name, share, reason in cuts]
         self._write(

@@ -75,8 +75,7 @@ class MemberTally:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """By the clock, with evaluations and the wait for the last replies; None before the first
-        step is done."""
+        """By the clock, with evaluations and last replies; None before the first step."""
         return self.t / self.step if self.step else None
 
     @property
@@ -87,7 +86,6 @@ class MemberTally:
         return tuple(each / (self.lines or 1) for each in sums)
 
     def add_step(self, record: Record) -> None:
-        """Add a "step" line."""
         if not self.has_own_lines:
             self.has_own_lines = True
             if self.lines:
@@ -224,14 +222,12 @@ class Tally:
 
     @property
     def is_told(self) -> bool:
-        """Whether members write no lines here: then only their reports to the hub are known, and
-        any of these may be wrong."""
+        """Whether members write no lines here, and only their reports to the hub are known."""
         return not any(member.has_own_lines for member in self.members.values())
 
     @property
     def traffic(self) -> tuple[int, int]:
-        """Bytes that all members together have sent and received: by the hub's own count, if
-        only reports of theirs are known."""
+        """Bytes that all members have sent and received; by the hub's count if `is_told`."""
         if self.is_told and self.rounds:
             return int(self.hub.received_bytes.total), int(self.hub.sent_bytes.total)
         members = self.members.values()
@@ -240,7 +236,6 @@ class Tally:
 
     @property
     def bytes_above(self) -> tuple[float, float] | None:
-        """Bytes that a gateway has sent to the hub above and received; None: it is no gateway."""
         above = self.hub.above
         return None if above is None else (above[0].total, above[1].total)
 
@@ -257,7 +252,6 @@ class Tally:
         return [name for name, member in self.members.items() if member.standing in _LOST]
 
     def failed(self) -> list[str]:
-        """Members that ended with an error."""
         return [name for name, member in self.members.items() if member.standing == "failed"]
 
     def unfinished(self) -> list[str]:

@@ -152,7 +152,6 @@ def bases_of(events: Iterable[Record]) -> set[str]:
 
 
 def as_json(pairs: Sequence[CalibratedPair], picture: Path | None = None) -> dict[str, Any]:
-    """Plain data for --json."""
     return {
         "pairs": [
             asdict(each) | {"time_error": each.time_error, "chance": each.chance, "busy": each.busy}

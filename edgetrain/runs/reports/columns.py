@@ -28,7 +28,6 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Characters of the widest cell or heading."""
         return max(map(len, (self.heading, self.heading_below, *self.cells)))
 
 
@@ -66,11 +65,7 @@ def as_text(columns: Sequence[Column], gap: int = 2) -> list[str]:
 
 
 def as_rich(columns: Sequence[Column], gap: int = 2, heading_style: str = "bold") -> Text:
-    """Rich text for a terminal, with cells in their styles.
-
-    Not a rich Table: that measures and wraps everything again for each frame, at five times the
-    cost.
-    """
+    """Rich text for a terminal. Not a rich Table, which lays all out again at each frame."""
     from rich.text import Text
 
     lines = _lines(columns, gap, heading_style)

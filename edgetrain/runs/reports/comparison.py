@@ -78,7 +78,6 @@ class Comparison:
     """What the rows are named by."""
 
     def as_json(self, picture: Path | None = None) -> dict[str, Any]:
-        """Plain data for --json, in seconds, bytes and fractions."""
         return {
             "metric": self.metric,
             "better": self.better,
@@ -124,8 +123,7 @@ def compare(
 
 
 def complete(summary: Summary) -> Summary:
-    """A summary with every key that runs have: one that another version or a person wrote may lack
-    some."""
+    """A summary with every key that runs have: one that others wrote may lack some."""
     return _EMPTY | {key: value for key, value in summary.items() if value is not None}
 
 

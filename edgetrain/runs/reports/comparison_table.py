@@ -80,10 +80,7 @@ def footnotes(comparison: Comparison, picture: Path | None = None) -> list[str]:
 
 
 def text(comparison: Comparison, picture: Path | None = None, width: int | None = None) -> str:
-    """The closing table as plain text: two lines of heading, a line for each run, the footnotes.
-
-    width: characters of the terminal; None: any.
-    """
+    """The closing table as plain text, at most `width` characters wide (None: any)."""
     lines = as_text(fit(columns_of(comparison), width, gap=2))
     return "\n".join([*lines, "", *footnotes(comparison, picture)]).rstrip() + "\n"
 

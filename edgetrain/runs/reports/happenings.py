@@ -34,7 +34,6 @@ class Happening:
 
 
 def happenings(records: Iterable[Record]) -> tuple[Happening, ...]:
-    """The happenings in the lines that a tally has marked, in the order of time."""
     listed, delays = [], []
     for record in records:
         kind, t = record["kind"], max(0.0, float(record["t"]))

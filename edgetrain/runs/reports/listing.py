@@ -36,13 +36,11 @@ class RunEntry:
     """Reason why the folder counts as damaged; "": it does not."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data for --json."""
         return asdict(self)
 
 
 def listed(folder: Path) -> list[RunEntry]:
-    """The runs of a folder; a folder of runs has several, and one that is damaged an entry that
-    says why."""
+    """The runs of a folder; one that is damaged has an entry that says why."""
     began = _began(folder.name)
     try:
         runs = runs_in(folder)
@@ -90,7 +88,6 @@ def _began(name: str) -> str:
 
 
 def text(entries: Sequence[RunEntry]) -> str:
-    """The list as plain text."""
     columns = [
         column("folder", (units.printable(e.folder) for e in entries)),
         column("task", (units.printable(e.task) for e in entries)),

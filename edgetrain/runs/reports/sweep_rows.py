@@ -42,10 +42,7 @@ RANGED = ("fleet_steps_per_second", "target_seconds", "wait_s", "sent_bytes")
 
 
 def points(axes: Sequence[str], rows: Sequence[Row]) -> list[Row]:
-    """One row for all seeds of a cell: medians over finished runs, `low` and `high` of `final`.
-
-    `axes` are the names of the axes.
-    """
+    """One row for all seeds of a cell of `axes`: medians of finished runs, range of `final`."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in axes), []).append(row)

@@ -18,8 +18,6 @@ def text(axes: Mapping[str, Sequence[str]], points: Sequence[Row], metric: str) 
 
 
 def columns_of(names: Sequence[str], points: Sequence[Row], metric: str) -> list[Column]:
-    """A line for each point: medians over its seeds."""
-
     def spread(point: Row) -> str:
         middle, low, high = (units.figure(metric, point[key]) for key in ("final", "low", "high"))
         return middle if point["runs"] < 2 else f"{middle} ({low} to {high})"

@@ -33,7 +33,6 @@ def text(heading: str, rows: Sequence[Row], choice: str) -> str:
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column]:
-    """A line for each topology."""
     return [
         column("", (f"{row['name']}{' *' if row['refused'] else ''}" for row in rows)),
         column("averaging", (duration(row["open_s"]) for row in rows), below="windows open"),

@@ -18,7 +18,6 @@ HUB = 0
 
 
 def trace(stories: Sequence[Story]) -> str:
-    """The JSON text. Times in it are microseconds since training began."""
     events = (event for pid, story in enumerate(stories, 1) for event in _events(story, pid))
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
     return f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n'

@@ -73,12 +73,10 @@ def times(factor: float | None) -> str:
 
 
 def energy(joules: float | None) -> str:
-    """Joules, in J, kJ or MJ."""
     return _scaled(joules, ("J", "kJ", "MJ"))
 
 
 def natural(name: str) -> tuple[int, str]:
-    """A sort key: m2 before m10."""
     digits = "".join(char for char in name if char.isdigit())
     return int(digits[:9] or 0), name
 

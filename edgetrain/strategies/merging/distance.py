@@ -46,7 +46,6 @@ class WeightedSum:
     def merge_round(
         self, contributions: Sequence[Sequence[Piece]], out: Sequence[Vector]
     ) -> tuple[Discounted, ...]:
-        """See RoundRule."""
         claimed = np.array([pieces[0].weight for pieces in contributions])
         shares, cuts = self.judge(inner_products(contributions, out), claimed / claimed.sum())
         for part, merged in enumerate(out):
@@ -84,7 +83,6 @@ def inner_products(contributions: Sequence[Sequence[Piece]], out: Sequence[Vecto
 
 
 def distances(products: Matrix) -> Matrix:
-    """Squared distances between contributions, from their inner products."""
     squares = np.diag(products)
     apart: Matrix = np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0)
     return apart
@@ -152,7 +150,6 @@ class NormClip(WeightedSum):
         self.keeps_late = keeps_late
 
     def judge(self, products: Matrix, weights: Weights) -> Judgement:
-        """See WeightedSum."""
         lengths = np.sqrt(np.diag(products))
         limit = _limit(self.tau, lengths)
         scale = _at_most(lengths, limit)
@@ -166,7 +163,6 @@ class NormBound(NormClip):
     """
 
     def judge(self, products: Matrix, weights: Weights) -> Judgement:
-        """See WeightedSum."""
         lengths = np.sqrt(np.diag(products))
         limit = _limit(self.tau, lengths)
         kept = (lengths <= limit).astype(np.float64)

@@ -41,7 +41,6 @@ class TrimmedMean:
         self.keeps_late = keeps_late
 
     def ends(self, members: int) -> int:
-        """Number of values cut at each end."""
         return min(math.ceil(self.share * members - 1e-9), (members - 1) // 2)
 
     def reported(self, members: int) -> int:
@@ -51,7 +50,6 @@ class TrimmedMean:
     def merge_round(
         self, contributions: Sequence[Sequence[Piece]], out: Sequence[Vector]
     ) -> tuple[Discounted, ...]:
-        """See RoundRule."""
         members = len(contributions)
         kept = range(self.ends(members), members - self.ends(members))
         watched = self.reported(members)

@@ -35,7 +35,6 @@ class PrivateMean:
     def merge_round(
         self, contributions: Sequence[Sequence[Piece]], out: Sequence[Vector]
     ) -> tuple[Discounted, ...]:
-        """See RoundRule."""
         clip = self._mechanism.clip
         scales = [share(_length(pieces, out), clip) for pieces in contributions]
         if not self._mechanism.deviation and all(scale == 1.0 for scale in scales):

@@ -87,8 +87,7 @@ def collective_exchange(
     at: str,
     patience_s: float,
 ) -> tuple[CollectiveExchange, str]:
-    """The exchange of a member that averages with others, and the address to join with; see
-    `direct_exchange`."""
+    """The exchange of a member that averages with others; see `direct_exchange`."""
     pair = None if credentials is None else credentials.pair
     listener, address = _listen(found, pair, at) if at else (None, CLIENT)
     waits = time.monotonic, patience_s, found.job.hub.outage_s

@@ -219,8 +219,7 @@ register_optimizer_step_post_hook(_after_any)
 
 
 def plain_optimizers(given: Optimizer | Sequence[Optimizer]) -> tuple[Optimizer, ...]:
-    """One optimizer or several, without what Accelerate and Lightning put around them. ConfigError
-    for anything else."""
+    """Optimizers without what Accelerate and Lightning wrap them in. ConfigError."""
     found = []
     for optimizer in [given] if not isinstance(given, list | tuple) else given:
         while isinstance(within := getattr(optimizer, "optimizer", None), Optimizer):
@@ -249,11 +248,9 @@ class Together:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Of all of them."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def step(self) -> None:
-        """Step each, in order."""
         for optimizer in self.optimizers:
             optimizer.step()
 

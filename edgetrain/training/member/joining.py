@@ -163,8 +163,7 @@ def _recorded(member: JoinedMember, runs: str | Path | None) -> JoinedMember:
 def _reach_hub(
     hub: str | Sequence[str], timeout_s: float, keep: Keep | None, name: str, job: str
 ) -> _Reached:
-    """Return once one of the hub's addresses answers. A member that has trained before waits for
-    one that is not up yet. Raises as `wait_for_route`."""
+    """Return once one of the hub's addresses answers. Raises as `wait_for_route`."""
     hubs = [hub] if isinstance(hub, str) else list(hub)
     if not hubs:
         raise ConfigError("hub = []", "the address of the hub, as tcp://hub.local:5555, or several")

@@ -162,8 +162,7 @@ def past_of(saved: Saved, elements: int) -> Past:
 
 
 def tree_of(saved: Saved, elements: int) -> dict[str, Any]:
-    """The values of a checkpoint of [elements] parameters. Raises BadMessage for values that no
-    checkpoint can have."""
+    """The values of a checkpoint of [elements]. BadMessage for impossible ones."""
     tree = unpack(saved.values, saved.buffers)
     if not isinstance(tree, dict):
         raise BadMessage("the checkpoint holds no table")

@@ -121,7 +121,6 @@ class Seconds:
     """Waiting for the last replies, when no step is left."""
 
     def add(self, other: Seconds) -> None:
-        """Add other seconds to these."""
         for name, seconds in vars(other).items():
             setattr(self, name, getattr(self, name) + seconds)
 
@@ -173,10 +172,7 @@ class Loop:
         return self._evaluate_every > 0
 
     def run(self) -> None:
-        """All steps, the last replies, and a last evaluation.
-
-        A member that came late takes the steps that are left to the others.
-        """
+        """All steps (of one that came late, what is left), the last replies, an evaluation."""
         if not self._member.begins_at:  # until the hub's word that training begins was here
             self._seconds.wait_s = max(0.0, self._log.elapsed_s)
         began = self._clock()
@@ -279,8 +275,7 @@ class Loop:
         self._unrecorded = 0
 
     def _has_room(self, step: int) -> bool:
-        """Whether one more line leaves as much of the limit as the steps after this one are of all
-        steps. The last line is always written: its room is set aside."""
+        """Whether a line more leaves its share of the limit; the last line always has room."""
         if not self._most_bytes:
             return True
         share = (self._most_bytes - LINE_BYTES) * step / self._steps

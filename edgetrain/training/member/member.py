@@ -259,10 +259,7 @@ class Member:
             self._keeping.clear()
 
     def abandon(self, reason: str) -> None:
-        """Leave at once, without exchanging anything more. Works twice.
-
-        The hub gives up this member's place; with a checkpoint `vanish` keeps it.
-        """
+        """Leave at once, without exchanging anything, or keeping the place. Works twice."""
         if not self._closed:
             self._closed = True
             self.telemeter.say()
@@ -270,8 +267,7 @@ class Member:
             self._close_files(reason, done=reason == "done")
 
     def vanish(self) -> None:
-        """End as if the power had gone: without a word, to go on from the checkpoint. Works
-        twice."""
+        """End as if the power had gone, to go on from the checkpoint. Works twice."""
         if not self._closed:
             self._closed = True
             self._driver.vanish()
@@ -284,8 +280,7 @@ class Member:
             self._keeping.close()
 
     def _end_as_asked(self) -> None:
-        """End because that was asked for: with a checkpoint to come back, otherwise for good. Wait
-        for nothing."""
+        """End as asked: with a checkpoint to come back, otherwise for good, at once."""
         # In the middle of a step, what was drawn for its gradient is gone: an earlier checkpoint is
         # exact, this state is not. After draining, all has been contributed.
         driver = self._driver
@@ -317,7 +312,6 @@ class Member:
             self.eval_s += self._driver.clock() - began
 
     def traffic(self) -> Traffic:
-        """See Exchange."""
         return self._driver.traffic()
 
     def __enter__(self) -> Self:
@@ -346,8 +340,7 @@ class Member:
 
 
 def _told_of(error: BaseException) -> str:
-    """What the hub is told of an error that ends a member; for want of memory, also what is
-    free."""
+    """What the hub is told of an error that ends a member, and how much memory is free."""
     told = f"{type(error).__name__}: {error}"
     return (
         f"memory: {1e-6 * free_memory():,.0f} MB are free; {told}" if lacks_memory(told) else told
@@ -432,11 +425,7 @@ def _check_work(request: Request, entry: Entry) -> None:
 
 
 def release_of(table: Privacy | None, source: Source = system) -> Release | None:
-    """What a member does to its contributions under a [privacy] table, if there is one; None:
-    nothing.
-
-    ConfigError where the noise is not known: a target epsilon has to be settled for a job first.
-    """
+    """What a member does to contributions under [privacy], if anything. ConfigError."""
     if table is None or table.unit != "member" or table.where != "member":
         return None
     if table.epsilon:

@@ -66,12 +66,10 @@ class Pace:
 
     @property
     def is_set(self) -> bool:
-        """Whether this device is paced at all."""
         return self._lasts > 0
 
     @property
     def seconds(self) -> float:
-        """What the step under way takes."""
         return self._lasts
 
     def hold(self, began: float, steps: int = 1) -> None:

@@ -32,8 +32,7 @@ def readings_of(
     energy: Energy | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[], Readings]:
-    """What reads this machine, for a member that trains as this device; its `energy`, if that is
-    counted."""
+    """What reads this machine, for a member that trains as this device; its `energy`, if any."""
     meter = Meter()
     health = Health() if device == HOST or device == here() else None
     slow_at = -math.inf

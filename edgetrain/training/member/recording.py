@@ -61,11 +61,9 @@ class Recording:
         self._closed = False
 
     def add_exchange(self, exchanged: Exchanged) -> None:
-        """An exchange is over."""
         log_exchange(self._log, exchanged)
 
     def add_step(self, sums: Sums, traffic: Traffic) -> None:
-        """A step is over; sums and bytes since the process began to train."""
         before = self._before or Sums(sums.step - 1, 0, self._began, 0.0, 0.0)
         first, self._before = self._traffic, sums
         wait_s, overhead_s = sums.wait_s - before.wait_s, sums.overhead_s - before.overhead_s

@@ -72,7 +72,6 @@ class Service:
         self.tell(STATUS=self.describe())
 
     def ready(self) -> None:
-        """The hub has welcomed the member."""
         self._is_ready = True
         self.tell(READY="1", STATUS=self.describe())
         self._raise_watchdog(UNKNOWN_S)
@@ -92,7 +91,6 @@ class Service:
             self.tell(**self._state(), WATCHDOG="1")
 
     def _state(self) -> dict[str, str]:
-        """What the member is doing, and whether it is ready if that has changed."""
         away_s, was_away = self.away(), self._is_away
         self._is_away = self._is_ready and away_s >= AWAY_S
         if self._is_away:
@@ -101,7 +99,6 @@ class Service:
         return {"STATUS": self.describe()} | ({"READY": "1"} if was_away else {})
 
     def stopping(self, reason: str) -> None:
-        """The member ends."""
         self.tell(STOPPING="1", STATUS=reason)
 
     def _raise_watchdog(self, seconds: float) -> None:

@@ -174,10 +174,7 @@ def _pack(value: Any, buffers: list[Bytes]) -> Any:
 
 
 def unpack(values: Any, buffers: Sequence[Bytes]) -> Any:
-    """The tree that `pack` made these of; its tensors lie in `buffers`.
-
-    Raises BadMessage for anything that `pack` cannot have made.
-    """
+    """The tree that `pack` made; its tensors lie in `buffers`. Raises BadMessage."""
     return _unpack(values, buffers, 0)
 
 

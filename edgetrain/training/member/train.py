@@ -178,8 +178,7 @@ def _exchange(
     credentials: Credentials | Sequence[Credentials | None] | None,
     patience_s: float,
 ) -> tuple[Way, Request]:
-    """What this member exchanges through, and what it joins with. Several hubs have one address
-    each."""
+    """What this member exchanges through, and joins with. Several hubs have an address each."""
     request = request_of(found, place, task)
     hubs = [hub] if found.hubs == 1 or isinstance(hub, str) else hub
     if len(hubs) != found.hubs:
@@ -297,10 +296,7 @@ def _keep_model(member: Member, model: torch.nn.Module, log: MetricsLog) -> None
 
 
 def device_for(accelerator: str, unit: str = "none") -> torch.device:
-    """Where a job's `train.accelerator` wants the model; `unit` is what its privacy protects.
-
-    ConfigError for CUDA that is not there.
-    """
+    """Where a job's `train.accelerator` wants the model, under privacy of `unit`. ConfigError."""
     there = torch.cuda.is_available()
     if accelerator == "cuda" and not there:
         raise ConfigError(

@@ -219,5 +219,4 @@ def with_port(hub: tuple[str, int], taken: contextlib.ExitStack) -> tuple[str, i
 
 
 def address(end: Sequence[Any]) -> str:
-    """Return (host, port) as a tcp:// address."""
     return f"tcp://{end[0]}:{end[1]}"

@@ -165,5 +165,4 @@ def loss_deviation(way: Direction, count: int) -> float:
 
 
 def as_json(finding: Finding) -> dict[str, Any]:
-    """Return a finding as JSON values."""
     return asdict(finding) | {"error": finding.error}

@@ -90,7 +90,6 @@ class Emulation(ABC):
 
     @property
     def pid(self) -> int | None:
-        """The process id of the emulator; None if the backend has no process."""
         return None
 
     @property
@@ -100,7 +99,6 @@ class Emulation(ABC):
 
     @property
     def hub_address(self) -> str:
-        """The lead's."""
         return self.hub_addresses[0]
 
     @abstractmethod

@@ -77,7 +77,6 @@ _WIRE = Wire(MAC, MTU, GSO_BYTES)
 
 
 def address_of(number: int) -> str:
-    """Return the address of a host. Host 0 is the lead, host i+1 is member i; other hubs follow."""
     return f"10.77.{(number + 1) >> 8}.{(number + 1) & 255}"
 
 

@@ -36,7 +36,6 @@ Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 
 def run_command(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run one command. Raises NetworkError if the program is not installed."""
     try:
         return subprocess.run(list(command), capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -57,12 +56,10 @@ class ShapingLimits:
 
 
 def folder() -> Path:
-    """Return the folder for the state of shaped interfaces: lost after a reboot, as tc's state."""
     return Path(os.environ.get("EDGETRAIN_STATE", "/run/edgetrain"))
 
 
 def state_file(device: str) -> Path:
-    """Return the file with the state of a shaped interface."""
     return folder() / f"shaped-{device}.json"
 
 
@@ -158,7 +155,6 @@ def clear(device: str, run: Run = run_command) -> bool:
 
 
 def _clock() -> float:
-    """Return seconds of a monotonic clock that also runs while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -218,7 +214,6 @@ def _alive(pid: int) -> bool:
 
 
 def main() -> None:
-    """Run the reverter."""
     file = Path(sys.argv[1])
     device = file.stem.removeprefix("shaped-")
     if os.fork():

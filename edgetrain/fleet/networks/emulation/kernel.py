@@ -62,7 +62,6 @@ def _shape(device: str, way: Direction) -> None:
 
 
 def main() -> None:
-    """Keep the hosts alive until the parent ends."""
     parent = Parent()
     config = parent.config()
     with parent.reporting("the kernel's emulation"):

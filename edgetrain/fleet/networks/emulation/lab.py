@@ -116,7 +116,6 @@ class _Said:
         self._readers: list[threading.Thread] = []
 
     def follow(self, host: str, process: subprocess.Popen[bytes]) -> None:
-        """Print the output of this process, if it has pipes."""
         for pipe, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if pipe is not None:
                 reader = threading.Thread(target=self._read, args=(host, pipe, out), daemon=True)

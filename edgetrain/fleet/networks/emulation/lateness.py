@@ -17,7 +17,6 @@ class Lateness:
         self.worst_ns = 0
 
     def add(self, late_ns: int) -> None:
-        """Count one delivery."""
         if late_ns > self.worst_ns:
             self.worst_ns = late_ns
         bucket = late_ns >> _SHIFT if late_ns > 0 else 0

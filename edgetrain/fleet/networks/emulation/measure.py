@@ -28,11 +28,9 @@ class MeasuringEnd:
         self._worker = Worker("edgetrain.fleet.networks.emulation.meter", config)
 
     def begin(self, what: str, **values: Any) -> None:
-        """Start a measurement; `result` waits for it. So several ends can measure at once."""
         self._worker.send(json.dumps({"do": what, "with": values}))
 
     def result(self) -> Any:
-        """Wait for the result of `begin`."""
         return self._worker.read_answer(_PATIENCE_SECONDS)["result"]
 
     def do(self, what: str, **values: Any) -> Any:
@@ -59,7 +57,6 @@ class Bench:
 
     @property
     def client(self) -> MeasuringEnd:
-        """The client of the first given member."""
         return self.clients[0]
 
     def close(self) -> None:
@@ -85,12 +82,10 @@ class OneWay:
 
     @property
     def lost_percent(self) -> float:
-        """The share of lost datagrams."""
         return 100 * (1 - self.arrived / self.sent)
 
     @property
     def deviation_ms(self) -> float:
-        """The standard deviation of the delays."""
         return statistics.pstdev(self.delays_ms)
 
 

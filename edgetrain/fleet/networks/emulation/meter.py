@@ -57,7 +57,6 @@ def _drain(end: socket.socket, until_ns: int | None = None) -> list[tuple[int, i
 
 
 def _datagram_socket() -> socket.socket:
-    """Make a UDP socket; the kernel stamps arrivals, so the time to wake up does not count."""
     end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
     end.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
@@ -85,7 +84,6 @@ class ProbeServer:
         self._arrivals: list[tuple[int, int, int]] = []
 
     def start(self) -> None:
-        """Start the threads, which end with the process."""
         for action in (self._accept, self._listen):
             threading.Thread(target=action, daemon=True).start()
 
@@ -163,7 +161,6 @@ class Client:
         return end
 
     def rtt(self, count: int, gap_s: float) -> list[float]:
-        """Return round trips of small TCP messages, in ms."""
         seconds = []
         with self._connect() as end:
             end.sendall(struct.pack("!cq", b"e", count))
@@ -270,7 +267,6 @@ def _act(client: Client | None, server: ProbeServer | None, command: Mapping[str
 
 
 def main() -> None:
-    """Measure as the parent commands, until it ends."""
     linux.fine_timers()
     parent = Parent()
     config = parent.config()

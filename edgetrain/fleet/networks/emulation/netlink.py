@@ -87,7 +87,6 @@ class Netlink:
         self._request(_RTM_NEWLINK, _CREATE | _EXCLUSIVE, payload, f"creating veth {name}")
 
     def up(self, name: str, index: int, arp: bool = True) -> None:
-        """Bring an interface up."""
         flags = _IFF_UP | (0 if arp else _IFF_NOARP)
         payload = struct.pack("BxHiII", 0, 0, index, flags, _IFF_UP | _IFF_NOARP)
         self._request(_RTM_NEWLINK, 0, payload, f"bringing {name} up")
@@ -99,7 +98,6 @@ class Netlink:
         return bool(flags & _IFF_RUNNING)
 
     def add_address(self, index: int, address: str, prefix: int) -> None:
-        """Add an address, without the usual route to its network."""
         packed = ipaddress.IPv4Address(address).packed
         payload = struct.pack("BBBBI", socket.AF_INET, prefix, 0, 0, index)
         payload += _attribute(_IFA_LOCAL, packed) + _attribute(_IFA_ADDRESS, packed)

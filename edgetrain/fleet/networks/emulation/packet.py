@@ -77,11 +77,9 @@ class Network:
         self._links = NodeLinks(self.access, sites)
 
     def node(self, host: int) -> int:
-        """The node of a host (`networks.nodes`)."""
         return host - 1 if host <= self.members else hub_node(host - self.members)
 
     def path(self, source: int, target: int) -> Path:
-        """Return the stages from node to node, without those that do not change traffic."""
         return tuple(s for s in self._links.way(source, target) if not s.model.passes)
 
 
@@ -314,7 +312,6 @@ class Emulator:
 
 
 def main() -> None:
-    """Run the emulator until the parent ends."""
     linux.fine_timers()
     parent = Parent()
     config = parent.config()

@@ -116,13 +116,11 @@ class Poller:
         self._masks[fd] = new
 
     def unregister(self, fd: int) -> None:
-        """Stop watching a descriptor. Works twice."""
         if self._masks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
         self.owners.pop(fd, None)
 
     def poll(self, seconds: float) -> list[tuple[int, int]]:
-        """Wait for events; return (descriptor, events)."""
         return self._epoll.poll(seconds)
 
 
@@ -136,7 +134,6 @@ class Connection:
 
     @property
     def sockets(self) -> tuple[socket.socket, socket.socket]:
-        """The sockets towards the member and towards the hub."""
         return self.up.source, self.up.sink
 
 
@@ -419,7 +416,6 @@ class Proxy:
 
 
 def main() -> None:
-    """Run the proxy until the parent ends."""
     linux.fine_timers()
     parent = Parent()
     config = parent.config()

@@ -11,23 +11,19 @@ from edgetrain.fleet.networks.profile import Burst, Direction
 
 
 def direction_to_json(way: Direction) -> dict[str, Any]:
-    """Return a direction as JSON values."""
     return dataclasses.asdict(way)
 
 
 def direction_from_json(table: Mapping[str, Any]) -> Direction:
-    """Return the direction of `direction_to_json`."""
     burst = table["burst"]
     return Direction(**{**table, "burst": Burst(**burst) if burst else None})
 
 
 def faults_to_json(faults: Sequence[Fault]) -> list[dict[str, Any]]:
-    """Return faults as JSON values."""
     return [dataclasses.asdict(fault) for fault in faults]
 
 
 def faults_from_json(tables: Sequence[Mapping[str, Any]]) -> tuple[Fault, ...]:
-    """Return the faults of `faults_to_json`."""
     return tuple(
         Fault(**{**table, "members": tuple(table["members"]), "hubs": tuple(table["hubs"])})
         for table in tables

@@ -52,7 +52,6 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     def ask(self, command: str, seconds: float = _STOP_SECONDS) -> dict[str, Any]:
@@ -128,7 +127,6 @@ class Parent:
         self._closed = False
 
     def config(self) -> dict[str, Any]:
-        """Wait for the configuration."""
         while b"\n" not in self._rest:
             piece = os.read(self.fd, 1 << 16)
             if not piece:
@@ -140,7 +138,6 @@ class Parent:
         return loaded
 
     def answer(self, message: Mapping[str, Any]) -> None:
-        """Write one answer."""
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
 
@@ -169,7 +166,6 @@ class Parent:
         self._closed = True
 
     def gone(self) -> bool:
-        """Return whether the worker should end."""
         return self._closed or os.getppid() != self._pid
 
     def died(self) -> bool:

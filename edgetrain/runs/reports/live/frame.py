@@ -96,7 +96,6 @@ def wrapped(line: str, width: int) -> list[str]:
 
 
 def run_table(states: Sequence[RunState], width: int, *, ascii_only: bool = False) -> Text:
-    """A row for each run. A bar fills the room left; the least important columns are left out."""
     metric = states[0].metric if states else "accuracy"
     steps = (f"{state.step:.0f}" + (f"/{state.steps}" if state.steps else "") for state in states)
     shown = [
@@ -132,8 +131,7 @@ def bar(done: float, width: int, *, ascii_only: bool = False) -> str:
 
 
 def member_table(state: RunState, width: int, rows: int) -> RenderableType:
-    """The members of a run in at most `rows` rows and a heading. Members keep their places; of a
-    large fleet those in trouble and the slowest are shown."""
+    """At most `rows` members: of a large fleet those in trouble and the slowest."""
     from rich.console import Group
     from rich.text import Text
 
@@ -243,8 +241,7 @@ def _pace(state: RunState) -> str:
 
 
 def _ages(states: Sequence[RunState]) -> list[Column]:
-    """The column of contributions' ages, the newest round's median and the most of all, where
-    members are out of step."""
+    """The column of contributions' ages: the newest round's median, and the most of all."""
     if not any(state.ages for state in states):
         return []
     shown = (f"{ages[0]}, {ages[1]}" if (ages := state.ages) else units.ABSENT for state in states)

@@ -35,7 +35,6 @@ class Narrowing:
         """The frame on the terminal, and the terminal's size as it was drawn."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """See rich.console.RenderHook."""
         from rich.control import Control
         from rich.segment import ControlType
 

@@ -16,7 +16,6 @@ _ROUTINE = ("joined", "started", "finished", "left")
 
 
 def plain_line(state: RunState) -> str:
-    """A run in one line of ASCII."""
     if not state.step:
         return f"{state.name}: {state.phase}"
     steps = f"/{state.steps}" if state.steps else ""

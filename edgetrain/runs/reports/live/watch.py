@@ -147,7 +147,6 @@ class FolderWatch:
         return records
 
     def state(self) -> RunState:
-        """The run as far as it has been read."""
         present = self._present()
         members = tuple(_member(name, member) for name, member in self.tally.members.items())
         lines = sum(member.lines for member in present) or 1

@@ -114,8 +114,7 @@ LOSS = "training loss (median of members)"
 
 
 def losses_of(story: Story, view: View | None = None) -> list[tuple[float, float]]:
-    """Training losses along `view` (None: time): medians of all members in 150
-    stretches of the run."""
+    """Losses along `view` (None: time): medians of members in 150 stretches of the run."""
     steps = [
         step for member in story.members.values() for step in member.steps if step.loss is not None
     ]
@@ -134,8 +133,7 @@ def losses_of(story: Story, view: View | None = None) -> list[tuple[float, float
 
 
 def value_range(values: Sequence[float], mark: float | None, fraction: bool) -> tuple[float, float]:
-    """The range of an axis: all values, but not the few far beyond the rest of a run that
-    diverged."""
+    """The range of an axis: all values, but not the few far beyond the rest."""
     finite = sorted([value for value in values if math.isfinite(value)])
     if not finite:
         return 0.0, 1.0
@@ -235,7 +233,6 @@ def _busiest(member: MemberStory) -> tuple[float, int, str]:
 
 
 def mean_parts(members: Iterable[MemberStory]) -> Parts:
-    """The parts of a step in seconds."""
     listed = list(members)
     count = sum(member.count for member in listed) or 1
     sums = [sum(parts) / count for parts in zip(*(m.seconds for m in listed), strict=True)]
@@ -336,7 +333,6 @@ def timeline(story: Story, window: Interval, most: int = MOST_LANES) -> str:
 
 
 def _activity(step: Step, axis: Scale, left: float, right: float, y: float) -> Iterable[str]:
-    """The parts of a step."""
     at, words = step.began, dict(PARTS)
     for kind, seconds in in_time(step):
         said = words[kind]

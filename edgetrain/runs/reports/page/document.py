@@ -261,8 +261,7 @@ def _reducers(stories: Sequence[Story]) -> str:
 
 
 def _rounds(stories: Sequence[Story]) -> str:
-    """The delay in force, where it changed, the landing, and the ages of contributions out of
-    step."""
+    """The delay in force, where it changed, the landing, and ages of contributions."""
     said = []
     for story in stories:
         changes: list[tuple[float, int]] = []

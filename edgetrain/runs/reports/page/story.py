@@ -212,8 +212,7 @@ def _read(folder: Path) -> Story:
 
 
 def add_record(story: Story, record: Record) -> None:
-    """Add a step, an exchange, a round or an event. KeyError, TypeError or ValueError for a line
-    that is not ours."""
+    """Add a line. KeyError, TypeError or ValueError for one that is not ours."""
     kind, name = record["kind"], record["member"]
     if kind == "step":
         member = story.members.setdefault(name, MemberStory(name))

@@ -60,7 +60,6 @@ class Scale:
     say: Callable[[float], str]
 
     def ticks(self, most: int = 6) -> list[float]:
-        """Round values between the ends, at most about `most`."""
         span = self.high - self.low
         if span <= 0 or not math.isfinite(span):
             return [self.low]
@@ -72,19 +71,16 @@ class Scale:
         return [number * unit for number in range(first, last + 1)]
 
     def place(self, value: float, start: float, end: float) -> float:
-        """The place of a value between two places."""
         span = self.high - self.low
         return start + (end - start) * ((value - self.low) / span if span > 0 else 0.5)
 
 
 def text(x: float, y: float, words: str, anchor: str = "start", kind: str = "") -> str:
-    """A text element; the words are escaped."""
     name = f' class="{kind}"' if kind else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{name}>{html.escape(words)}</text>'
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> str:
-    """A rectangle; `title` is shown when it is pointed at."""
     size = f'x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.0):.2f}" height="{height:.2f}"'
     inner = f"<title>{html.escape(title)}</title>" if title else ""
     return f'<rect {size} class="{kind}">{inner}</rect>'

@@ -79,7 +79,6 @@ def busy_seconds(parts: tuple[float, ...]) -> float:
 
 
 def write_beside(axes: Axes, end: float, place: float, text: str) -> None:
-    """Write text just to the right of the end of a bar."""
     axes.annotate(text, (end, place), xytext=(5, 0), textcoords="offset points", va="center")
 
 

@@ -23,15 +23,11 @@ if TYPE_CHECKING:
 
 
 def calibration_figure(pairs: Sequence[CalibratedPair], path: Path) -> Path:
-    """Draw a bar for each job: how much longer its steps are simulated than emulated.
-
-    Raises ConfigError if matplotlib is missing or the file cannot be written. Returns `path`.
-    """
+    """Draw a bar for each job: how much longer its steps are simulated than emulated."""
     return save(lambda: draw_calibration(pairs), path)
 
 
 def draw_calibration(pairs: Sequence[CalibratedPair]) -> Figure:
-    """The figure of `calibration_figure`."""
     with styled():
         figure = new_figure((9.6, 2.0 + 0.5 * len(pairs)))
         title = calibration_message([pair.time_error for pair in pairs], GOOD)

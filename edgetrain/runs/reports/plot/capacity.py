@@ -27,14 +27,12 @@ if TYPE_CHECKING:
 def capacity_figure(rows: Sequence[Mapping[str, Any]], path: Path, title: str = "") -> Path:
     """Draw throughput and the time of a step against the number of members.
 
-    Each row has `members`, `speed_up`, `compute_s`, `wait_s` and `bottleneck`. Raises ConfigError
-    if there is no row, if matplotlib is missing, or if the file cannot be written. Returns `path`.
+    Each row has `members`, `speed_up`, `compute_s`, `wait_s` and `bottleneck`.
     """
     return save(lambda: draw_capacity(rows, title), path)
 
 
 def draw_capacity(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
-    """The figure of `capacity_figure`."""
     if not rows:
         raise ConfigError("there is no fleet to draw")
     with styled():

@@ -30,16 +30,11 @@ if TYPE_CHECKING:
 
 
 def comparison_figure(folders: Sequence[Path], path: Path) -> Path:
-    """Draw runs of one job, compared with the first. Returns `path`.
-
-    Raises ConfigError if there is no run, if matplotlib is missing, or if the file cannot be
-    written.
-    """
+    """Draw runs of one job, compared with the first."""
     return save(lambda: draw_comparison(folders), path)
 
 
 def draw_comparison(folders: Sequence[Path]) -> Figure:
-    """The figure of `comparison_figure`, for use other than in a file."""
     if not folders:
         raise ConfigError("there is no run to draw")
     summaries = [read_summary(folder) or summarise(folder) for folder in folders]

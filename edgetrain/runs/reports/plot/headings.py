@@ -45,10 +45,7 @@ def draw_header(
     about: str,
     legend: Sequence[Any] = (),
 ) -> None:
-    """Write the message as the heading, what was run below it, and a legend of these handles.
-
-    matplotlib's layout lets a title and a legend above the panels overlap; this reserves the room.
-    """
+    """Write the heading, what was run below it, and a legend; reserve the room for them."""
     labels = [str(handle.get_label()) for handle in legend]
     lines = [about, _remark(compared, summary)]
     room = write_heading(figure, as_text(message(compared)), lines, legend_points(labels))

@@ -34,15 +34,11 @@ if TYPE_CHECKING:
 
 
 def run_figure(folder: Path, path: Path) -> Path:
-    """Draw one run's metric, loss, its members' steps and its traffic. Returns `path`.
-
-    Raises ConfigError if matplotlib is missing or the file cannot be written.
-    """
+    """Draw one run's metric, loss, its members' steps and its traffic."""
     return save(lambda: draw_run(folder), path)
 
 
 def draw_run(folder: Path) -> Figure:
-    """The figure of `run_figure`."""
     summary = read_summary(folder) or summarise(folder)
     compared = compare([summary])
     history = History(max(1, summary["steps"]))
@@ -67,7 +63,6 @@ def draw_run(folder: Path) -> Figure:
 
 
 def _ends(curve: Curve, compared: Comparison) -> list[LineEnd]:
-    """The last value, and the target."""
     if not curve.values:
         return []
     last, end = curve.values[-1], curve.t[-1]
@@ -132,8 +127,7 @@ def _draw_loss(axes: Axes, history: History) -> None:
 
 
 def _top(losses: Sequence[tuple[float, float, float, float]]) -> float:
-    """The greatest loss to show: not that of a member that diverged, beside which the others'
-    would be a line at 0."""
+    """The greatest loss to show: not that of a member that diverged."""
     finite = [each for *_, each in losses if math.isfinite(each)]
     if not finite:
         return 0.0
@@ -142,8 +136,7 @@ def _top(losses: Sequence[tuple[float, float, float, float]]) -> float:
 
 
 def _draw_members(axes: Axes, tally: Tally, most: int = 10) -> None:
-    """Draw the members that are busy longest in a step, the busiest first: their order is that of
-    the ends of the dark parts, which begin each bar."""
+    """Draw the members that are busy longest in a step, the busiest first."""
     bars = [(as_text(name), member.parts) for name, member in tally.members.items() if member.lines]
     # To a microsecond: what is noise must not decide the order.
     bars.sort(key=lambda item: -round(busy_seconds(item[1]), 6))

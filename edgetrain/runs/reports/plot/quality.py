@@ -103,8 +103,7 @@ def _time_to_target(curve: Curve, compared: Comparison) -> str:
 def draw_against_steps(
     axes: Axes, curves: Sequence[Curve], compared: Comparison, *, name_target: bool = False
 ) -> None:
-    """The metric of each run against the steps of a member. `name_target` writes the target into
-    the margin."""
+    """The metric of each run against steps. `name_target`: in the margin."""
     for curve in curves:
         axes.plot(curve.steps, curve.values, curve.dashes, color=curve.colour)
     _draw_target(axes, compared)

@@ -52,7 +52,6 @@ def look_of(place: int) -> tuple[str, str]:
 
 
 def listed(names: Any) -> str:
-    """Names as text, without repetitions."""
     return names if isinstance(names, str) else ", ".join(dict.fromkeys(map(str, names)))
 
 
@@ -123,7 +122,6 @@ def as_text(text: str) -> str:
 
 
 def new_figure(inches: tuple[float, float] = INCHES) -> Figure:
-    """An empty picture that lays out its parts by itself."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -132,7 +130,6 @@ def new_figure(inches: tuple[float, float] = INCHES) -> Figure:
 
 
 def styled(more: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """A context with the settings of this module and `more`, whatever the user's own are."""
     import matplotlib as mpl
 
     settings: dict[Any, Any] = dict(mpl.rcParamsDefault) | _STYLE | dict(more)

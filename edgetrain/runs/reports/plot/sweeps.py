@@ -37,8 +37,7 @@ def sweep_figure(
     """Draw speed, final metric, time to the target and bytes along one axis of a sweep.
 
     `axes` has the labels of every axis, in order; `points` are those of `sweep_rows.points` for
-    these axes. Raises ConfigError if matplotlib is missing or the file cannot be written. Returns
-    `path`.
+    these axes.
     """
     return save(lambda: draw_sweep(axis, axes, points, metric, title), path)
 
@@ -50,7 +49,6 @@ def draw_sweep(
     metric: str,
     title: str = "",
 ) -> Figure:
-    """The figure of `sweep_figure`."""
     labels = axes[axis]
     lines = series(axis, list(axes), [dict(point) for point in points])
     with styled():
@@ -190,7 +188,6 @@ def _draw_along(
     lines: Along,
     ranges: Ranges,
 ) -> None:
-    """Draw lines over an axis of numbers, marks over an axis of names."""
     numbers = numbers_of(labels)
     places = numbers if numbers is not None else [float(i) for i in range(len(labels))]
     at = dict(zip(labels, places, strict=True))

@@ -29,14 +29,12 @@ _BARS = (("open_s", "windows open", 0.0), ("averaging_s", "in this job", 0.27),
 def topology_figure(rows: Sequence[Mapping[str, Any]], path: Path, title: str, choice: str) -> Path:
     """Draw a group of bars for each topology.
 
-    Each row has `name`, `open_s`, `averaging_s`, `idle_s` and `refused`. Raises ConfigError if
-    there is no row, if matplotlib is missing, or if the file cannot be written. Returns `path`.
+    Each row has `name`, `open_s`, `averaging_s`, `idle_s` and `refused`.
     """
     return save(lambda: draw_topologies(rows, title, choice), path)
 
 
 def draw_topologies(rows: Sequence[Mapping[str, Any]], title: str, choice: str) -> Figure:
-    """The figure of `topology_figure`."""
     if not rows:
         raise ConfigError("there is no topology to draw")
     with styled():
