@@ -68,19 +68,19 @@ def test_light_modules_load_nothing_heavy(light):
     assert light == {name: [] for name in ["", *LIGHT]}
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["run", "--help"], ["sweep", "--help"]], ids=str
-)
-def test_help_loads_nothing_heavy(arguments):
-    code = f"""
+def test_help_and_light_verbs_load_nothing_heavy():
+    code = """
 import contextlib, io, sys
 from edgetrain.__main__ import main
-sys.argv = ["edgetrain", *{arguments!r}]
-with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
-    main()
-assert "edgetrain" in said.getvalue()
+from edgetrain.cli.parser import VERBS
+for words in ["--help"], ["--version"], *([verb, "--help"] for verb in VERBS), ["strategies"]:
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        main(words)
+    assert said.getvalue(), words
+    heavy = [name for name in %r if name in sys.modules]
+    assert not heavy, (words, heavy)
 """
-    assert loaded_by(code) == []
+    assert loaded_by(code % (HEAVY,)) == []
 
 
 def test_the_whole_command_starts_within_a_second_of_processor_time():
@@ -124,14 +124,6 @@ def test_a_verb_imports_no_other_verb(verb):
     assert found == {verb, "arguments", "common", "parser"}
 
 
-def test_a_hub_needs_no_torch():
-    loaded = loaded_by(
-        "import edgetrain.exchange.hub.protocol, edgetrain.exchange.hub.serve",
-        "import edgetrain.exchange.zeromq.frames, edgetrain.codecs",
-    )
-    assert "torch" not in loaded
-
-
 def test_a_member_of_a_star_loads_neither_a_hub_nor_peers():
     code = (
         "import sys, edgetrain.cli.member, edgetrain.training.member.train\n"
@@ -164,14 +156,18 @@ print("loaded", *[name for name in {compilers!r} if name in sys.modules])
     assert done.stdout.splitlines()[-1] == "loaded"
 
 
-def test_cryptography_is_loaded_for_secure_jobs_only():
+def test_a_hub_needs_no_torch():
+    """And cryptography only if contributions are masked."""
     plain = (
+        "import edgetrain.exchange.hub.serve, edgetrain.exchange.zeromq.frames\n"
+        "import edgetrain.training.hub_recorder, edgetrain.exchange.member.link\n"
         "from edgetrain.jobs import building, plan, reading, rules\n"
         "building.hub_of(rules.resolve(reading.parse({}, {})))"
     )
-    assert not set(CRYPTOGRAPHY) & set(loaded_by(plain, "import edgetrain.exchange.member.link"))
-    secure = plain.replace("{}, {}", "{}, ['secure=true']")
-    assert set(loaded_by(secure)) >= set(CRYPTOGRAPHY)
+    assert not {"torch", *CRYPTOGRAPHY} & set(loaded_by(plain))
+    secure = loaded_by(plain.replace("{}, {}", "{}, ['secure=true']"))
+    assert set(secure) >= set(CRYPTOGRAPHY)
+    assert "torch" not in secure
 
 
 def modules():

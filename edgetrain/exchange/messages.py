@@ -160,7 +160,7 @@ def _slices(**kwargs: Any) -> Any:
         return is_list and all(type(each) is int and 0 <= each < MOST_SLICES for each in value)
 
     allowed = f"up to {MOST_AT_ONCE} integers from 0 to {MOST_SLICES - 1}"
-    return field(metadata={"check": check, "allowed": allowed}, **kwargs)
+    return _checked(check, allowed, **kwargs)
 
 
 def _optional(spec: Any) -> Any:
@@ -679,8 +679,6 @@ class Assign:
     of: int = _integer(1, MOST_SLICES)
     gradient: bool = _flag()
     slices: tuple[int, ...] = _slices()
-    """To be answered one by one, in this order, behind those of earlier messages. (): there are no
-    more, of this round or later ones: the base stays where it is."""
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,11 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import EDGETRAIN, Running, edgetrain, environment, hub, running, write_tiny
+from command_line import EDGETRAIN, Running, edgetrain, hub, running, write_tiny
 
 from edgetrain.__main__ import main
 from edgetrain.cli.parser import parser
@@ -77,50 +75,6 @@ def test_doctor_says_in_words_what_codes_and_decodes(capsys):
     said = capsys.readouterr().out
     (line,) = [text for text in said.splitlines() if " codecs " in text]
     assert line.split("codecs", 1)[1].strip().startswith(("C with ", "NumPy, "))
-
-
-HEAVY = ("torch", "zmq", "numpy", "rich", "matplotlib", "sklearn")
-LIGHT = {
-    "import edgetrain": "import edgetrain",
-    "what it exports": "import edgetrain; edgetrain.EdgetrainError, edgetrain.__version__",
-    "torch-free modules": "from edgetrain import errors, strategies\n"
-    "from edgetrain.fleet import catalog, devices, networks\n"
-    "from edgetrain.exchange import messages\n"
-    "from edgetrain.jobs import reading",
-    "--version": "from edgetrain.cli.parser import parser; parser()",
-    "--help": "import edgetrain.__main__ as m; m.main(['--help'])",
-    "every verb's help": "import edgetrain.__main__ as m, contextlib\n"
-    f"for path in {list(VERBS)}:\n"
-    "    with contextlib.suppress(SystemExit): m.main([*path, '--help'])",
-    "strategies": "import edgetrain.__main__ as m; m.main(['strategies'])",
-}
-
-
-@pytest.mark.parametrize("what", LIGHT)
-def test_light_commands_load_nothing_heavy(what):
-    code = (
-        f"import atexit, sys\n"
-        f"atexit.register(lambda: print('loaded', sorted({{*{HEAVY}}} & {{*sys.modules}})))\n"
-        f"{LIGHT[what]}"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
-    )
-    assert said.stdout.splitlines()[-1] == "loaded []"
-
-
-def test_a_hub_loads_no_torch():
-    code = (
-        "import sys, edgetrain.exchange.hub.serve, edgetrain.exchange.zeromq.frames\n"
-        "import edgetrain.training.hub_recorder, edgetrain.jobs.plan\n"
-        "from edgetrain.jobs import building, reading, rules\n"
-        "building.hub_of(rules.resolve(reading.load(None)))\n"
-        "print('torch' in sys.modules)"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
-    )
-    assert said.stdout == "False\n"
 
 
 # -- errors ---------------------------------------------------------------------------------------

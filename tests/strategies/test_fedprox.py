@@ -1,13 +1,9 @@
-"""FedProx: its law, and the same strategy simulated, batched, emulated and over chaos."""
+"""FedProx: its law."""
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-from chaos import command
-from command_line import edgetrain, write_tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,20 +11,10 @@ from edgetrain import strategies
 from edgetrain.errors import ConfigError
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
-from edgetrain.runs.folder import create, read_metrics
 from edgetrain.strategies.displacement import Displacement
 from edgetrain.strategies.fedprox import FedProx
-from edgetrain.training.simulated import simulation
 
 ELEMENTS = 5
-JOB = (
-    "strategy=fedprox(0.5)",
-    "device=raspberry-pi-4b",
-    "members=4",
-    "steps=20",
-    "batch=8",
-    "every=5",
-)
 
 
 def quadratic(rng):
@@ -86,50 +72,3 @@ def test_a_wrong_mu_is_one_clear_line():
         strategies.find("fedprox")
     with pytest.raises(ConfigError, match=r"delay = 3"):
         plan(reading.load(None, ["strategy=fedprox(0.1)", "delay=3"]))
-
-
-def simulated(folder, name, *words, batched):
-    inside = create(folder, name)
-    summary = simulation.run(plan(reading.load(None, [*JOB, *words])), inside, batched=batched)
-    ends = {r["reason"] for r in read_metrics(inside, "event") if r["event"] == "finished"}
-    assert len(ends) == 1, "all replicas have one base"
-    return summary
-
-
-def test_simulated_members_batched_learn_what_they_learn_one_by_one(tmp_path):
-    one = simulated(tmp_path, "one", batched=False)
-    many = simulated(tmp_path, "many", batched=True)
-    assert "vmap" in many["emulation"]["reason"]
-    assert many["final"]["loss"] == pytest.approx(one["final"]["loss"], rel=1e-3)
-    free = simulated(tmp_path, "free", "strategy=fedprox(0)", batched=True)
-    assert abs(free["final"]["loss"] / many["final"]["loss"] - 1) > 1e-3, "the term is felt"
-
-
-def test_processes_train_to_the_base_that_is_simulated(tmp_path):
-    job = write_tiny(
-        tmp_path,
-        fleet={"members": 2},
-        train={"steps": 12},
-        strategy={"name": "fedprox(0.1)", "every": 3},
-    )
-    bases = set()
-    for more in ((), ("--simulate", "device=raspberry-pi-4b", "pace_s=0.01")):
-        done = edgetrain("run", job, "--json", *more, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        folder = tmp_path / json.loads(done.stdout.splitlines()[-1])["folder"]
-        events = read_metrics(folder, "event")
-        bases |= {event["reason"] for event in events if event["event"] == "finished"}
-    assert len(bases) == 1, bases
-
-
-def test_nothing_is_lost_in_chaos(tmp_path, own_imports, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    job = write_tiny(
-        tmp_path,
-        fleet={"members": 3, "pace_s": 0.05, "device": "raspberry-pi-4b", "network": "rtt-50ms"},
-        train={"steps": 60},
-        strategy={"name": "fedprox(0.1)", "every": 3},
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    assert command.main([job, "--schedules", "4"]) == 0
-    assert "every law held" in capsys.readouterr().out

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 
 import numpy as np
 import pytest
-from command_line import edgetrain, write_tiny
 from fleet import Fleet, noisy_descent
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +16,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.jobs.grid import variants
 from edgetrain.jobs.reading import parse
 from edgetrain.jobs.rules import resolve
-from edgetrain.runs.folder import read_metrics, write_job
+from edgetrain.runs.folder import write_job
 from edgetrain.runs.summary import summarise
 from edgetrain.strategies import outer, outer_rules
 from edgetrain.strategies.spelling import split_list
@@ -285,34 +283,6 @@ def test_what_lossy_replies_leave_out_of_outer_steps_is_sent_later(strategy, cod
     moved = fleet.hub.base.astype(np.float64) - fleet.initial
     assert np.abs(noted.stepped).max() > 0.01
     np.testing.assert_allclose(moved + merger.replies.residual, noted.stepped, atol=1e-5)
-
-
-def bases_in(folder):
-    events = read_metrics(folder, "event")
-    return {event["reason"] for event in events if event["event"] == "finished"}
-
-
-def test_compared_simulated_and_emulated_runs_lead_to_the_bases_they_should(tmp_path):
-    """In virtual time diloco with a rate of 1 ends as local-sgd does; its processes end as it."""
-    job = write_tiny(tmp_path, fleet={"members": 2}, train={"steps": 12}, strategy={"every": 3})
-    names = "local-sgd,diloco | sgd(1),diloco,fedadam"
-    answers = [
-        ("compare", job, "--strategies", names, "--simulate", "device=raspberry-pi-4b", "--json"),
-        ("run", job, "strategy=diloco", "delay=auto", "--json"),
-    ]
-    found = []
-    for words in answers:
-        done = edgetrain(*words, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-    compared = tmp_path / found[0]["folder"]
-    bases = [bases_in(compared / name) for name in ("local-sgd", "diloco-sgd-1", "diloco")]
-    assert [len(each) for each in bases] == [1, 1, 1]
-    assert bases[0] == bases[1] != bases[2]
-    assert bases_in(tmp_path / found[1]["folder"]) == bases[2]
-    assert [run["strategy"] for run in found[0]["runs"]] == [
-        "local-sgd", "diloco | sgd(1)", "diloco", "fedadam",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
-"""SCAFFOLD: its laws, and the same strategy simulated, batched, emulated and over chaos."""
+"""SCAFFOLD: its laws."""
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 
 import numpy as np
 import pytest
-from chaos import command
-from command_line import edgetrain, write_tiny
 from fleet import Fleet
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,14 +15,10 @@ from edgetrain.cli.common import check_before_torch
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.hub.terms import Policy
 from edgetrain.jobs import reading
-from edgetrain.jobs.plan import plan
 from edgetrain.jobs.rules import resolve
-from edgetrain.runs.folder import create, read_metrics
 from edgetrain.strategies.scaffold import LEAP, ROUNDING
-from edgetrain.training.simulated import simulation
 
 ELEMENTS = 5
-JOB = ("strategy=scaffold", "device=raspberry-pi-4b", "members=4", "steps=20", "batch=8", "every=5")
 ROOM = {"members": st.integers(1, 5), "every": st.integers(1, 5), "steps": st.integers(1, 20)}
 
 
@@ -325,50 +318,3 @@ def test_adamw_is_a_warning_with_the_figure(capsys):
 def test_adamw_on_unequal_data_is_a_warning_with_the_figure(capsys, words, said):
     check_before_torch(Namespace(json=True), [reading.load(None, words)])
     assert capsys.readouterr().err.count("no strategy with local steps ended above 83 %") == said
-
-
-def simulated(folder, name, *words, batched):
-    inside = create(folder, name)
-    summary = simulation.run(plan(reading.load(None, [*JOB, *words])), inside, batched=batched)
-    ends = {r["reason"] for r in read_metrics(inside, "event") if r["event"] == "finished"}
-    assert len(ends) == 1, "all replicas have one base"
-    return summary
-
-
-def test_simulated_members_batched_learn_what_they_learn_one_by_one(tmp_path):
-    one = simulated(tmp_path, "one", batched=False)
-    many = simulated(tmp_path, "many", batched=True)
-    assert "vmap" in many["emulation"]["reason"]
-    assert many["final"]["loss"] == pytest.approx(one["final"]["loss"], rel=1e-3)
-    free = simulated(tmp_path, "free", "strategy=fedavg", batched=True)
-    assert abs(free["final"]["loss"] / many["final"]["loss"] - 1) > 1e-3, "variates are felt"
-
-
-def test_processes_train_to_the_base_that_is_simulated(tmp_path):
-    job = write_tiny(
-        tmp_path,
-        fleet={"members": 2},
-        train={"steps": 12},
-        strategy={"name": "scaffold", "every": 3},
-    )
-    bases = set()
-    for more in ((), ("--simulate", "device=raspberry-pi-4b", "pace_s=0.01")):
-        done = edgetrain("run", job, "--json", *more, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        folder = tmp_path / json.loads(done.stdout.splitlines()[-1])["folder"]
-        events = read_metrics(folder, "event")
-        bases |= {event["reason"] for event in events if event["event"] == "finished"}
-    assert len(bases) == 1, bases
-
-
-def test_nothing_is_lost_in_chaos(tmp_path, own_imports, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    job = write_tiny(
-        tmp_path,
-        fleet={"members": 3, "pace_s": 0.05, "device": "raspberry-pi-4b", "network": "rtt-50ms"},
-        train={"steps": 60},
-        strategy={"name": "scaffold", "every": 3},
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    assert command.main([job, "--schedules", "4"]) == 0
-    assert "every law held" in capsys.readouterr().out

@@ -210,7 +210,14 @@ def test_setting_up_a_block_keeps_no_round_waiting(confided, tmp_path):
     assert max(waits[20:-1]) < 0.01
 
 
-@pytest.mark.parametrize("seed", [0, 2, 5, 7, 9, 114])
+def seeds(*few, more):
+    """`few` of them always, `more` with `make test-masks`."""
+    return pytest.mark.parametrize(
+        "seed", [*few, *(pytest.param(seed, marks=pytest.mark.masks) for seed in more)]
+    )
+
+
+@seeds(0, 5, 114, more=(2, 7, 9))
 def test_whatever_goes_wrong_replies_are_sums_and_replicas_are_equal(seed, confided, tmp_path):
     drawn = schedule.draw(seed, 5, 20.0, 5)
     ended = run(tmp_path, drawn, "steps=200")
@@ -263,7 +270,7 @@ def test_members_that_come_back_in_time_go_on_with_new_keys(confided, tmp_path):
     assert len(ended.rounds[-1][1]) == 5
 
 
-@pytest.mark.parametrize("seed", [303, 306, 308])
+@seeds(306, more=(303, 308))
 def test_short_deadlines_and_long_delays(seed, confided, tmp_path):
     """Rounds close without members that stand still; those learn it, and leave the rounds out."""
     drawn = schedule.draw(seed, 5, 20.0, 7)

@@ -90,11 +90,11 @@ def test_a_divided_layer_is_refused_and_left_out():
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["data=2 shard=2 zero=1 microbatches=2", "data=2 shard=2 zero=3", "tensor=2",
-     "pipeline=2 schedule=zbv microbatches=4", "data=2 shard=2 zero=1 recompute=yes"],
+    ("name", "words"),
+    [("task", "data=2 shard=2 zero=1 microbatches=2"), ("job", "data=2 shard=2 zero=3"),
+     ("task", "tensor=2"), ("job", "pipeline=2 schedule=zbv microbatches=4"),
+     ("task", "data=2 shard=2 zero=1 recompute=yes")],
 )  # fmt: skip
-@pytest.mark.parametrize("name", ["task", "job"])
 def test_groups_of_parameters_are_those_of_one_process(worlds, name, words):
     trained(worlds, name, words)
 

@@ -18,8 +18,8 @@ plan; "H" waits for ever, and is not tried."""
 
 FEW = ("data=2 shard=2 zero=3 recompute=yes microbatches=2", "tensor=2", "sequence=2",
        "pipeline=2 microbatches=4")  # fmt: skip
-IN_TURN = {subject: FEW[number % 2 :: 2] for number, subject in enumerate(odd.SUBJECTS)}
-"""Two of them for each subject, so that each placement has half of the subjects."""
+IN_TURN = {subject: FEW[number % 4 :: 4] for number, subject in enumerate(odd.SUBJECTS)}
+"""One of them for each subject, so that each placement has a quarter of the subjects."""
 
 
 def compare(worlds, subject, placements, checks=False):
