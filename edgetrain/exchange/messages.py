@@ -36,6 +36,8 @@ MAX_BLOCK_ROUNDS = 1 << 10
 MAX_COUNT = (1 << 63) - 1
 """Of rounds, and of blocks of rounds."""
 MOST_FIGURE = 1e300
+MAX_STAGES = 1 << 12
+MAX_MICROBATCHES = 1 << 12
 MAX_CHECKSUM = (1 << 64) - 1
 MOST_MS = 1 << 45
 """A thousand years."""
@@ -696,16 +698,66 @@ class Computed:
     payload: Buffer = _payload()  # noqa: RUF009
 
 
+@dataclass(frozen=True)
+class StageBegin:
+    """hub -> member: you hold this stage of a pipeline; go on after `step` steps."""
+
+    kind: ClassVar[bytes] = b"p"
+    generation: int = _integer(1, 1 << 32)
+    """Goes up each time that all stages begin: messages of an earlier one no longer count."""
+    stage: int = _integer(0, MAX_STAGES - 1)
+    stages: int = _integer(1, MAX_STAGES)
+    step: int = _integer(0, MAX_COUNT)
+    """Steps of the job that the stage's state is after."""
+    parts: int = _integer(0, 1 << 32)
+    """`StageState` that follow; 0: none, the stage begins as the job's seed has it."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """Both ways: what a stage passes to the next one for a micro-batch, or the gradient of the loss
+    by that, to the one before. The hub passes it on unread."""
+
+    kind: ClassVar[bytes] = b"x"
+    generation: int = _integer(1, 1 << 32)
+    step: int = _integer(0, MAX_COUNT)
+    """Steps of the job before this one."""
+    micro: int = _integer(0, MAX_MICROBATCHES - 1)
+    """The micro-batch, from 0."""
+    backward: bool = _flag()
+    """It is a gradient."""
+    loss: float = _number(-MOST_FIGURE, MOST_FIGURE)
+    """With a gradient: the micro-batch's part of the step's loss."""
+    payload: Buffer = _payload()  # noqa: RUF009
+    """Of a length that both stages know (docs/wire.md)."""
+
+
+@dataclass(frozen=True)
+class StageState:
+    """Both ways: one part of a stage's parameters and optimizer after `step` steps."""
+
+    kind: ClassVar[bytes] = b"k"
+    generation: int = _integer(1, 1 << 32)
+    step: int = _integer(1, MAX_COUNT)
+    part: int = _integer(0, 1 << 32)
+    parts: int = _integer(1, 1 << 32)
+    payload: Buffer = _payload()  # noqa: RUF009
+    """What they hold is the members' business: the hub keeps it unread."""
+
+
 Replicating = Follow | Copy | Stored | Standby | Offer | Agree
 """Messages that occur only if the hub has a replica."""
 
 Masking = Rekey | Advertise | KeyList | Shares | Unmask | Reveal
 """Messages that occur only if contributions are masked."""
 
+Piping = StageBegin | Activation | StageState
+"""Messages that occur only if the members are the stages of a pipeline."""
+
 Message = (
     Join | Welcome | Refuse | Base | Fixed | Start | Resume | Contribute | Reply | Beat | Leave
     | Telemetry | Figure | Evaluate | Masking | Map | Reached | Takeover | Hello | Segment
-    | RunRound | Ran | Replicating | Handover | Assign | Computed
+    | RunRound | Ran | Replicating | Handover | Assign | Computed | Piping
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Message]] = {
@@ -715,7 +767,7 @@ KINDS: dict[bytes, type[Message]] = {
         Telemetry, Figure, Evaluate, Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
         Map, Reached, Takeover, Hello, Segment, RunRound, Ran,
         Follow, Copy, Stored, Standby, Offer, Agree, Handover,
-        Assign, Computed,
+        Assign, Computed, StageBegin, Activation, StageState,
     )
 }  # fmt: skip
 
