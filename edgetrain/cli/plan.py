@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
 
 if TYPE_CHECKING:
+    from edgetrain.jobs.job import Job
     from edgetrain.jobs.placement.decision import Decision, Question
     from edgetrain.jobs.placement.search import Found
 
@@ -50,6 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     job, beside = common.job_of(arguments)
     if arguments.placement:
         job = replace(job, servers=replace(job.servers, placement=arguments.placement))
+    if job.fleet.placement:
+        return _plan_stages(arguments, job, beside)
     from edgetrain.jobs.fallback import in_words
     from edgetrain.jobs.placement.beside import group_job
     from edgetrain.jobs.placement.decision import decide
@@ -70,6 +74,34 @@ def run(arguments: argparse.Namespace) -> int:
     plan = plain(question, decision) | {"name": job.name or job.task.rpartition(":")[2]}
     common.answer(arguments, plan, text(plan))
     return 0 if decision.chosen else 1
+
+
+def _plan_stages(arguments: argparse.Namespace, job: Job, beside: Path | None) -> int:
+    """Print what each member of a pipeline over members has."""
+    from edgetrain.jobs.plan import plan as planned_of
+    from edgetrain.runs.reports.placement_table import stages_text
+    from edgetrain.training.pipelined.planning import plan_stages
+
+    found = planned_of(job, beside)
+    stages = plan_stages(found)
+    plan = {
+        "name": found.job.name,
+        "placement": str(stages.placement),
+        "seconds": stages.seconds,
+        "parameters": stages.elements,
+        "samples": found.job.fleet.members * found.job.train.batch,
+        "stages": [
+            {
+                "device": device, "layers": layers, "needs_bytes": needs, "usable_bytes": has,
+                "window": window,
+            }
+            for device, layers, (needs, has), window in zip(
+                found.devices, stages.names, stages.bytes, stages.windows, strict=True
+            )
+        ],
+    }  # fmt: skip
+    common.answer(arguments, plan, stages_text(plan))
+    return 0
 
 
 def plain(question: Question, decision: Decision) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def _group(arguments: argparse.Namespace, planned: Resolved) -> tuple[Found, Que
 
     job = planned.job
     found = question = None
-    if not has_group(job) and (wants_group(job) or may_not_fit(planned)):
+    if not (has_group(job) or job.fleet.placement) and (wants_group(job) or may_not_fit(planned)):
         question = question_of(planned, planned.beside)
         decision = decide(question, rehearsal(job, planned.beside))
         if not decision.chosen:

@@ -9,6 +9,7 @@ hub.replicated, hub.serve, hub.shared, hub.terms, keys.credentials, keys.gate, k
 keys.keyring, keys.pairs, limits, masks.aggregator, masks.terms, member.checkpoint, member.driver,
 member.link, member.ranges, member.shared, member.telemetry, member.work, messages, peers.beside,
 peers.dialled, peers.direct, peers.listener, peers.neighbours, peers.peering, peers.reducer_link,
-peers.schedules, peers.together, peers.wrapped, seam, transport, zeromq.curve, zeromq.enrolment,
+peers.schedules, peers.together, peers.wrapped, pipeline.desk, pipeline.relay, pipeline.serve, seam,
+transport, zeromq.curve, zeromq.enrolment,
 zeromq.hub_socket, zeromq.member_socket, zeromq.standby_socket, zeromq.tcp_counters.
 """

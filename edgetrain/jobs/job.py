@@ -84,6 +84,10 @@ class Fleet:
     topology_trust: bool = _switch(
         False, "members may see each other's contributions: auto may take direct"
     )
+    placement: str = _said(
+        "", "members are stages of one model: 'pipeline=4 microbatches=16'; '': each holds it all"
+    )
+    activations: str = _said("float32", "what stages pass on: float32, bf16 or int8")
 
 
 @dataclass(frozen=True)
@@ -298,6 +302,8 @@ class Job:
         }
         if self.servers.shares != 1:
             agreed["shares"] = self.servers.shares
+        if self.fleet.placement:
+            agreed["placement"] = f"{self.fleet.placement} {self.fleet.activations}"
         if self.fleet.topology in COLLECTIVES:
             agreed["topology"] = self.fleet.topology
         text = json.dumps(agreed, sort_keys=True, separators=(",", ":"))

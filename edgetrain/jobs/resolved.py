@@ -29,6 +29,7 @@ from edgetrain.fleet.networks import Fault, Profile, Site
 from edgetrain.fleet.networks.profile import BARE
 from edgetrain.fleet.presence import Presence
 from edgetrain.jobs.job import Job, StrategyTable
+from edgetrain.jobs.pipeline import StagePlan
 from edgetrain.jobs.privacy.accounting import Promise
 from edgetrain.strategies import Strategy, merging
 from edgetrain.strategies.merging import RuleRow
@@ -109,6 +110,8 @@ class Resolved:
     """What becomes of running statistics, "mean" or "local"; None: the model measures none."""
     parameters: int = 0
     """Of the model, trained ones, tied ones once."""
+    stages: StagePlan | None = None
+    """How members share the model, once that is planned; None: each holds all of it."""
     topology_choice: str = ""
     """What `fleet.topology = "auto"` took, and why; "": the job names a topology."""
 

@@ -16,7 +16,17 @@ from edgetrain.exchange.masks import terms as masks
 from edgetrain.fleet.presence import Presence
 from edgetrain.jobs import schedule
 from edgetrain.jobs.fallback import quorum_of, steps_in
-from edgetrain.jobs.job import AUTO, COLLECTIVES, DIRECT, TOPOLOGIES, Job, Privacy, ServersTable
+from edgetrain.jobs.job import (
+    AUTO,
+    COLLECTIVES,
+    DIRECT,
+    TOPOLOGIES,
+    Fleet,
+    Job,
+    Privacy,
+    ServersTable,
+)
+from edgetrain.jobs.pipeline import pipeline_of
 from edgetrain.jobs.placement.words import EDGE, parse
 from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS, fix_noise
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
@@ -82,6 +92,51 @@ def check(found: Resolved) -> None:
     _check_gateways(found)
     check_group_beside(found.job)
     _check_fallback(found)
+    _check_pipeline(found)
+
+
+def _check_pipeline(found: Resolved) -> None:
+    """ConfigError for what stages of a pipeline over members cannot have."""
+    job = found.job
+    if pipeline_of(job) is None:
+        if job.fleet.activations != Fleet.activations:
+            raise ConfigError(
+                f"fleet.activations = '{job.fleet.activations}' without fleet.placement: members "
+                "pass no activations on",
+                "leave it out, or say placement = 'pipeline=…'",
+            )
+        return
+    table, train, hub, fleet = job.strategy, job.train, job.hub, job.fleet
+    refused = (
+        (job.privacy.unit != "none",
+         f"privacy.unit = '{job.privacy.unit}': activations say more than contributions do"),
+        (table.secure, "strategy.secure: no sum of activations could be masked"),
+        (table.name != "sync-sgd",
+         f"strategy.name = '{table.name}': stages make one step together, as sync-sgd does"),
+        (table.codec != "fp32" or table.reply_codec not in ("", "fp32") or table.outer
+         or table.merge != "mean" or table.correction or table.weigh or table.ranges > 1,
+         "a codec, merge rule or outer rule: no contributions are exchanged"),
+        (train.clip, f"train.clip = {train.clip:g}: the length of the whole gradient is on no "
+         "stage"),
+        (train.accumulate > 1, f"train.accumulate = {train.accumulate}: microbatches=… adds up"),
+        (train.rate_for, f"train.rate_for = {train.rate_for}: there is one batch, of all members"),
+        (train.evaluate_every, f"train.evaluate_every = {train.evaluate_every}: the whole model is "
+         "there at the end only, and evaluated then"),
+        (train.fixed != "equal", f"train.fixed = '{train.fixed}': no member has the whole model"),
+        (train.accelerator == "cuda", "train.accelerator = 'cuda': stages compute on CPUs yet"),
+        (hub.hubs or hub.replica, "several hubs or a replica: one hub passes activations on"),
+        (hub.start_with or hub.quorum > 1, "hub.start_with or hub.quorum: every stage is needed"),
+        (fleet.gateways, "fleet.gateways: a site has no sum to send"),
+        (fleet.topology != "star", f"fleet.topology = '{fleet.topology}': stages pass on through "
+         "the hub"),
+        (has_group(job), "a member 'servers': a group is placed by [servers]"),
+        (job.servers != ServersTable(), "[servers]: the job runs on its devices"),
+    )  # fmt: skip
+    for is_there, why in refused:
+        if is_there:
+            raise ConfigError(
+                f"fleet.placement = '{fleet.placement}', and {why}", "leave one of both out"
+            )
 
 
 def refuse_group(job: Job, what: str) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.sharedctypes import Synchronized, SynchronizedArray
@@ -62,6 +63,10 @@ def run(
     hub or, if all members failed, of the first member. No process is left behind in any case.
     """
     job = planned.job
+    if job.fleet.placement:
+        from edgetrain.training.pipelined.planning import plan_stages
+
+        planned = replace(planned, stages=plan_stages(planned))
     if not planned.presence.is_steady:
         raise ConfigError(
             "absences and stays_s: devices that come and go are simulated only",
@@ -85,6 +90,10 @@ def run(
         emulated = _Emulated(planned, folder, emulation, watch, poll_s)
         try:
             outcome.status = emulated.run()
+            if planned.stages is not None:
+                from edgetrain.training.pipelined.member import put_together
+
+                put_together(planned, folder, emulated.began_at)
         finally:
             outcome.network = emulation.report()
             outcome.extra["began"] = emulated.began
@@ -120,6 +129,11 @@ class _Emulated:
         began = self._began.value
         return utc(time.monotonic() - began) if began else None
 
+    @property
+    def began_at(self) -> float:
+        """The same by `time.monotonic`; now, if it has not."""
+        return self._began.value or time.monotonic()
+
     def carried_at_sites(self) -> dict[str, Any]:
         return at_gateways([each[:] for each in self._carried])
 
@@ -153,9 +167,11 @@ class _Emulated:
         return self._start(f"m{index}", member_process, attachment, self._began, place)
 
     def _start_groups_again(self, members: list[Child]) -> None:
-        """A service manager would start the command of a group again whose leader was killed."""
+        """A service manager would start the command of a group again whose leader was killed, and
+        of a stage."""
         for index, device in enumerate(self._planned.devices):
-            code = members[index].exit_code if device == SERVERS else None
+            is_kept = device == SERVERS or self._planned.stages is not None
+            code = members[index].exit_code if is_kept else None
             if code is not None and code < 0 and self._again[index] < AGAIN:
                 self._again[index] += 1
                 members[index].stop()
@@ -176,6 +192,8 @@ class _Emulated:
             if any(not hub.running and hub.exit_code != 0 for hub in hubs):
                 return
             failed = sum(bool(member.exit_code) for member in members)
+            if failed and self._planned.stages is not None:
+                return  # the other stages would wait for it for ever
             if not self._began.value and len(members) - failed < self._planned.job.first_members:
                 return  # training cannot begin without them: the others would wait for ever
             running[0].process.join(self._poll_s)
@@ -206,7 +224,8 @@ class _Emulated:
             if hub.error:
                 raise EdgetrainError(f"the {hub.name} failed: {hub.error}")
         failed = [member for member in members if member.exit_code != 0]
-        if len(failed) == len(members) or not self._began.value:
+        is_over = len(failed) == len(members) or (failed and self._planned.stages is not None)
+        if is_over or not self._began.value:
             told = [m for m in failed if m.error]
             if not told:
                 raise EdgetrainError("no member came to its end, and none reported why")
@@ -242,6 +261,15 @@ def hub_process(
     observe = (lambda effect: None) if number else recorder
     told = Told(planned.job, socket.address, folder.resolve(), planned.beside, None, False)
     beside = SteppingIn(told, time.monotonic, observe)
+    if planned.stages is not None:
+        from edgetrain.training.pipelined.member import serve_stages
+
+        try:
+            serve_stages(planned, socket, recorder, folder)
+        finally:
+            recorder.close()
+            socket.close()
+        return
     hub, where = hub_of(planned, number=number), taking_orders(folder)
     try:
         with contextlib.nullcontext(tuple) if number else where as orders:
@@ -305,6 +333,13 @@ def member_process(
         from edgetrain.training.servers.leading import train_joined
 
         train_one = partial(train_joined, folder=folder / f"m{place[0]}")
+    if planned.stages is not None:
+        from edgetrain.exchange.zeromq.member_socket import MemberSocket
+        from edgetrain.training.pipelined.member import train_stage
+
+        with contextlib.closing(MemberSocket(attachment.hubs[0])) as socket:
+            train_stage(planned, Place(*place), socket, open_log)
+        return
     listen = f"tcp://{attachment.host}:0" if attachment.host else ""
     gateway = planned.gateway_of(place[0])
     hubs = attachment.hubs if gateway is None else attachment.hubs[gateway:]

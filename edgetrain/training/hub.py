@@ -36,6 +36,7 @@ from edgetrain.fleet.networks.congestion import restarts_after_idle
 from edgetrain.jobs.building import hub_of, message_limit
 from edgetrain.jobs.fallback import NAME, steps_in
 from edgetrain.jobs.job import COLLECTIVES, DIRECT, Job
+from edgetrain.jobs.pipeline import refuse_pipeline
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved, journal_settings
 from edgetrain.jobs.rules import doubts_of, refuse_fallback, resolve
@@ -239,6 +240,7 @@ def _beside(
 def _looked_up(request: HubRequest, say: Say, warn: Say) -> Resolved:
     """The job with what it names; says what "auto" takes, and what may be amiss."""
     _check_connections(request.members, warn)
+    refuse_pipeline(request.job, "`edgetrain hub` does not serve")
     if request.any_job:
         refuse_fallback(request.job, "--any-job does not know the members of")
     found = take_star(resolve(request.job), _LINKS_UNKNOWN)

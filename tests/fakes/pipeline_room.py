@@ -43,8 +43,8 @@ class PipelineRoom:
         sender = b"%d of %d" % (self._lives, stage)
         self.senders[stage] = sender
         self.desks[sender] = StageDesk(
-            terms.stages, terms.microbatches, terms.steps, terms.save_every, self._windows[stage],
-            self._make(stage),
+            stage, terms.stages, terms.microbatches, terms.steps, terms.save_every,
+            self._windows[stage], self._make(stage),
         )  # fmt: skip
         self.up[sender], self.down[sender] = deque([join_of(stage, terms.job)]), deque()
 
@@ -82,8 +82,7 @@ class PipelineRoom:
         self.rng.choice(ways)()
         for stage, sender in enumerate(self.senders):
             desk = self.desks[sender]
-            out = desk._forwards - desk._backwards
-            self.most_out[stage] = max(self.most_out[stage], out)
+            self.most_out[stage] = max(self.most_out[stage], desk.under_way)
 
     def _to_hub(self, sender: bytes) -> None:
         self._carry_out(self.relay.handle(sender, self.up[sender].popleft()))

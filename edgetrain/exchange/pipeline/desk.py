@@ -67,15 +67,15 @@ class StageDesk:
     returns a list, and sends what both return."""
 
     def __init__(
-        self, stages: int, microbatches: int, steps: int, save_every: int, window: int,
+        self, stage: int, stages: int, microbatches: int, steps: int, save_every: int, window: int,
         computes: Computes,
     ) -> None:  # fmt: skip
-        """`save_every`: steps between two states that are sent to the hub; the last step's always
-        is."""
+        """`stage` counts from 0. `save_every`: steps between two states that are sent to the hub;
+        the last step's always is."""
         self._stages, self._microbatches = stages, microbatches
         self._steps, self._save_every, self._window = steps, save_every, window
         self._computes = computes
-        self.stage, self.generation, self.step = -1, 0, 0
+        self.stage, self.generation, self.step = stage, 0, 0
         self.is_over = False
         """The hub has all that it needs, and the job is over."""
         self._begin: StageBegin | None = None
@@ -96,6 +96,11 @@ class StageDesk:
         """Whether training has not begun, or begins anew, and its state is not here yet."""
         return self.generation == 0 or self._begin is not None
 
+    @property
+    def under_way(self) -> int:
+        """Micro-batches that have gone forward, and not yet backward."""
+        return self._forwards - self._backwards
+
     def handle(self, message: Message) -> None:
         """Take a message of the hub's. BadMessage for one that no hub sends to this stage; Refused
         if it was refused."""
@@ -114,15 +119,14 @@ class StageDesk:
                 pass  # a beat, or of an earlier generation
 
     def _take_place(self, begin: StageBegin) -> None:
-        if begin.stages != self._stages or begin.stage >= begin.stages or begin.step > self._steps:
+        own = self.stage, self._stages
+        if (begin.stage, begin.stages) != own or begin.step > self._steps:
             raise BadMessage(
-                f"stage {begin.stage} of {begin.stages} after {begin.step} steps: the job has "
-                f"{self._stages} stages and {self._steps} steps"
+                f"stage {begin.stage} of {begin.stages} after {begin.step} steps: this is stage "
+                f"{self.stage} of {self._stages}, and the job has {self._steps} steps"
             )
         self._clear()
-        self.stage, self.generation, self._begin, self._state = (
-            begin.stage, begin.generation, begin, [],
-        )  # fmt: skip
+        self.generation, self._begin, self._state = begin.generation, begin, []
         if not begin.parts:
             self._start(b"")
 
@@ -178,7 +182,7 @@ class StageDesk:
         if gradient is not None or (is_last and micro < self._forwards):
             return self._backward(micro, gradient)
         micro = self._forwards
-        if micro == self._microbatches or micro - self._backwards >= self._window:
+        if micro == self._microbatches or self.under_way >= self._window:
             return None
         given = self._given.pop((False, self.step, micro), None)
         if given is None and self.stage:

@@ -170,9 +170,11 @@ def _kinds(job: Job, options: Options, beside: Path | None) -> tuple[tuple[Kind,
     from edgetrain.fleet import devices, networks
     from edgetrain.fleet.assignment import devices_of, networks_of
     from edgetrain.jobs.capacity.estimate import Kind
+    from edgetrain.jobs.pipeline import refuse_pipeline
     from edgetrain.jobs.rules import refuse_group
 
     refuse_group(job, "capacity is not known of")
+    refuse_pipeline(job, "contributions are sized, and there are none in")
     boards = devices_of(job.fleet.device)
     links = networks_of(job.fleet.network)
     step_s, elements = options.step_s or job.fleet.pace_s, options.parameters

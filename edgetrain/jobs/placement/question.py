@@ -65,7 +65,7 @@ def question_of(found: Resolved, beside: Path | None = None) -> Question:
     named = sorted(set(devices_of(job.fleet.device)))
     boards, edge_problem = _boards(found, model, named, beside)
     others, _ = _boards(found, model, devices.names(), beside)
-    slots = _slots(job)
+    slots = slots_of(job)
     servers = servers_of(job, beside)
     bars = bars_of(job, task) if servers is not None else ()
     kept = "gradient" if not found.strategy.moves_params else "waits"
@@ -142,7 +142,7 @@ def _group_problem(job: Job) -> str:
     return ""
 
 
-def _slots(job: Job) -> int:
+def slots_of(job: Job) -> int:
     name = str(job.train.optimizer.get("name", "")).lower()
     if name == "sgd":
         return 1 if job.train.optimizer.get("momentum") else 0
@@ -158,7 +158,7 @@ def may_not_fit(planned: Resolved) -> bool:
     """Whether parameters alone, without activations, are more than a device of the fleet holds."""
     kept = "waits" if planned.strategy.moves_params else "gradient"
     kind = "runs on" if planned.strategy.delays else kept
-    needs = edge_bytes(planned.parameters, kind, _slots(planned.job), 0.0)
+    needs = edge_bytes(planned.parameters, kind, slots_of(planned.job), 0.0)
     least = min(device.memory_bytes for device in planned.device_profiles.values())
     return needs > USABLE * least
 

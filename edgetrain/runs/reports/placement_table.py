@@ -32,6 +32,27 @@ def text(plan: Row) -> str:
     return "\n".join(lines)
 
 
+def stages_text(plan: Row) -> str:
+    """What each member of a pipeline over members holds."""
+    stages = plan["stages"]
+    columns = [
+        column("stage", (f"m{place}" for place in range(len(stages)))),
+        column("device", (each["device"] for each in stages)),
+        column("layers", (each["layers"] for each in stages)),
+        column("needs", (size(each["needs_bytes"]) for each in stages)),
+        column("has", (size(each["usable_bytes"]) for each in stages)),
+        column("under way", (str(each["window"]) for each in stages), below="at most"),
+    ]
+    return "\n".join([
+        f"{plan['name']}: {plan['parameters']:,} parameters, {plan['samples']} samples a step",
+        "",
+        f"runs      on its devices: {plan['placement']}",
+        f"a step    {duration(plan['seconds'])}",
+        "",
+        *as_text(columns),
+    ])  # fmt: skip
+
+
 def _places(plan: Row) -> list[Any]:
     edge = plan["edge"]
     rows = [

@@ -31,6 +31,7 @@ from edgetrain.fleet.devices.health import Health
 from edgetrain.jobs.fallback import NAME
 from edgetrain.jobs.job import COLLECTIVES, DIRECT, Job
 from edgetrain.jobs.lookup import buffers_of, pace_of, samples_of, task_of, tuning_of, work_of
+from edgetrain.jobs.pipeline import refuse_pipeline
 from edgetrain.jobs.resolved import SHORTEST, Resolved
 from edgetrain.jobs.rules import refuse_checkpoint, settle, why_not_topology
 from edgetrain.jobs.shares import shares_of, weight_of
@@ -179,6 +180,7 @@ def _exchange(
     patience_s: float,
 ) -> tuple[Way, Request]:
     """What this member exchanges through, and joins with. Several hubs have an address each."""
+    refuse_pipeline(found.job, "`edgetrain member` does not train in")
     request = request_of(found, place, task)
     hubs = [hub] if found.hubs == 1 or isinstance(hub, str) else hub
     if len(hubs) != found.hubs:

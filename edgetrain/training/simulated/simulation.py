@@ -76,6 +76,10 @@ def run(
     """
     refuse_group(planned.job, "a simulation cannot have")
     refuse_fallback(planned.job, "a simulation cannot have")
+    if planned.job.fleet.placement:
+        from edgetrain.training.pipelined.simulated import simulate_stages
+
+        return simulate_stages(planned, folder, watch, luck)
     with recorded(planned, folder) as outcome, _python_for_many():
         simulation = Simulation(planned, folder, batched, luck=luck)
         try:

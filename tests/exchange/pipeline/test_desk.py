@@ -194,9 +194,11 @@ def test_what_was_on_its_way_when_a_stage_died_no_longer_counts():
 
 
 def test_a_stage_refuses_what_no_hub_sends():
-    desk = StageDesk(4, 6, 5, 2, 4, Sums(1, 4))
+    desk = StageDesk(1, 4, 6, 5, 2, 4, Sums(1, 4))
     with pytest.raises(BadMessage, match="stage 1 of 3"):
         desk.handle(StageBegin(1, 1, 3, 0, 0))
+    with pytest.raises(BadMessage, match="this is stage 1 of 4"):
+        desk.handle(StageBegin(1, 2, 4, 0, 0))
     desk.handle(StageBegin(1, 1, 4, 0, 0))
     with pytest.raises(BadMessage, match="micro-batch 0 of step 3 in step 0"):
         desk.handle(Activation(1, 3, 0, False, 0.0, b""))
@@ -232,7 +234,7 @@ def test_no_messages_break_the_hub(given):
 
 @given(st.lists(ANYTHING, max_size=40))
 def test_no_messages_break_a_stage(given):
-    desk = StageDesk(4, 6, 5, 2, 4, Sums(1, 4))
+    desk = StageDesk(1, 4, 6, 5, 2, 4, Sums(1, 4))
     for message in given:
         try:
             desk.handle(message)

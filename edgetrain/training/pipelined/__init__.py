@@ -1,0 +1,1 @@
+"""A pipeline over members: its plan, what a stage computes, and its processes."""
