@@ -1534,6 +1534,8 @@ INLINE i64 planes_drain_body(float *restrict r, const float *restrict g, i64 n, 
         for (int i = 0; i < m; i++) x[i] += g[start + i];
         if (m == LEVEL_BLOCK && bits == 2)
             result = level_block(x, LEVEL_BLOCK, 0.0f, 2, mean_at, here, plane, rec, pack);
+        else if (m == LEVEL_BLOCK && bits == 1)
+            result = level_block(x, LEVEL_BLOCK, 0.0f, 1, mean_at, here, plane, rec, pack);
         else
             result = level_block(x, m, 0.0f, bits, mean_at, here, plane, rec, pack);
         if (result < 0) return result;
