@@ -192,6 +192,7 @@ def _ending(tally: Tally, status: str | None) -> dict[str, Any]:
         "status": status,
         # In a run that ended a member that did not finish is lost, even if the hub did not notice.
         "members_lost": unfinished if ended else lost,
+        **({"members_removed": removed} if (removed := tally.removed()) else {}),
         "contributions_missed": tally.missed,
         "contributions_late": sum(member.late for member in tally.members.values()),
         "contributions_cut": {

@@ -347,5 +347,5 @@ def member_process(
     try:
         train_one(planned, Place(*place, listen=listen), hub, open_log, keeps_model=True)
     except Refused as refused:
-        if refused.code != "ended":
+        if refused.code not in ("ended", "removed"):  # what people told the hub is no failure
             raise

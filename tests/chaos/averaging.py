@@ -20,16 +20,18 @@ import torch
 
 from chaos import simulated
 from chaos.laws import Merging, Outcome
+from chaos.machines import FailingSimulation
 from chaos.schedule import KINDS as EVERY_KIND
 from chaos.schedule import Happening, Kind
 from edgetrain.exchange.peers.together import CollectiveExchange
 from edgetrain.exchange.seam import Submission
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.training.simulated.simulation import Simulation
 from edgetrain.vectors.vector import Vector
 
-KINDS: tuple[Kind, ...] = tuple(kind for kind in EVERY_KIND if kind != "blackout")
+KINDS: tuple[Kind, ...] = tuple(
+    kind for kind in EVERY_KIND if kind not in ("blackout", "tell-remove", "tell-stop")
+)
 
 Given = dict[tuple[str, int], Vector]
 """Contributions, by member and round: of one that was killed, and came back, the last."""
@@ -55,7 +57,7 @@ def run(planned: Resolved, seed: int, happenings: Sequence[Happening], calm_s: f
 def _judge(
     given: Given,
     planned: Resolved,
-    simulation: Simulation,
+    simulation: FailingSimulation,
     seen: simulated.Seen,
     folder: Path,
     merging: Merging,

@@ -12,6 +12,7 @@ whose contributions are the sites'; and at each site every contribution counts o
     pause, link   nothing reaches it or leaves it for a while               the same
     partition     the same, all at once                                     the same
     cut           connections break, with some of what was under way        the same
+    tell-pause, tell-stop   people tell the hub above, see `people`         -
 """
 
 from __future__ import annotations
@@ -29,17 +30,20 @@ from fakes.sites import FakeSite, SitedFleet
 
 from chaos import laws
 from chaos.laws import Ended, Merging, Outcome, Witness
+from chaos.people import People
 from chaos.schedule import Happening, Kind
 from edgetrain import codecs
 from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.gateway.way_up import WayUp
-from edgetrain.exchange.hub.effects import Write
+from edgetrain.exchange.hub.effects import Save, Write
+from edgetrain.exchange.hub.orders import Order
+from edgetrain.exchange.hub.records import Round
 from edgetrain.exchange.messages import Contribute, unpack
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.vectors import layout as layouts
 
 KINDS: tuple[Kind, ...] = (
-    "hub", "disk", "kill", "power", "pause", "link", "partition", "cut",
+    "hub", "disk", "kill", "power", "pause", "link", "partition", "cut", "tell-pause", "tell-stop",
 )  # fmt: skip
 CALM_S = 25.0
 ELEMENTS = 300
@@ -87,7 +91,9 @@ class ChaosSites(SitedFleet):
 
     def __init__(self, planned: Resolved, seed: int) -> None:
         job, table = planned.job, planned.job.strategy
-        self.witness = Witness()
+        self.witness, self.people = Witness(), People()
+        self.saved: dict[int, Round] = {}
+        """Rounds that a snapshot has taken the place of on the disk."""
         self.filling: Counter[int] = Counter()
         """Hubs that end at their next write."""
         self.held: Counter[str] = Counter()
@@ -113,7 +119,13 @@ class ChaosSites(SitedFleet):
             if isinstance(effect, Write) and self.filling[number]:
                 self.filling[number] = 0
                 raise HubDied
+            if isinstance(effect, Save) and hub is self:
+                self.saved |= self.merged()
             yield effect
+
+    def merged(self) -> dict[int, Round]:
+        """All rounds of the hub above, by number."""
+        return self.saved | {record.round: record for record in self.disk.rounds()}
 
     def advance(self) -> bool:
         if self.happenings and self.hub.started:
@@ -124,6 +136,9 @@ class ChaosSites(SitedFleet):
         while self._later and self._later[0][0] <= self.turns * self.rate:
             heapq.heappop(self._later)[2]()
         self.turns += 1
+        self.let_refused_leave()
+        for order in () if self.held["hub"] else self.people.orders():
+            self.survive(functools.partial(self._tell, order))
         if super().advance():
             return True
         if not self._later or self.hub.finished:
@@ -152,11 +167,26 @@ class ChaosSites(SitedFleet):
                     self._kill(index)
             case "cut":
                 self._cut(names)
+            case "tell-pause" | "tell-stop":
+                self.people.begin(happening)
+                self.at(
+                    self.turns * self.rate + happening.for_s,
+                    functools.partial(self.people.heal, happening),
+                )
             case _:
                 self.held.update(names)
                 self.at(
                     self.turns * self.rate + happening.for_s, functools.partial(self._free, names)
                 )
+
+    def let_refused_leave(self) -> None:
+        """As a `Member` does; works twice."""
+        for member in self.everyone:
+            if member.state == "refused" and member.driver is not None:
+                member.driver.leave("refused")
+
+    def _tell(self, order: Order) -> None:
+        self.carry_out(self.hub.obey(order, self.now))
 
     @staticmethod
     def _die() -> None:
@@ -200,7 +230,7 @@ def run(planned: Resolved, seed: int, happenings: Sequence[Happening], calm_s: f
         broken.append(f"the run failed: {error}")
     broken += judged(planned, fleet)
     seconds = fleet.turns * fleet.rate
-    return Outcome(seed, tuple(happenings), len(fleet.disk.rounds()), seconds, tuple(broken))
+    return Outcome(seed, tuple(happenings), len(fleet.merged()), seconds, tuple(broken))
 
 
 def calm_seconds(planned: Resolved) -> float:
@@ -213,17 +243,19 @@ def judged(planned: Resolved, fleet: ChaosSites) -> list[str]:
     merging = Merging.of(planned).bound(layouts.read(fleet.description, ELEMENTS))
     merging = replace(merging, codec=codecs.verbatim(merging.codec))
     alive = fleet.alive
-    late = [f"m{member.index}" for member in alive if member.state != "done"]
+    stopped = fleet.people.stopped_at is not None
+    over = ("done", "refused") if stopped else ("done",)
+    late = [f"m{member.index}" for member in alive if member.state not in over]
     broken = [f"{', '.join(late)} never came to the end"] if late else []
     ended = {
         f"m{member.index}": Ended(member.half.applied, f"{member.half.checksum:016x}")
         for member in alive
-        if member.state == "done"
+        if member.state in over and member.driver is not None
     }
     gone = {note.member for note in fleet.notes if note.event == "gone"}
     sites = {f"s{site.index}" for site in fleet.members} - gone
-    judge = laws.Judged(tuple(fleet.disk.rounds()), fleet.witness, merging, fleet.initial)
-    found = laws.judge_hubs([judge], ended, sites)
+    judge = laws.Judged(tuple(fleet.merged().values()), fleet.witness, merging, fleet.initial)
+    found = laws.judge_hubs([judge], ended, sites, stopped_at=fleet.people.stopped_at)
     if len(alive) < len(fleet.everyone):  # what the dead gave may count when all others are done
         found = [each for each in found if not each.endswith("nobody ended with all of them")]
     broken += found
@@ -234,6 +266,7 @@ def judged(planned: Resolved, fleet: ChaosSites) -> list[str]:
         for member in site.members:
             name = f"m{member.index}"
             if member in alive and name not in given_up:
-                lost = sorted({(name, r) for r in member.submitted} - counted.keys())
+                given = {(name, r) for r in member.submitted if not stopped or r < site.hub.round}
+                lost = sorted(given - counted.keys())
                 broken += [f"contributions {lost[:3]} are lost"] if lost else []
     return broken

@@ -61,6 +61,9 @@ what goes wrong (--kinds):
   corrupt-up, corrupt-down
                  a message arrives damaged at the hub, at a member (connections are encrypted: it is
                  noticed, and the connection broken off)
+  tell-pause     people pause the job, and let it go on
+  tell-remove    people remove a member; its process is started anew (gateways have none)
+  tell-stop      people end the job: every schedule that it is in is shorter
 
   strangers      --processes: strangers hold connections, and the hub has few descriptors left
   frames         --processes: a device that is no member sends a message of frames without end
@@ -269,6 +272,8 @@ def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcom
         way, able = averaging, averaging.KINDS
     elif found.job.fleet.topology == DIRECT:
         way, able = among_members, among_members.KINDS
+    elif found.strategy.deals:  # its laws know no pause
+        able = schedule.FAULTS
     if not (kinds := tuple(kind for kind in kinds if kind in able)):
         raise ConfigError(
             f"--kinds {arguments.kinds} cannot happen to this topology here",

@@ -20,7 +20,8 @@ A happening begins, and heals `for_s` later; who notices that a process is down 
     runs                         it came to its end, and left an `End`        ended
 
 The rest is done to a forwarder (link, partition, slow, cut, corrupt) or a clock, and heals there,
-or to the hub from outside (strangers, frames: see `strangers.Strangers`).
+or to the hub from outside (strangers, frames: see `strangers.Strangers`), or said to it over the
+socket in its run folder (tell-pause, tell-remove, tell-stop: see `people.People`).
 """
 
 from __future__ import annotations
@@ -42,16 +43,19 @@ from chaos import hub, ledger, member
 from chaos.clock import Clock
 from chaos.forwarder import Forwarder
 from chaos.hub import HubProcess, free_port
-from chaos.laws import Ended, Merging, Outcome, Witness, judge
+from chaos.laws import Ended, Judged, Merging, Outcome, Witness, judge_hubs
 from chaos.ledger import End, Given
 from chaos.member import START_AGAIN, Post
+from chaos.people import People
 from chaos.schedule import Happening
 from chaos.strangers import Strangers
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.hub.steering import STOPPED
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import Credentials
+from edgetrain.exchange.messages import CODES
 from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.fleet import devices, networks
 from edgetrain.jobs.job import Job
@@ -59,6 +63,7 @@ from edgetrain.jobs.resolved import look_up
 from edgetrain.runs.folder import write_job
 from edgetrain.training import processes
 from edgetrain.training.hub import HubRequest
+from edgetrain.training.orders import give_order
 from edgetrain.training.processes import Child
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.vector import Vector
@@ -75,6 +80,7 @@ SLOW_VECTOR_S = 0.5
 """Seconds that a vector of the model takes on a slow link."""
 
 
+_ENDS_MEMBERS = ("kill", "power", "blackout", "tell-remove")
 _KEEP_DOWN = ("hub", "disk", "blackout")
 """Kinds that keep the hub down until they heal."""
 
@@ -193,6 +199,11 @@ class _Member:
             self.child.process.kill()
             self.child.process.join()
 
+    def forgive(self) -> None:
+        """If it ended because people removed it, it may be started again."""
+        if self.end is not None and CODES["removed"] in self.end.error:
+            self.post.path("end").unlink()
+
     def given(self) -> Iterator[Given]:
         """The entries of its ledgers, life after life."""
         for life in range(1, self.post.life + 1):
@@ -220,6 +231,7 @@ class _Fleet:
         self._strangers = stack.enter_context(
             closing(Strangers(split_address(bind), Credentials(outsider, hub_key)))
         )
+        self._people = People()
         self._healing: list[tuple[float, Happening]] = []
         """Happenings that have begun, and the time.monotonic() at which each heals."""
         write_job(folder, self._job.to_dict())
@@ -320,6 +332,7 @@ class _Fleet:
                 over = now
             self._restart_hub()
             self._restart_members()
+            self._tell_hub()
             time.sleep(POLL_S)
         else:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -346,7 +359,19 @@ class _Fleet:
             if each.waits_to_join and self._hub_has_work():
                 self._start(each)
 
+    def _tell_hub(self) -> None:
+        """One order, if people have one and the hub is there to hear it."""
+        for order in self._people.orders():
+            try:
+                order.answer(give_order(self._run_folder, list(order.words)))
+            except ConfigError as error:
+                if "no hub runs" not in error.message:
+                    order.refuse(error.message)
+            except EdgetrainError:  # it ended before it had answered: tell it again
+                pass
+
     def _begin(self, happening: Happening) -> None:
+        self._people.begin(happening)
         match happening.kind:
             case "hub" | "blackout":
                 self._hub.kill()
@@ -377,6 +402,7 @@ class _Fleet:
 
     def _heal(self, happening: Happening) -> None:
         """Undo what does not end by itself; forwarders and clocks do."""
+        self._people.heal(happening)
         if happening.kind == "disk":
             self._limit_files(resource.RLIM_INFINITY)
         if happening.kind == "strangers":
@@ -384,7 +410,9 @@ class _Fleet:
         for each in (self._members[index] for index in happening.members):
             if happening.kind == "pause":
                 each.signal(signal.SIGCONT)
-            dead = happening.kind in ("kill", "power", "blackout") and not each.running
+            if happening.kind == "tell-remove":
+                each.forgive()
+            dead = happening.kind in _ENDS_MEMBERS and not each.running
             if dead and each.end is None and self._hub_has_work():
                 self._start(each)
 
@@ -409,6 +437,8 @@ class _Fleet:
             self._testify(each, witness)
             if end is not None and end.base:
                 ended[name] = Ended(end.applied, end.base)
+            elif end is not None and self._were_told(name, end.error):
+                pass
             elif not each.killed or (end is not None and "is over" not in end.error):
                 said = "it never ended" if end is None else end.error
                 hub_said = " / ".join(line for _, line in self._hub.said[-3:])
@@ -419,8 +449,15 @@ class _Fleet:
         merging = Merging.of(look_up(self._job)).bound(
             layouts.read(layout, self._initial.size) if layout else ()
         )
-        steady = [each.post.name for each in self._members if not each.killed]
-        return len(rounds), broken + judge(rounds, witness, merging, self._initial, ended, steady)
+        people = self._people
+        steady = {m.post.name for m in self._members if not m.killed} - people.removed
+        judged = [Judged(tuple(rounds), witness, merging, self._initial)]
+        return len(rounds), broken + judge_hubs(judged, ended, steady, stopped_at=people.stopped_at)
+
+    def _were_told(self, name: str, error: str) -> bool:
+        """Whether this error is what people told the hub to say to this member."""
+        removed = name in self._people.removed and CODES["removed"] in error
+        return removed or (self._people.stopped_at is not None and STOPPED in error)
 
     def _testify(self, each: _Member, witness: Witness) -> None:
         for given in each.given():

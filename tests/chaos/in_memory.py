@@ -13,6 +13,7 @@ and a trip.
     link          messages are held back; after SILENCE_S the connection breaks, with those held
     partition     the same between all on one side and all others
     cut           connections break, with some of what was under way
+    tell-pause, tell-remove, tell-stop   people tell the hub of those that goes on, see `people`
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ from fakes.town import REPLICA, Site, Town, TwoWayMember
 
 from chaos import laws
 from chaos.laws import Judged, Merging, Outcome, Witness
-from chaos.schedule import Happening, Kind
+from chaos.people import People
+from chaos.schedule import ORDERS, Happening, Kind
 from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.hub.effects import Save, Write
+from edgetrain.exchange.hub.records import Round
 from edgetrain.exchange.hub.terms import Policy
 from edgetrain.exchange.member.standby import StandbyEnd
 from edgetrain.exchange.messages import PROTOCOL, Contribute, Follow, unpack
@@ -40,9 +43,10 @@ from edgetrain.fleet.networks import Profile
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.vectors import layout as layouts
 
-KINDS: tuple[Kind, ...] = (
+FAULTS: tuple[Kind, ...] = (
     "hub", "disk", "kill", "power", "blackout", "pause", "link", "partition", "cut",
 )  # fmt: skip
+KINDS: tuple[Kind, ...] = (*FAULTS, *ORDERS)
 ELEMENTS = 300
 """More than a block of the codecs."""
 TAKEOVER_BEATS = 3.0
@@ -174,6 +178,10 @@ class ChaosSite(Site):
     def __init__(self, town: ChaosTown, name: str) -> None:
         super().__init__(town, name)
         self._depth = 0
+        self.saved: dict[int, Round] = {}
+        """Rounds that snapshots have taken the place of on the disk."""
+        self.since: int | None = None
+        """Where the first of them began."""
 
     def carry_out(self, effects) -> None:
         self._depth += 1
@@ -189,7 +197,14 @@ class ChaosSite(Site):
     def _checked(self, effects):
         for effect in effects:
             self.town.check_disk(self.name, effect)
+            if isinstance(effect, Save):
+                self.saved |= {record.round: record for record in self.disk.rounds()}
+                self.since = self.disk.first if self.since is None else self.since
             yield effect
+
+    def rounds(self) -> dict[int, Round]:
+        """All that the hub here has merged or copied, by number."""
+        return self.saved | {record.round: record for record in self.disk.rounds()}
 
 
 class ChaosTown(Town):
@@ -207,6 +222,7 @@ class ChaosTown(Town):
         """Pairs of machines that are kept apart, by how many happenings."""
         self.paused: Counter[str] = Counter()
         self.full: Counter[str] = Counter()
+        self.people = People()
         self.killed: set[str] = set()
         """Members whose processes were killed at any time."""
         self.wrong = 0
@@ -348,6 +364,10 @@ class ChaosTown(Town):
         for site in (self.first, self.second):
             if site.hub is not None and not self.paused[site.name]:
                 site.carry_out(site.hub.tick(self.now))
+        site = self.first if self.took_over_at is None else self.second
+        if site.hub is not None and not self.paused[site.name]:
+            for order in self.people.orders():
+                site.carry_out(site.hub.obey(order, self.now))
         if self.replica is not None and not self.paused[SECOND]:
             self.on_replica(self.replica.tick(self.now))
         if self.took_over_at is not None and self.now >= self._told_at:
@@ -403,6 +423,10 @@ class ChaosTown(Town):
                 for one in members + hubs:
                     for other in (HUB, SECOND, *(member.name for member in self.members)):
                         self._cut(frozenset((one, other)))
+        self.people.begin(happening)
+        heal.append(functools.partial(self.people.heal, happening))
+        if happening.kind == "tell-remove":
+            heal += [functools.partial(self.revive, index) for index in happening.members]
         if happening.kind in ("kill", "power", "blackout"):
             for index in happening.members:
                 if not self.members[index].is_over:
@@ -501,11 +525,12 @@ def _one_way_s(profile: Profile) -> float:
 
 def _rounds(town: ChaosTown) -> list:
     """The rounds of the hub that went on: what a replica did not copy counts no more."""
-    found = {record.round: record for record in town.first.disk.rounds()}
+    found = town.first.rounds()
     if town.took_over_at is not None:
-        first = town.second.disk.first
+        second = town.second
+        first = second.disk.first if second.since is None else second.since
         found = {number: record for number, record in found.items() if number < first}
-        found |= {record.round: record for record in town.second.disk.rounds()}
+        found |= second.rounds()
     return [found[number] for number in sorted(found)]
 
 
@@ -530,12 +555,13 @@ def judged(planned: Resolved, town: ChaosTown) -> list[str]:
             given_up.discard(note.member)
     merging = Merging.of(planned).bound(layouts.read(town.description, ELEMENTS))
     judged = Judged(tuple(_rounds(town)), town.witness, merging, town.initial)
-    done = [member for member in town.members if member.state == "done"]
+    over = ("done", "refused") if town.people.stopped_at is not None else ("done",)
+    done = [m for m in town.members if m.state in over and m.driver is not None]
     ended = {
         member.name: laws.Ended(member.half.applied, f"{member.half.checksum:016x}")
         for member in done
     }
-    steady = {member.name for member in town.members} - town.killed - given_up
-    broken += laws.judge_hubs([judged], ended, steady)
+    steady = {member.name for member in town.members} - town.killed - given_up - town.people.removed
+    broken += laws.judge_hubs([judged], ended, steady, stopped_at=town.people.stopped_at)
     late = sorted(steady - ended.keys())
     return broken + ([f"{', '.join(late)} never came to the end"] if late else [])

@@ -112,6 +112,9 @@ class Outcome:
     seconds: float
     """Virtual seconds if the fleet was simulated."""
     broken: tuple[str, ...]
+    base: str = ""
+    """Checksum of the newest base that a member ended with, in 16 hexadecimal digits, where it is
+    known."""
 
 
 @dataclass(frozen=True)
@@ -251,18 +254,30 @@ class Judged:
 
 
 def judge_hubs(
-    hubs: Sequence[Judged], ended: Mapping[str, Ended], steady: Iterable[str]
+    hubs: Sequence[Judged],
+    ended: Mapping[str, Ended],
+    steady: Iterable[str],
+    *,
+    stopped_at: int | None = None,
 ) -> list[str]:
     """Judge the rounds of hubs that have a stretch of the vector each, in its order: the laws of
-    `judge` hold for each hub, and replicas have what all of them have added up."""
+    `judge` hold for each hub, and replicas have what all of them have added up.
+
+    Where the lead said that people end the job, at the round `stopped_at`, it closes none from then
+    on. A member may end without the last replies, and its last contributions may not count: none
+    before one that does."""
     always, bases, broken = set(steady), [], list[str]()
+    stopped = stopped_at is not None
     for number, hub in enumerate(hubs):
         if hub.answers is not None:
             known, found = _moved_bases(hub.merged, hub.answers, hub.merging, hub.initial)
         else:
             known, found = _bases(hub.merged, hub.witness, hub.merging, hub.initial)
         bases.append(known)
-        found += _counted(hub.merged, hub.witness, always)
+        found += _counted(hub.merged, hub.witness, always, stopped)
+        if stopped_at is not None and number == 0:
+            late = [record.round for record in hub.merged if record.round >= stopped_at]
+            found += [f"rounds {late[:5]} closed after people ended the job"] if late else []
         broken += [f"hub {number}: {each}" if len(hubs) > 1 else each for each in found]
     rounds = max(map(len, bases)) - 1
     for member, end in ended.items():
@@ -271,17 +286,21 @@ def judge_hubs(
             wanted = _checksum_of(np.concatenate([each[end.applied] for each in bases]))
         if end.base != wanted:
             broken.append(f"{member} ended with base {end.base}, not {wanted}")
-    if ended and max(end.applied for end in ended.values()) != rounds:
+    if not stopped and ended and max(end.applied for end in ended.values()) != rounds:
         broken.append(f"there were {rounds} rounds, and nobody ended with all of them")
     return broken
 
 
-def _counted(rounds: Iterable[Round], witness: Witness, always: set[str]) -> list[str]:
+def _counted(
+    rounds: Iterable[Round], witness: Witness, always: set[str], stopped: bool
+) -> list[str]:
     """The laws of counting that one hub broke."""
     counted = Counter((each.member, each.meant_for) for record in rounds for each in record.counted)
     broken = [f"{m} counts {n} times in round {r}" for (m, r), n in counted.items() if n > 1]
     for member in sorted(always):
-        lost = [r for r in witness.rounds(member) if not counted[member, r]]
+        given = witness.rounds(member)
+        end = max((r for m, r in counted if m == member), default=0) if stopped else float("inf")
+        lost = [r for r in given if r < end and not counted[member, r]]
         if lost:
             broken.append(f"{member} was there all the time, and its rounds {lost[:5]} are lost")
     # A member that was killed may: the hub dropped the first with the member, and counts the last.

@@ -1,7 +1,7 @@
 """Machines of a simulation that fail in ways that no job asks for.
 
 A hub with a journal and a service manager: after a kill, or after a full disk stopped it, it is
-started again from its journal.
+started again from its journal. People tell it what to do.
 
     state     event                                     next state
     serving   `crash(until)`                            down; serving at `until`
@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from chaos.people import People
 from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.hub.journal import Journal, JournalDisk
 from edgetrain.exchange.hub.serve import Observer, serve
@@ -97,6 +98,7 @@ class FailingHub(SimulatedHub):
         self.clock: MachineClock = MachineClock(world)
         self.tap: Callable[[bytes, Sequence[Buffer]], None] = lambda to, frames: None
         """Sees each packed message that it sends."""
+        self.people = People()
         self._open_journal = open_journal
         self._disk = FillingDisk(world)
         self._journal: Journal | None = None
@@ -131,7 +133,8 @@ class FailingHub(SimulatedHub):
         try:
             if journal.state is not None:
                 hub.restore(journal.state, journal.records(), self.clock())
-            serve(hub, _Tapped(self), self.clock, self._observe, journal=journal)
+            orders, way = self.people.orders, _Tapped(self)
+            serve(hub, way, self.clock, self._observe, journal=journal, orders=orders)
         except EdgetrainError:
             if not self._disk.full:
                 raise

@@ -14,7 +14,8 @@ from edgetrain.errors import ConfigError, did_you_mean
 
 Kind = Literal[
     "hub", "disk", "kill", "power", "blackout", "pause", "clock", "link", "partition", "slow",
-    "cut", "corrupt-up", "corrupt-down", "strangers", "frames",
+    "cut", "corrupt-up", "corrupt-down", "tell-pause", "tell-remove", "tell-stop",
+    "strangers", "frames",
 ]  # fmt: skip
 
 MEANS: dict[Kind, str] = {
@@ -31,6 +32,9 @@ MEANS: dict[Kind, str] = {
     "cut": "a member's connection breaks, with what was under way",
     "corrupt-up": "a message of a member arrives damaged: the hub breaks the connection off",
     "corrupt-down": "a message to a member arrives damaged: the member breaks the connection off",
+    "tell-pause": "people pause the job, and let it go on",
+    "tell-remove": "people remove a member; its process is started anew",
+    "tell-stop": "people end the job",
 }
 """What can go wrong. Connections are encrypted, so that the receiver of a damaged message knows."""
 
@@ -41,6 +45,9 @@ MEANS_TO_PROCESSES: dict[Kind, str] = {
 """What can also go wrong with real processes: it concerns sockets, which a simulation has not."""
 
 KINDS: tuple[Kind, ...] = tuple(MEANS)
+ORDERS: tuple[Kind, ...] = ("tell-pause", "tell-remove", "tell-stop")
+"""What people tell the lead: see `people`."""
+FAULTS: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ORDERS)
 PROCESS_KINDS: tuple[Kind, ...] = (*KINDS, *MEANS_TO_PROCESSES)
 
 AN_INSTANT_S = 0.1
@@ -50,6 +57,7 @@ LONGEST_S: dict[Kind, float] = {
     "clock": 40.0,
     "link": 20.0, "partition": 25.0, "slow": 10.0, "cut": AN_INSTANT_S,
     "corrupt-up": AN_INSTANT_S, "corrupt-down": AN_INSTANT_S, "strangers": 15.0,
+    "tell-pause": 15.0, "tell-remove": 10.0, "tell-stop": AN_INSTANT_S,
     "frames": AN_INSTANT_S,
 }  # fmt: skip
 
@@ -98,7 +106,7 @@ def draw(
         for_s = longest ** rng.random() * 0.05 ** (1 - rng.random())
         struck = _struck(kind, members, rng)
         at_s = rng.uniform(0, seconds)
-        also = _struck_hubs(kind, struck, hubs, rng) if hubs > 1 else ()
+        also = _struck_hubs(kind, struck, hubs, rng) if hubs > 1 and kind not in ORDERS else ()
         if also and kind != "partition":
             struck = ()
         found.append(Happening(at_s, kind, min(for_s, longest), struck, also))
@@ -109,7 +117,7 @@ def _struck(kind: Kind, members: int, rng: random.Random) -> tuple[int, ...]:
     """Draw the members that it strikes; (): the hub."""
     if kind == "blackout":
         return tuple(range(members))
-    if kind in ("hub", "disk", "strangers", "frames") or (
+    if kind in ("hub", "disk", "tell-pause", "tell-stop", "strangers", "frames") or (
         kind == "clock" and not rng.randrange(members + 1)
     ):
         return ()

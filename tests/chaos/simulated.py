@@ -11,6 +11,7 @@ told of it.
     cut, corrupt-up, corrupt-down       `MemberWire.cut`, `machines.damage_next_message`
     clock                               `MachineClock.jump`, of the hub or of a member
     link, partition, slow               `SimulatedNetwork.strike`
+    tell-pause, tell-remove, tell-stop  `People`, who tell the lead
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def run(
     seed: int,
     happenings: Sequence[Happening],
     calm_s: float,
-    judge: Callable[[Resolved, Simulation, Seen, Path, Merging], list[str]] | None = None,
+    judge: Callable[[Resolved, FailingSimulation, Seen, Path, Merging], list[str]] | None = None,
 ) -> Outcome:
     """Run a planned job through one schedule, and judge it. `calm_s`: its virtual seconds without
     faults, see `calm_seconds`. `judge`: None: every reply is merged again. ConfigError for a job
@@ -98,9 +99,13 @@ def run(
                 broken += too_late(
                     seen.dealings, happenings, hub.gone_s + beats, simulation.seconds
                 )
+            ended = ends_of(simulation, folder)[0].values()
         finally:
             simulation.close()
-    return Outcome(seed, tuple(happenings), len(seen.rounds[0]), simulation.seconds, tuple(broken))
+    base = max(ended, key=lambda end: end.applied).base if ended else ""
+    return Outcome(
+        seed, tuple(happenings), len(seen.rounds[0]), simulation.seconds, tuple(broken), base
+    )
 
 
 def strike(simulation: FailingSimulation, happening: Happening) -> None:
@@ -148,6 +153,17 @@ def strike(simulation: FailingSimulation, happening: Happening) -> None:
             for member in members:
                 upwards = happening.kind == "corrupt-up"
                 damage_next_message(member, simulation.network, upwards)
+        case "tell-pause" | "tell-remove" | "tell-stop":
+            simulation.hub.people.begin(happening)
+            simulation.world.at(until, functools.partial(_heal, simulation, happening))
+
+
+def _heal(simulation: FailingSimulation, happening: Happening) -> None:
+    """What people told has lasted long enough; a member that was refused is started again."""
+    simulation.hub.people.heal(happening)
+    for member in (simulation.members[index] for index in happening.members):
+        if member.process.over and member.process.error:
+            member.end_process(simulation.world.now)
 
 
 class Seen:
@@ -204,22 +220,28 @@ class _ShownJournal(Journal):
 
 
 def ends_of(
-    simulation: Simulation, folder: Path
+    simulation: FailingSimulation, folder: Path
 ) -> tuple[dict[str, laws.Ended], list[str], list[str]]:
-    """How members ended, those whose contributions have to count, and broken laws."""
+    """How members ended, at the end or as people ended the job; those whose contributions have to
+    count; and broken laws."""
     events = list(read_metrics(folder, "event"))
     trained = [member.training for member in simulation.members if member.training is not None]
-    applied = {member.name: member.half.applied for member in trained}
+    halves, people = {member.name: member.half for member in trained}, simulation.hub.people
     ended = {
         event["member"]: laws.Ended(
-            applied[event["member"]], event["reason"].rpartition("base ")[2]
+            halves[event["member"]].applied, event["reason"].rpartition("base ")[2]
         )
         for event in events
         if event["event"] == "finished" and "base " in event["reason"]
     }
+    for member in simulation.members if people.stopped_at is not None else ():
+        was_told = member.process.over and not member.process.error and not member.was_off
+        if was_told and member.name in halves:
+            half = halves[member.name]
+            ended.setdefault(member.name, laws.Ended(half.applied, f"{half.checksum:016x}"))
     # Only contributions that were answered are promised to count. A member that the hub had given
-    # up as the job ended may have others.
-    given_up = set[str]().union(*(hub.given_up for hub in simulation.hubs))
+    # up as the job ended may have others, as one that people removed.
+    given_up = people.removed.union(*(hub.given_up for hub in simulation.hubs))
     names = [f"m{i}" for i, member in enumerate(simulation.members) if not member.was_off]
     steady = [name for name in names if name not in given_up]
     broken = [
@@ -234,7 +256,7 @@ def ends_of(
 
 
 def judge_replies(
-    planned: Resolved, simulation: Simulation, seen: Seen, folder: Path, merging: Merging
+    planned: Resolved, simulation: FailingSimulation, seen: Seen, folder: Path, merging: Merging
 ) -> list[str]:
     """The laws that the schedule broke. Everything has ended."""
     ended, steady, broken = ends_of(simulation, folder)
@@ -252,7 +274,8 @@ def judge_replies(
             broken += _missing_in_journal(_journal_of(folder, hub), rounds)
             if answers is not None:
                 broken += _replayed(planned, _journal_of(folder, hub), rounds)
-    return broken + laws.judge_hubs(judged, ended, steady)
+    stopped_at = simulation.hub.people.stopped_at
+    return broken + laws.judge_hubs(judged, ended, steady, stopped_at=stopped_at)
 
 
 def _journal_of(folder: Path, hub: int) -> Path:

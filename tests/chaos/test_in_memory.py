@@ -22,7 +22,13 @@ def planned(*words):
 
 @pytest.mark.parametrize("seed", [10, 13, 16, 34])
 def test_drawn_schedules_break_no_law(seed):
-    drawn = schedule.draw(seed, 4, CALM_S, 5, in_memory.KINDS, 2)
+    drawn = schedule.draw(seed, 4, CALM_S, 5, in_memory.FAULTS, 2)
+    assert in_memory.run(planned("steps=60"), seed, drawn, CALM_S).broken == ()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_people_tell_hub_or_replica_breaks_no_law(seed):
+    drawn = schedule.draw(seed, 4, CALM_S, 6, (*schedule.ORDERS, "hub", "kill", "partition"), 2)
     assert in_memory.run(planned("steps=60"), seed, drawn, CALM_S).broken == ()
 
 

@@ -74,8 +74,11 @@ def test_every_kind_of_happening_breaks_no_law(tmp_path):
         Happening(3.5, "frames", 0.01),
         Happening(3.6, "partition", 0.3, (0, 1)),
         Happening(4.5, "blackout", 0.2, (0, 1, 2)),
+        Happening(5.0, "tell-pause", 0.3),
+        Happening(5.1, "tell-remove", 0.1, (1,)),
     )
-    assert {happening.kind for happening in happenings} == set(schedule.PROCESS_KINDS)
+    # The end that people tell is in tests/cli/test_tell_cli.py.
+    assert {each.kind for each in happenings} == {*schedule.PROCESS_KINDS} - {"tell-stop"}
     seen = []
     outcome = fleet.run(stand_ins(), tmp_path, 0, happenings, 100.0, seen.append)
     assert outcome.broken == ()

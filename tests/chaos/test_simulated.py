@@ -19,6 +19,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.deal import SliceSums
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.records import CountedOnce, Round
+from edgetrain.exchange.hub.steering import Steering
 from edgetrain.exchange.messages import Assign
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
@@ -132,6 +133,7 @@ def fleet(folder, hub=None, **strategy):
     return plan(reading.load(folder / job), folder)
 
 
+ALL = (0, 1, 2, 3)
 BROKEN = ("cut", "corrupt-up", "corrupt-down")
 
 
@@ -157,7 +159,44 @@ def test_without_power_cuts_the_model_is_what_it_is_without_faults(tmp_path):
     assert wild.seconds > calm.seconds
 
 
-ALL = (0, 1, 2, 3)
+def test_a_paused_job_has_the_bits_of_one_that_was_not(tmp_path):
+    planned = fleet(tmp_path)
+    calm = simulated.run(planned, 0, (), 15.0)
+    happenings = (
+        Happening(1.0, "tell-pause", 3.0),
+        Happening(6.0, "tell-pause", 10.0),
+        Happening(7.0, "hub", 2.0),  # it comes back paused
+        Happening(8.0, "cut", 0.1, (1,)),
+        Happening(8.0, "link", 30.0, (2,)),  # longer than `gone_s`: nobody is given up meanwhile
+    )
+    paused = simulated.run(planned, 0, happenings, calm.seconds)
+    assert (calm.broken, paused.broken) == ((), ())
+    assert (paused.base, paused.rounds) == (calm.base, calm.rounds)
+    assert len(paused.base) == 16
+    assert paused.seconds > calm.seconds + 12, "nobody waited"
+
+
+def test_a_job_that_people_end_keeps_the_laws(tmp_path):
+    happenings = (
+        Happening(3.0, "tell-remove", 1.0, (3,)),
+        Happening(4.0, "power", 4.0, (1,)),  # comes back to a job that has ended
+        Happening(5.0, "hub", 0.5),
+        Happening(5.1, "tell-stop", 0.1),  # it is down, and told when it is back
+    )
+    ended = simulated.run(fleet(tmp_path), 0, happenings, 15.0)
+    assert ended.broken == ()
+    assert 6 <= ended.rounds < 20
+
+
+def test_a_hub_that_forgets_the_end_shows(tmp_path, monkeypatch):
+    monkeypatch.setattr(Steering, "followed", lambda self, state, records, now: records)
+    happenings = (
+        Happening(3.5, "partition", 3.0, ALL),
+        Happening(4.0, "tell-stop", 0.1),  # nobody hears it
+        Happening(5.0, "hub", 0.5),
+    )
+    broken = simulated.run(fleet(tmp_path), 0, happenings, 15.0).broken
+    assert any("closed after people ended the job" in law for law in broken), broken
 
 
 @pytest.mark.parametrize(
@@ -170,6 +209,7 @@ ALL = (0, 1, 2, 3)
         [Happening(3.0, "clock", 40.0, (2,))],
         [Happening(3.0, "kill", 0.2, (2,)), Happening(5.0, "power", 0.2, (1,))],
         [Happening(3.0, "disk", 2.0), Happening(4.0, "hub", 0.3)],
+        [Happening(3.0, "tell-remove", 0.5, (2,)), Happening(6.0, "tell-remove", 0.5, (2,))],
     ],
     ids=lambda happenings: happenings[0].kind,
 )
@@ -231,7 +271,7 @@ DEALT += ["strategy=lbfgs(6, 4, 320)", "batch=16", "fsync=never", "evaluate_ever
 @pytest.mark.parametrize("seed", range(3))
 def test_drawn_schedules_of_a_hub_that_hands_out_work_break_no_law(seed):
     planned = plan(reading.load(None, DEALT))
-    drawn = schedule.draw(seed, 4, 15.0, 6)
+    drawn = schedule.draw(seed, 4, 15.0, 6, schedule.FAULTS)
     outcome = simulated.run(planned, seed, drawn, 15.0)
     assert outcome.broken == (), [str(happening) for happening in drawn]
     assert outcome.rounds == 40
@@ -284,7 +324,7 @@ def test_each_of_several_hubs_is_struck():
     drawn = [each for seed in range(40) for each in schedule.draw(seed, 4, 50.0, 6, hubs=3)]
     assert {hub for each in drawn if each.kind == "pause" for hub in each.hubs} == {0, 1, 2}
     for each in drawn:
-        assert each.hubs or each.members
+        assert each.hubs or each.members or each.kind in schedule.ORDERS
         assert not (each.hubs and each.members) or each.kind == "partition"
 
 

@@ -14,8 +14,7 @@ from command_line import edgetrain, running, write_tiny
 from hub_runs import free_port, hub_folder, wait_for_rounds
 
 from edgetrain.__main__ import main
-from edgetrain.runs.folder import read_metrics
-from edgetrain.training.orders import SOCKET
+from edgetrain.runs.folder import ORDERS, read_metrics
 
 
 def rounds_of(folder: Path) -> int:
@@ -48,7 +47,7 @@ def test_a_job_is_paused_resumed_and_ended(tmp_path, capsys):
         )
         folder = hub_folder(tmp_path)
         wait_for_rounds(folder, 3)
-        assert stat.S_IMODE((folder / SOCKET).stat().st_mode) == 0o600
+        assert stat.S_IMODE((folder / ORDERS).stat().st_mode) == 0o600
         paused = told(capsys, folder, "pause")
         assert (paused["course"], paused["members"]) == ("paused", ["m0", "m1", "m2"])
         hub.process.send_signal(signal.SIGKILL)
@@ -70,24 +69,27 @@ def test_a_job_is_paused_resumed_and_ended(tmp_path, capsys):
             assert [first.finish(), second.finish()] == [0, 0], first.said + second.said
             assert again.finish() == 0, again.said
     assert list(tmp_path.glob("runs/*/model.safetensors")), "the member that evaluates keeps it"
-    assert not (folder / SOCKET).exists()
+    assert not (folder / ORDERS).exists()
     assert main(["tell", str(folder), "go-on"]) == 2
     assert "its hub has ended" in capsys.readouterr().err
 
 
-def test_a_run_on_this_machine_is_ended(tmp_path, capsys):
+def test_a_run_on_this_machine_loses_a_member_by_order_and_is_ended(tmp_path, capsys):
     job = write_tiny(
-        tmp_path, fleet={"members": 2, "pace_s": 0.002}, train={"steps": 1_000_000},
+        tmp_path, fleet={"members": 3, "pace_s": 0.002}, train={"steps": 1_000_000},
         strategy={"name": "dga"},
     )  # fmt: skip
     with running("run", job, cwd=tmp_path) as run:
         run.until("step")
         (folder,) = (tmp_path / "runs").iterdir()
         wait_for_rounds(folder, 2)
+        told(capsys, folder, "remove", "m1")
         told(capsys, folder, "stop")
         assert run.finish() == 0, run.said
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "finished"
+    assert (summary["status"], summary["members_lost"]) == ("finished", [])
+    assert summary["members_removed"] == ["m1"]
+    assert "dga: people removed m1" in run.said
     assert (folder / "model.safetensors").exists()
 
 

@@ -75,7 +75,8 @@ class FakeSite(Fleet):
         while effects := self.hub.hear(self.now):
             self.carry_out(effects)
         if self.hub.finished and self.state != "done":
-            self.hub.link.leave("done")
+            if self.hub.link is not None:  # None: the hub above has told it that the job is over
+                self.hub.link.leave("done")
             self.state = "done"
         elif self.hub.started:
             self.state = "training"

@@ -16,6 +16,7 @@ from fakes.fleet import Disk, FakeMember, Fleet, Wire
 
 from edgetrain.errors import BadMessage, EdgetrainError
 from edgetrain.exchange.hub.effects import (
+    Answered,
     Closed,
     Effect,
     Feed,
@@ -119,6 +120,8 @@ class Site:
                     town.notes.append(effect)
                 case Closed():
                     town.closed.append(effect)
+                case Answered():
+                    effect.answer(effect.told)
 
     def _send(self, effect: Send) -> None:
         town = self.town

@@ -21,6 +21,7 @@ Event = Literal[
     "gone",
     "left",
     "refused",
+    "removed",
     "back",
     "pace",
     "codec",

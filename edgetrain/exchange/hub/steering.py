@@ -39,10 +39,11 @@ COURSES: dict[str, Course] = {"pause": "paused", "go-on": "", "stop": "stopped"}
 """Where each word leads."""
 
 NEWS: dict[Course, str] = {
-    "paused": "people paused the job: no round closes until it goes on",
-    "": "people let the job go on",
-    "stopped": STOPPED,
+    "paused": "paused: no round closes until people let the job go on",
+    "": "goes on: people let it",
+    "stopped": f"stopped: {STOPPED}",
 }
+"""What the hub's news says; its first word is read again by whoever looks."""
 
 Why = tuple[str, str]
 """Why not, and the way out."""
@@ -137,7 +138,7 @@ class Steering:
     def _remove(self, name: str) -> list[Effect]:
         member = self._members.named(name)
         assert member is not None
-        removed = self._membership.remove(member, "refused", f"removed: {CODES['removed']}")
+        removed = self._membership.remove(member, "removed", CODES["removed"])
         return [refusal(member.sender, "removed", CODES["removed"]), *removed]
 
     # -- what follows -------------------------------------------------------------------------

@@ -24,6 +24,7 @@ EventName = Literal[
     "back",
     "left",
     "refused",
+    "removed",
     "pace",
     "stands",
     "replica",

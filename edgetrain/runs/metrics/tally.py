@@ -185,6 +185,8 @@ class Tally:
     """Events in MARKED, and rounds with another delay than the round before."""
     reducers: str = ""
     """Who adds up what, as last said; "": one hub everything."""
+    paused: bool = False
+    """Whether people have paused the job."""
     overrun: str = ""
     """The first member that says so: how many of its steps took longer than its device would."""
     t: float = 0.0
@@ -254,6 +256,10 @@ class Tally:
     def failed(self) -> list[str]:
         return [name for name, member in self.members.items() if member.standing == "failed"]
 
+    def removed(self) -> list[str]:
+        """Members that people removed from the job, and that have not joined again."""
+        return [n for n, member in self.members.items() if member.standing == "removed"]
+
     def unfinished(self) -> list[str]:
         """Members that have neither finished nor left; after a run these are the lost ones."""
         return [name for name, member in self.members.items() if member.standing not in _OVER]
@@ -310,6 +316,8 @@ class Tally:
             self.overrun = self.overrun or f"{about}: {reason}"
         if event == "reducers":
             self.reducers = reason
+        if event == "told":
+            self.paused = reason.startswith("paused")
         if event == "correction":
             self._of(about).correction = reason.partition(":")[0]
         if event == "late":
@@ -334,8 +342,10 @@ _LAST = (
     "pace_s", "round_trip_s", "celsius", "disk_free_bytes", "swap_bytes", "mhz", "under_voltage",
     "wifi_dbm", "clock_s", "versions",
 )  # fmt: skip
-_STANDINGS = ("joined", "started", "late", "gone", "back", "left", "finished", "failed")
-_OVER = ("finished", "left")
+_STANDINGS = (
+    "joined", "started", "late", "gone", "back", "left", "removed", "finished", "failed",
+)  # fmt: skip
+_OVER = ("finished", "left", "removed")
 _LOST = ("gone", "failed")
 
 

@@ -276,6 +276,8 @@ def _notes(name: str, summary: Summary) -> Iterable[str]:
         yield f"{name} {_STATUS.get(status, status)}" + (f": {errors[0]}" if errors else "")
     if summary["members_lost"]:
         yield f"{name} lost {_names(summary['members_lost'])}"
+    if removed := summary.get("members_removed"):
+        yield f"{name}: people removed {_names(removed)}"
     if cut := summary.get("contributions_cut"):
         most = sorted(cut, key=lambda member: (-cut[member], member))
         yield f"{name} cut " + _names([f"{member} ({cut[member]:.3g} rounds)" for member in most])

@@ -33,8 +33,8 @@ class ComputedUsage:
 class SimulatedHub:
     """A hub's machine. `process` runs the hub, by `clock`, at `wire`; it keeps no journal.
 
-    `given_up` are names of members that it could not reach for too long and that have not come
-    back. `observe` gets what the hub does.
+    `given_up` are names of members that it could not reach for too long, or that people removed,
+    and that have not come back. `observe` gets what the hub does.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SimulatedHub:
 
     def _observe(self, effect: Observed) -> None:
         if isinstance(effect, Note):
-            if effect.event == "gone":
+            if effect.event in ("gone", "removed"):
                 self.given_up.add(effect.member)
             elif effect.event in ("joined", "back"):
                 self.given_up.discard(effect.member)

@@ -113,9 +113,16 @@ class SimulatedMember:
 
     def _boot(self) -> Process:
         world = self._around.world
-        return world.start(self.name, self._train, world.now)
+        return world.start(self.name, self._live, world.now)
 
     # -- what its process runs ----------------------------------------------------------------
+
+    def _live(self) -> None:
+        try:
+            self._train()
+        except Refused as refused:
+            if refused.code != "ended":  # people ended the job: that is no failure
+                raise
 
     def _train(self) -> None:
         around, world, index, clock = self._around, self._around.world, self._index, self.clock

@@ -267,7 +267,7 @@ def test_a_member_that_is_removed_is_told_so_and_not_waited_for():
     assert answer["members"] == ["a", "c"]
     assert refusal(desk, desk.said, "b")[0] == "removed"
     assert desk.closed[0].members == ("a", "c")
-    assert ("refused", "b") in desk.events()
+    assert ("removed", "b") in desk.events()
     assert Write(Departed("b", final=True)) in desk.effects
 
 

@@ -59,7 +59,8 @@ class Frame:
         news = [row for line in self.news for row in wrapped(line, options.max_width)]
         # Subtract two headings, a blank line, and the line that the cursor is on.
         room = height - len(self.runs) - len(told) - len(news) - bool(self.heading) - 4
-        active = next((run for run in self.runs if run.phase in ("running", "starting")), None)
+        under_way = ("running", "paused", "starting")
+        active = next((run for run in self.runs if run.phase in under_way), None)
         if self.with_members and active is not None and room >= _FEWEST_MEMBERS:
             yield ""
             yield member_table(active, options.max_width, room - active.untold)

@@ -44,7 +44,7 @@ is alive, and how long nothing came."""
 _QUIET_S = 3.0
 """Seconds without a new line after which the table reports it."""
 
-_UNDER_WAY = ("waiting", "starting", "running")
+_UNDER_WAY = ("waiting", "starting", "running", "paused")
 
 _NEWS_KEPT = 3
 """Lines of news below the tables."""

@@ -236,7 +236,8 @@ class FolderWatch:
             if not others or not (self._present() or self.tally.rounds):
                 return "lost"
             return "incomplete" if self.tally.failed() else "finished"
-        return "running" if any(member.step for member in members.values()) else "starting"
+        running = "paused" if self.tally.paused else "running"
+        return running if any(member.step for member in members.values()) else "starting"
 
     def _keep_pace(self) -> None:
         self._pace.append((self.tally.t, self._step()))
