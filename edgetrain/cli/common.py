@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import functools
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -124,17 +125,68 @@ def add_dashboard(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show it in a browser, too: a process beside this one, at an address that it prints",
     )
+    parser.add_argument(
+        "--control", action="store_true", help="--dashboard with buttons: see `edgetrain tell`"
+    )
 
 
-def dashboard(
+def add_track(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        type=_tracked,
+        metavar="TRACKER",
+        help="hand it to a tracker as it grows: a process beside this one, with the words of "
+        "`edgetrain track --to`, as in --track 'wandb --offline'; may be given several times",
+    )
+
+
+def _tracked(text: str) -> list[str]:
+    """The words behind `edgetrain track RUN --to`."""
+    from edgetrain.cli.parser import parser
+
+    try:
+        words = shlex.split(text) or [""]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    parser("track").parse_args(["track", "RUN", "--to", *words])
+    return words
+
+
+def check_track(arguments: argparse.Namespace) -> None:
+    """ConfigError for a tracker of --track that is not known or not installed: before anything
+    begins."""
+    if tracked := getattr(arguments, "track", []):
+        from edgetrain.runs.tracking.trackers import find_tracker
+
+        for words in tracked:
+            find_tracker(words[0])
+
+
+TRACKED_S = 20.0
+"""Seconds that a tracker has to take the last lines, behind the end of a run."""
+
+
+def beside(
     arguments: argparse.Namespace, folder: Path, say: Callable[[str], None]
-) -> contextlib.AbstractContextManager[None]:
-    """With --dashboard, one of this run until the block ends; a thread gives `say` its address."""
-    if not getattr(arguments, "dashboard", False):
-        return contextlib.nullcontext()
-    from edgetrain.runs.dashboard.child import dashboard_beside
+) -> contextlib.AbstractContextManager[object]:
+    """Until the block ends, what --dashboard, --control and --track ask for of this run folder;
+    `say` is given their lines by other threads."""
+    control, tracked = getattr(arguments, "control", False), getattr(arguments, "track", [])
+    shown = control or getattr(arguments, "dashboard", False)
+    there = contextlib.ExitStack()
+    if shown or tracked:
+        from edgetrain.runs import looking
 
-    return dashboard_beside(folder, say)
+        for words in tracked:
+            all_words = ["track", str(folder), "--follow", "--to", *words]
+            there.enter_context(looking.beside(all_words, say, TRACKED_S))
+        if shown:
+            all_words = ["dashboard", str(folder), "--bind", "127.0.0.1:0"]
+            all_words += ["--control"] if control else []
+            there.enter_context(looking.beside(all_words, say))
+    return there
 
 
 def view(arguments: argparse.Namespace, heading: str, metric: str) -> View:
@@ -151,7 +203,7 @@ def view(arguments: argparse.Namespace, heading: str, metric: str) -> View:
             out=sys.stderr if arguments.json else sys.stdout,
             simulated=arguments.simulate,
         )
-        with dashboard(arguments, folders[0], live.say_above), live:
+        with beside(arguments, folders[0], live.say_above), live:
             yield live.refresh
 
     return show
@@ -189,6 +241,7 @@ def check_before_torch(arguments: argparse.Namespace, jobs: Iterable[Job]) -> li
     from edgetrain.jobs.plan import check
     from edgetrain.jobs.rules import doubts_of, refuse_gateways
 
+    check_track(arguments)
     found = [check(job) for job in jobs]
     for each in found:
         refuse_gateways(each.job)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from pathlib import Path
 from typing import Any
 
 from edgetrain.cli import common
+
+ANSWER_S = 10.0
+"""Seconds that a hub has for its answer."""
 
 _EXAMPLES = """\
 examples:
@@ -14,9 +18,12 @@ examples:
   edgetrain dashboard runs/20260131-142501-digits   one run
   edgetrain dashboard --bind 127.0.0.1:0            any free port
   edgetrain dashboard --bind lab:8750 --tls cert.pem key.pem
+  edgetrain dashboard --control                     with buttons, as `edgetrain tell` has words
 
 Open the address that it prints: the part behind # lets you in. It reads run folders and asks no
-process. From another machine: ssh -L 8750:127.0.0.1:8750 lab. Ctrl-C ends it.
+process; with --control it also tells the hub of a run what you click, as `edgetrain tell` does, if
+that runs on this machine and is yours. From another machine: ssh -L 8750:127.0.0.1:8750 lab.
+Ctrl-C ends it.
 """
 
 
@@ -59,6 +66,11 @@ def add_parser(subparsers: Any) -> None:
         metavar="FILE",
         help="a file with the token that only its owner can read (default: a new token)",
     )
+    parser.add_argument(
+        "--control",
+        action="store_true",
+        help="let the page pause a job, let it go on, end it, and remove members",
+    )
     parser.add_argument("--until-stdin-ends", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
@@ -67,6 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     from edgetrain.runs.dashboard.serve import ListensAt, serve
 
+    tell = None
+    if arguments.control:
+        from edgetrain.training.orders import give_order
+
+        tell = functools.partial(give_order, patience_s=ANSWER_S)
     place = ListensAt(
         arguments.bind,
         tuple(arguments.tls) if arguments.tls else None,
@@ -78,5 +95,6 @@ def run(arguments: argparse.Namespace) -> int:
         place,
         lambda address: common.say(f"dashboard: {address}"),
         until_stdin_ends=arguments.until_stdin_ends,
+        tell=tell,
     )
     return 0

@@ -85,6 +85,7 @@ def add_parser(subparsers: Any) -> None:
     )
     common.add_output(parser, json=False)
     common.add_dashboard(parser)
+    common.add_track(parser)
     common.try_again(parser)
     parser.set_defaults(run=run)
 
@@ -106,6 +107,7 @@ def _add_number(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Listen, say where, serve until the job is over."""
+    common.check_track(arguments)
     with Stop().installed() as stop:
         from edgetrain.jobs.resolved import with_all_members
 
@@ -137,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
         def follow(folder: Path) -> None:
             folders.append(folder)
             screen.follow(folder)
-            beside.enter_context(common.dashboard(arguments, folder, screen.say))
+            beside.enter_context(common.beside(arguments, folder, screen.say))
 
         try:
             with Screen(heading) as screen, contextlib.ExitStack() as beside:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import logging
 import time
@@ -90,6 +91,7 @@ def add_parser(subparsers: Any) -> None:
     )
     _add_training(parser)
     common.add_output(parser, json=False)
+    common.add_track(parser)
     common.try_again(parser)
     parser.set_defaults(run=run)
 
@@ -108,13 +110,10 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "this job does so without being told",
     )
     parser.add_argument(
-        "--metrics-mb",
-        type=float,
-        default=0.0,
-        metavar="N",
+        "--metrics-mb", type=float, default=0.0, metavar="N",
         help="keep this run's metrics below N megabytes: steps share a line, exchanges have none, "
         "events and evaluations are kept (default: 0, a line a step)",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--max-celsius",
         type=float,
@@ -146,9 +145,10 @@ ROUTE_S = 10.0
 class _Record:
     """The run folder of a member: made when it has been let in, so that a refusal leaves none."""
 
-    def __init__(self, root: Path, job: Job, index: int, screen: Screen) -> None:
-        self._root, self._job, self._screen = root, job, screen
-        self._name = f"{job.name or 'member'}-m{index}"
+    def __init__(self, arguments: argparse.Namespace, job: Job, screen: Screen) -> None:
+        self._arguments, self._job, self._screen = arguments, job, screen
+        self._name = f"{job.name or 'member'}-m{arguments.index}"
+        self._looking = contextlib.ExitStack()
         self.folder: Path | None = None
         self._began = ""
         self._figures: dict[str, Any] = {}
@@ -170,11 +170,13 @@ class _Record:
         self._began = utc(time.monotonic() - began)
         if self.folder is not None:  # of a group that began again
             return MetricsLog(run_folders.metrics_path(self.folder), name, time.monotonic, began)
-        self.folder = folder = run_folders.create(self._root, self._name)
+        self.folder = folder = run_folders.create(self._arguments.runs, self._name)
         run_folders.write_job(folder, self._job.to_dict())
         run_folders.write_environment(folder)
         self._screen.say(f"training as {name}; run folder: {folder}")
         self._screen.follow(folder, self._figures.get("metric", "accuracy"))
+        beside = common.beside(self._arguments, folder, self._screen.say)
+        self._looking.enter_context(beside)
         return MetricsLog(run_folders.metrics_path(folder), name, time.monotonic, began)
 
     def close(self, more: Callable[[], dict[str, Any]]) -> None:
@@ -192,6 +194,7 @@ class _Record:
             common.warn(f"the run has no summary: {error}")
         if (table := closing_table(self.folder)) is not None:
             common.say(table)
+        self._looking.close()
 
 
 def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
@@ -221,7 +224,7 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     from edgetrain.training.member.train import Place
 
     found = look_up(job)
-    record = _Record(arguments.runs, job, arguments.index, screen)
+    record = _Record(arguments, job, screen)
     device = _device_of(arguments, job)
     own_keys = Path(arguments.keys) if arguments.keys else None
     listen = arguments.listen or any_port_of(via)
@@ -296,6 +299,7 @@ def _check(arguments: argparse.Namespace, job: Job) -> None:
     from edgetrain.fleet.cluster import HEAT_CAPS, LEAST_CAP
     from edgetrain.fleet.devices import SERVERS
 
+    common.check_track(arguments)
     if bool(arguments.hub) == (len(job.hub.hubs) > 1):
         raise ConfigError(
             f"--hub {arguments.hub[0]}, and hub.hubs names {len(job.hub.hubs)} hubs"

@@ -50,6 +50,7 @@ def add_parser(subparsers: Any) -> None:
     common.add_simulate(parser)
     common.add_output(parser)
     common.add_dashboard(parser)
+    common.add_track(parser)
     parser.add_argument(
         "--print-commands",
         action="store_true",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import time
+import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,7 @@ def add_parser(subparsers: Any) -> None:
         "--members", type=int, default=32, metavar="N",
         help="members that get curves of their own (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument("--until-stdin-ends", action="store_true", help=argparse.SUPPRESS)
     common.add_output(parser)
     parser.set_defaults(run=run)
 
@@ -69,16 +71,21 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Hand over what is there, and what comes."""
     from edgetrain.runs.folder import newest_whole, read_summary, runs_in
+    from edgetrain.runs.looking import NICE, when_stdin_ends
     from edgetrain.runs.tracking.handed import HandedRun
 
     if arguments.members < 0:
         raise ConfigError(f"--members {arguments.members}", "0 or more")
     folder = arguments.folder or newest_whole(arguments.runs)
     tracked: dict[Path, HandedRun] = {}
+    ended = threading.Event()
+    if arguments.until_stdin_ends:
+        os.nice(NICE)
+        when_stdin_ends(ended.set)
     with contextlib.ExitStack() as open_trackers, contextlib.suppress(KeyboardInterrupt):
         while True:
-            is_over = read_summary(folder) is not None or not arguments.follow
-            for each in _begun(folder) if not is_over else runs_in(folder):
+            is_over = read_summary(folder) is not None or not arguments.follow or ended.is_set()
+            for each in _begun(folder) if arguments.follow else runs_in(folder):
                 if each not in tracked:
                     handed = HandedRun(
                         each, arguments.to, into=arguments.into, project=arguments.project,
@@ -88,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
                 tracked[each].hand_over(is_over)
             if is_over:
                 break
-            time.sleep(_POLL_S)
+            ended.wait(_POLL_S)
     _tell(arguments, tracked)
     return 0
 

@@ -17,10 +17,7 @@ from typing import Any
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.hub.orders import Answer, Order
-from edgetrain.runs.folder import JOB, SUMMARY
-
-SOCKET = "orders.sock"
-"""Its name in the run folder."""
+from edgetrain.runs.folder import JOB, ORDERS, SUMMARY
 
 MOST_BYTES = 1 << 16
 """Bytes of an order."""
@@ -37,7 +34,7 @@ def _short(folder: Path) -> Iterator[str]:
     """The socket's path, however deep the folder lies: a socket's may have 107 bytes."""
     opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{opened}/{SOCKET}"
+        yield f"/proc/self/fd/{opened}/{ORDERS}"
     finally:
         os.close(opened)
 
@@ -47,7 +44,7 @@ class Orders:
 
     def __init__(self, folder: Path) -> None:
         """The folder's journal is this process's. Raises ConfigError."""
-        self._path = folder / SOCKET
+        self._path = folder / ORDERS
         self._waiting: dict[socket.socket, bytes] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
@@ -127,7 +124,7 @@ def _answer(connection: socket.socket, answer: Answer) -> None:
 def _no_hub_in(folder: Path) -> ConfigError:
     if not (folder / JOB).exists():
         return ConfigError(f"{folder} is no run folder: it has no {JOB}", "name the hub's")
-    ended = (folder / SUMMARY).exists() or (folder / SOCKET).exists()
+    ended = (folder / SUMMARY).exists() or (folder / ORDERS).exists()
     why = "its hub has ended" if ended else "it is a member's, or its hub has ended"
     return ConfigError(
         f"no hub runs in {folder}: {why}",
@@ -135,13 +132,15 @@ def _no_hub_in(folder: Path) -> ConfigError:
     )
 
 
-def give_order(folder: Path, words: list[str]) -> dict[str, Any]:
+def give_order(folder: Path, words: list[str], patience_s: float | None = None) -> dict[str, Any]:
     """Give an order to the hub that runs in this run folder, and wait for its answer. Raises
-    ConfigError if none runs there, or it refuses; EdgetrainError if it ends before."""
+    ConfigError if none runs there, or it refuses; EdgetrainError if it ends before, or has not
+    answered after `patience_s` (None: it may take as long as it likes)."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no run folder", "name the hub's, on its machine")
     said = b""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(patience_s)
         try:
             with _short(folder) as path:
                 connection.connect(path)
@@ -152,10 +151,17 @@ def give_order(folder: Path, words: list[str]) -> dict[str, Any]:
             ) from None
         except OSError:
             raise _no_hub_in(folder) from None
-        with contextlib.suppress(ConnectionError):
+        try:
             connection.sendall(json.dumps({"order": words}).encode() + b"\n")
             while (more := connection.recv(MOST_BYTES)) and len(said) <= MOST_ANSWER:
                 said += more
+        except TimeoutError:
+            raise EdgetrainError(
+                f"the hub has not answered within {patience_s:g} s",
+                "it may still do it: look again",
+            ) from None
+        except ConnectionError:
+            pass
     if not said:
         raise EdgetrainError(
             "the hub ended before that was done", "the job is over, or --resume it"

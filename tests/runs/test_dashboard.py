@@ -9,7 +9,9 @@ import json
 import re
 import socket
 import statistics
+import threading
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from asgi import ask, stream
@@ -17,17 +19,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_runs import DGA, replace, write_comparison, write_run
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.exchange.hub.steering import NEWS
 from edgetrain.runs.dashboard import app as dashboard
 from edgetrain.runs.dashboard import follow, serve
 from edgetrain.runs.dashboard.app import application, page_files
-from edgetrain.runs.dashboard.child import dashboard_beside
 from edgetrain.runs.dashboard.follow import COLUMNS, MOST_POINTS, BoundedCurve, Following
 from edgetrain.runs.dashboard.gauges import exposition
 from edgetrain.runs.dashboard.guard import POLICY, Guard
 from edgetrain.runs.dashboard.hall import Hall
 from edgetrain.runs.dashboard.serve import LOOPBACK, ListensAt
-from edgetrain.runs.folder import SUMMARY, metrics_path, write_job
+from edgetrain.runs.folder import ORDERS, SUMMARY, metrics_path, write_job
+from edgetrain.runs.looking import beside
 from edgetrain.runs.metrics.lines import Follower, format_line
 from edgetrain.runs.reports.live.watch import FolderWatch
 from edgetrain.runs.summary import summarise
@@ -39,6 +42,7 @@ PORT = 8750
 HOST = f"127.0.0.1:{PORT}"
 ORIGIN = f"http://{HOST}"
 SCRIPT = "<script>alert(1)</script>"
+ROOT = Path(__file__).parents[2]
 SMALL = replace(DGA, members=3, steps=60)
 
 
@@ -465,6 +469,169 @@ def test_a_label_of_metrics_cannot_end_its_line(tmp_path):
     assert '{run="a\\"b\\\\c\\nd"} 0' in text.splitlines()[2]
 
 
+# -- acting ------------------------------------------------------------------------------------
+
+
+def acting(tmp_path, *, control=True, why=None):
+    """A guarded dashboard of one run, its cookie, and what the run's hub is told."""
+    run, told = write_run(tmp_path / "a", SMALL, upto=30), []
+
+    def tell(folder, words):
+        told.append((folder, *words))
+        if why is not None:
+            raise why
+        return {"course": "", "round": 7, "members": ["m0"]}
+
+    app = application(Hall(run), tell if control else None)
+    guard = Guard(app, LOOPBACK, PORT, secure=False)
+    return guard, GOOD | {"Cookie": cookie_of(guard)}, told
+
+
+def post(guard, headers, body, path="/tell/a", method="POST"):
+    sent = {key: value for key, value in headers.items() if value is not None}
+    return asyncio.run(ask(guard, method, path, sent, body))
+
+
+@pytest.mark.parametrize(
+    "words", [["pause"], ["go-on"], ["stop"], ["remove", "m3"], ["remove", SCRIPT]], ids=str
+)
+def test_an_order_of_the_page_reaches_the_hub_of_its_run(tmp_path, words):
+    guard, headers, told = acting(tmp_path)
+    answer = post(guard, headers, json.dumps(words).encode())
+    assert (answer.status, json.loads(answer.body)["round"]) == (200, 7)
+    assert told == [(tmp_path / "a", *words)]
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": None}, 403),
+        ({"X-Edgetrain": None}, 403),
+        ({"Host": f"evil.example:{PORT}"}, 421),
+        ({"Cookie": None}, 401),
+        ({"Cookie": f"edgetrain-{PORT}=wrong"}, 401),
+        ({"Cookie": None, "Authorization": "Bearer wrong"}, 401),
+    ],
+)
+def test_what_the_guard_refuses_tells_no_hub_anything(tmp_path, change, status):
+    guard, headers, told = acting(tmp_path)
+    assert (post(guard, headers | change, b'["stop"]').status, told) == (status, [])
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "method", "status"),
+    [
+        (b'["stop"]', "/tell/a", "GET", 405),
+        (b'["stop"]', "/tell/b", "POST", 404),
+        (b'["stop"]', "/tell/../a", "POST", 404),
+        (b'["hubs", "add", "tcp://evil.example:1"]', "/tell/a", "POST", 400),
+        (b'["stop", "m0"]', "/tell/a", "POST", 400),
+        (b'["remove"]', "/tell/a", "POST", 400),
+        (b'[["stop"]]', "/tell/a", "POST", 400),
+        (b'{"order": ["stop"]}', "/tell/a", "POST", 400),
+        (b'"stop"', "/tell/a", "POST", 400),
+        (b"[" * 5000, "/tell/a", "POST", 400),
+        (b'["remove", "' + b"m" * 5000 + b'"]', "/tell/a", "POST", 400),
+        (b"\xff", "/tell/a", "POST", 400),
+        (b"", "/tell/a", "POST", 400),
+    ],
+)
+def test_what_is_no_order_of_a_page_tells_no_hub_anything(tmp_path, body, path, method, status):
+    guard, headers, told = acting(tmp_path)
+    assert (post(guard, headers, body, path, method).status, told) == (status, [])
+
+
+def test_without_control_nothing_is_told_and_there_are_no_buttons(tmp_path):
+    guard, headers, told = acting(tmp_path, control=False)
+    answer = post(guard, headers, b'["stop"]')
+    assert (answer.status, told) == (403, [])
+    assert json.loads(answer.body)["hint"] == "start it with --control"
+    mark = b'<body class="acts">'
+    assert mark not in asyncio.run(ask(guard, "GET", "/", headers)).body
+    acts, headers, _ = acting(tmp_path / "other")
+    assert mark in asyncio.run(ask(acts, "GET", "/", headers)).body
+
+
+@pytest.mark.parametrize("kind", [ConfigError, EdgetrainError])
+def test_what_a_hub_refuses_is_shown_as_it_says_it(tmp_path, kind):
+    guard, headers, _ = acting(tmp_path, why=kind(f"no member '{SCRIPT}' is in", "m0, m1"))
+    answer = post(guard, headers, json.dumps(["remove", SCRIPT]).encode())
+    assert answer.status == 409
+    assert json.loads(answer.body) == {"error": f"no member '{SCRIPT}' is in", "hint": "m0, m1"}
+
+
+def test_one_order_at_a_time(tmp_path):
+    """A hub that does not answer holds one thread, not all that the server has."""
+    asked, may_end = threading.Event(), threading.Event()
+
+    def tell(folder, words):
+        asked.set()
+        assert may_end.wait(60)
+        return {"course": "paused", "round": 1, "members": []}
+
+    app = application(Hall(write_run(tmp_path / "a", SMALL)), tell)
+
+    async def both():
+        first = asyncio.create_task(ask(app, "POST", "/tell/a", {}, b'["pause"]'))
+        assert await asyncio.to_thread(asked.wait, 60)
+        second = await ask(app, "POST", "/tell/a", {}, b'["stop"]')
+        may_end.set()
+        return (await first).status, second.status
+
+    assert asyncio.run(both()) == (200, 503)
+
+
+def test_a_page_knows_whether_a_hub_hears_and_whether_it_is_paused(tmp_path):
+    run = write_run(tmp_path / "a", SMALL, upto=30)
+    following = Following(run)
+
+    def now(*told):
+        with metrics_path(run).open("ab") as file:
+            for reason in told:
+                event = {"kind": "event", "t": 9.0, "member": "hub", "event": "told"}
+                file.write(format_line(event | {"reason": reason}))
+        following.tick(metrics_path(run).stat().st_mtime + 600)
+        told_of = sections(following)["run"]
+        return told_of["hears"], told_of["status"]
+
+    assert now() == (False, "quiet")
+    (run / ORDERS).touch()
+    assert now(NEWS["paused"]) == (True, "paused")
+    assert now(NEWS[""]) == (True, "quiet")
+    assert now(NEWS["paused"], NEWS["stopped"])[1] == "quiet"
+
+
+def test_control_beyond_this_machine_needs_tls(tmp_path):
+    place = ListensAt("0.0.0.0:0", insecure=True)
+    with pytest.raises(ConfigError, match="whoever is on the way could end the job"):
+        serve.serve(tmp_path, place, lambda address: None, tell=lambda folder, words: {})
+
+
+# -- Grafana -----------------------------------------------------------------------------------
+
+
+def test_every_name_in_the_board_is_one_that_metrics_gives(tmp_path):
+    watch = FolderWatch(write_run(tmp_path / "a", SMALL, upto=30))
+    watch.read()
+    given = exposition([("a", watch.state())])
+    names = set(re.findall(r"^edgetrain_(\w+)\{", given, re.M))
+    labels = set(re.findall(r'[{,](\w+)="', given))
+    board = json.loads((ROOT / "examples" / "grafana" / "edgetrain.json").read_text())
+    asked = [each for panel in board["panels"] for each in panel["targets"]]
+    queries = [each["expr"] for each in asked] + [board["templating"]["list"][1]["query"]["query"]]
+    found = [set(re.findall(r"edgetrain_(\w+)", query)) for query in queries]
+    assert len(found) > 10
+    assert all(found)
+    assert set().union(*found) == names
+    assert {label for each in asked for label in re.findall(r"\w+", each["legendFormat"])} <= {
+        *labels, "up", "down"
+    }  # fmt: skip
+
+
 # -- listening ---------------------------------------------------------------------------------
 
 
@@ -512,7 +679,8 @@ def test_a_child_serves_a_run_and_ends_with_its_block(tmp_path):
 
     async def look():
         loop = asyncio.get_running_loop()
-        with dashboard_beside(run, lambda line: loop.call_soon_threadsafe(lines.put_nowait, line)):
+        words = ["dashboard", str(run), "--bind", "127.0.0.1:0"]
+        with beside(words, lambda line: loop.call_soon_threadsafe(lines.put_nowait, line)):
             said = await asyncio.wait_for(lines.get(), 60)
             port, token = re.search(r"127\.0\.0\.1:(\d+)/#token=([\w-]+)&run=", said).groups()
             return port, await asyncio.to_thread(streamed, port, token)

@@ -4,6 +4,7 @@ The trackers themselves: tests/trackers."""
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -105,7 +106,7 @@ class Kept:
 
 @pytest.fixture
 def kept(monkeypatch):
-    monkeypatch.setitem(trackers.OWN, "kept", Kept)
+    monkeypatch.setattr(trackers, "trackers", lambda: {**trackers.OWN, "kept": Kept})
     monkeypatch.setattr(Kept, "made", ())
     return Kept
 
@@ -134,7 +135,8 @@ def test_a_run_is_handed_over_while_it_goes_on_and_each_line_once(kept, tmp_path
         folders.write_summary(run, {"status": "done"})
 
     pauses = iter([lambda: a_run(run, range(4, 6)), lambda: None, ends])
-    monkeypatch.setattr("edgetrain.cli.track.time.sleep", lambda _: next(pauses)())
+    paused = SimpleNamespace(is_set=lambda: False, wait=lambda _: next(pauses)())
+    monkeypatch.setattr("edgetrain.cli.track.threading", SimpleNamespace(Event=lambda: paused))
     assert main(["track", str(run), "--to", "kept", "--follow", "--project", "p"]) == 0
     (tracker,) = kept.made
     assert [point.at for point in tracker.points] == [1, 2, 3, 4, 5, 6]
@@ -163,7 +165,8 @@ def test_what_goes_wrong_is_one_line(kept, tmp_path, monkeypatch, capsys, words,
     def absent(about):
         raise ModuleNotFoundError("No module named 'absent'", name="absent")
 
-    monkeypatch.setattr(trackers, "trackers", lambda: {**trackers.OWN, "absent": absent})
+    more = {"kept": Kept, "absent": absent}
+    monkeypatch.setattr(trackers, "trackers", lambda: {**trackers.OWN, **more})
     assert main(["track", str(run), *words]) != 0
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1

@@ -1,22 +1,32 @@
 """What the dashboard answers: the page's files, the list of runs, and a stream for each run.
 
+Where it may act, it hands orders on to the hub of a run.
+
 Reading runs, and telling many readers of one run what one look has found. Who may ask: `guard`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from edgetrain.errors import EdgetrainError
 from edgetrain.runs.dashboard import gauges
 from edgetrain.runs.dashboard.follow import Following
 from edgetrain.runs.dashboard.guard import Asgi
 from edgetrain.runs.dashboard.hall import Hall
+from edgetrain.runs.reports import units
 from edgetrain.runs.reports.live.watch import RunState
 from edgetrain.runs.reports.page.document import PATTERNS
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 LOOK_S = 0.5
 """Seconds between two looks at a run."""
@@ -37,6 +47,15 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+
+
+ORDERS = {"pause": 0, "go-on": 0, "stop": 0, "remove": 1}
+"""What a page may tell a hub, and how many words follow: nothing else that a hub obeys."""
+
+MOST_ORDER_BYTES = 4096
+
+Tell = Callable[[Path, list[str]], dict[str, Any]]
+"""Gives an order to the hub of a run folder; its answer. EdgetrainError where it cannot be."""
 
 
 class Channel:
@@ -127,12 +146,15 @@ class Desk:
         return sum(channel.readers for channel in self._channels.values())
 
 
-def page_files() -> dict[str, tuple[str, bytes]]:
-    """The page's own files: name -> (type, content). The style sheet of reports is one of them."""
+def page_files(*, acts: bool = False) -> dict[str, tuple[str, bytes]]:
+    """The page's own files: name -> (type, content). The style sheet of reports is one of them.
+    `acts`: the page has buttons."""
     here, report = files(__package__).joinpath("page"), "edgetrain.runs.reports.page"
     found = {each.name: each.read_bytes() for each in here.iterdir()}
     found["report.css"] = files(report).joinpath("page.css").read_bytes()
     found["index.html"] = found["index.html"].replace(b"<!-- patterns -->", PATTERNS.encode())
+    if acts:
+        found["index.html"] = found["index.html"].replace(b"<body>", b'<body class="acts">')
     return {
         name: (TYPES[suffix], content)
         for name, content in found.items()
@@ -140,14 +162,68 @@ def page_files() -> dict[str, tuple[str, bytes]]:
     }
 
 
-def application(hall: Hall) -> Asgi:
-    """The application, without a guard."""
+def words_of(body: bytes) -> list[str] | None:
+    """The words of an order, ["remove", "m3"]; None: it is none that a page may give.
+
+    >>> words_of(b'["pause"]'), words_of(b'["hubs", "add", "tcp://x:1"]')
+    (['pause'], None)
+    """
+    try:
+        words = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return None
+    return words if words and ORDERS.get(words[0]) == len(words) - 1 else None
+
+
+async def _body(request: Request) -> bytes:
+    """b"" for one that is too long: no more of it is taken in."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_ORDER_BYTES:
+            return b""
+    return body
+
+
+def _teller(hall: Hall, tell: Tell | None) -> Callable[[Request], Awaitable[Response]]:
+    """What answers a POST to /tell/RUN."""
+    from starlette.responses import JSONResponse
+
+    one_at_a_time = asyncio.Semaphore()
+
+    def refused(status: int, why: str, way_out: str = "") -> Response:
+        return JSONResponse(
+            {"error": units.printable(why), "hint": units.printable(way_out)}, status
+        )
+
+    async def told(request: Request) -> Response:
+        if tell is None:
+            return refused(403, "this dashboard only looks", "start it with --control")
+        words, folder = words_of(await _body(request)), hall.find(request.path_params["name"])
+        if words is None:
+            return refused(400, "no such order", ", ".join(ORDERS))
+        if folder is None:
+            return refused(404, "no such run")
+        if one_at_a_time.locked():
+            return refused(503, "another order waits for its answer", "try it again")
+        async with one_at_a_time:
+            try:
+                return JSONResponse(await asyncio.to_thread(tell, folder, words))
+            except EdgetrainError as error:
+                return refused(409, error.message, error.hint)
+
+    return told
+
+
+def application(hall: Hall, tell: Tell | None = None) -> Asgi:
+    """The application, without a guard. `tell` gives orders; None: it only looks."""
     from starlette.applications import Starlette
-    from starlette.requests import Request
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    desk, own = Desk(hall), page_files()
+    desk, own = Desk(hall), page_files(acts=tell is not None)
 
     async def page(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
@@ -177,6 +253,7 @@ def application(hall: Hall) -> Asgi:
             Route("/runs", runs),
             Route("/metrics", metrics),
             Route("/stream/{name:path}", stream),
+            Route("/tell/{name:path}", _teller(hall, tell), methods=["POST"]),
         ]
     )
     return app

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError
-from edgetrain.runs.folder import metrics_path, read_summary
+from edgetrain.runs.folder import ORDERS, metrics_path, read_summary
 from edgetrain.runs.metrics.lines import Follower, Record
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.live.plain import news
@@ -186,7 +186,8 @@ class Following:
             "done": round(state.done, 4),
             "members": len(state.members),
             "behind": self.is_behind,
-            "status": status or ("quiet" if quiet else state.phase),
+            "status": status or ("quiet" if quiet and state.phase != "paused" else state.phase),
+            "hears": status is None and (self.folder / ORDERS).exists(),
             "task": units.printable(str(job.get("task", "")).rpartition(":")[2]),
             "strategy": units.printable(str(strategy.get("name", ""))),
             "said": {

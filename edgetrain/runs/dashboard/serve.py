@@ -10,8 +10,6 @@ import os
 import re
 import socket
 import ssl
-import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,13 +19,12 @@ from urllib.parse import urlsplit
 
 from edgetrain.errors import ConfigError
 from edgetrain.files.reading import OTHERS_READ, read_guarded
-from edgetrain.runs.dashboard.app import application
+from edgetrain.runs.dashboard.app import Tell, application
 from edgetrain.runs.dashboard.guard import Guard
 from edgetrain.runs.dashboard.hall import Hall
+from edgetrain.runs.looking import NICE, when_stdin_ends
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-NICE = 10
-"""Added to the priority number: looking yields to whatever trains on this machine."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +47,11 @@ def serve(
     say: Callable[[str], None],
     *,
     until_stdin_ends: bool = False,
+    tell: Tell | None = None,
 ) -> None:
-    """Serve the runs below `root`; `say` is given the address, once it is open. ConfigError for
-    what cannot be."""
+    """Serve the runs below `root`; `say` is given the address, once it is open. `tell` gives the
+    orders of a page to the hub of a run; None: the page only looks. ConfigError for what cannot
+    be."""
     missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -65,9 +64,14 @@ def serve(
     with listener:
         port = listener.getsockname()[1]
         _check_tls(place)
+        if tell is not None and place.tls is None and not _is_loopback(listener):
+            raise ConfigError(
+                f"--control at {host} without --tls: whoever is on the way could end the job",
+                "--tls CERT KEY; or take 127.0.0.1 and `ssh -L`",
+            )
         names = LOOPBACK if _is_loopback(listener) else (*LOOPBACK, host, "*")
         secure, token = place.tls is not None, _token(place.token)
-        guard = Guard(application(hall), names, port, secure=secure, token=token)
+        guard = Guard(application(hall, tell), names, port, secure=secure, token=token)
         only = hall.only()
         shown = f"[{host}]" if ":" in host else host
         scheme = "https" if place.tls else "http"
@@ -81,7 +85,11 @@ def serve(
         )  # fmt: skip
         server = uvicorn.Server(config)
         if until_stdin_ends:
-            _end_with_stdin(server)
+
+            def end() -> None:
+                server.should_exit = True
+
+            when_stdin_ends(end)
         with suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
 
@@ -150,14 +158,3 @@ def _check_tls(place: ListensAt) -> None:
             f"--tls {place.tls[0]} {place.tls[1]}: {said}",
             "a certificate and its key, both PEM, the key without a password",
         ) from None
-
-
-def _end_with_stdin(server: object) -> None:
-    """End when standard input does: the process that holds its other end has ended."""
-
-    def wait() -> None:
-        while sys.stdin.buffer.read(1):
-            pass
-        server.should_exit = True  # type: ignore[attr-defined]
-
-    threading.Thread(target=wait, daemon=True).start()

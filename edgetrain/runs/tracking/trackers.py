@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
@@ -158,18 +159,28 @@ def _loaded_when_used(point: EntryPoint) -> Callable[[About], Tracker]:
     return begin
 
 
-def open_tracker(name: str, about: About) -> Tracker:
-    """ConfigError for one that is not known, not installed, or that cannot begin."""
+def find_tracker(name: str) -> Callable[[About], Tracker]:
+    """ConfigError for one that is not known, or not installed."""
     known = trackers()
     if name not in known:
         raise ConfigError(f"no tracker '{name}'", did_you_mean(name, known))
+    if name in OWN and find_spec(name) is None:
+        raise _missing(name, name)
+    return known[name]
+
+
+def open_tracker(name: str, about: About) -> Tracker:
+    """ConfigError for one that is not known, not installed, or that cannot begin."""
+    begin = find_tracker(name)
     try:
-        return known[name](about)
+        return begin(about)
     except ImportError as error:
-        raise ConfigError(
-            f"--to {name} needs the package {error.name or name}",
-            f"pip install 'edgetrain[{name}]'" if name in OWN else f"pip install {name}",
-        ) from None
+        raise _missing(name, error.name or name) from None
+
+
+def _missing(name: str, package: str) -> ConfigError:
+    way_out = f"pip install 'edgetrain[{name}]'" if name in OWN else f"pip install {name}"
+    return ConfigError(f"--to {name} needs the package {package}", way_out)
 
 
 def _safe(name: str) -> str:

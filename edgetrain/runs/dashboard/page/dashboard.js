@@ -30,6 +30,57 @@ function duration(seconds) {
 const share = part => known(part) ? (part * 100).toFixed(0) + " %" : "-";
 const plain = value => known(value) ? String(Number(value.toPrecision(4))) : "-";
 
+// --- acting: only where the dashboard was started with --control ---
+
+const acts = document.body.classList.contains("acts");
+const WORDS = {
+  pause: "paused: no round closes",
+  "go-on": "goes on",
+  stop: "the job ends: members are told so",
+  remove: "is removed",
+};
+let asking = null;
+
+async function tell(...words) {
+  answered("…", false);
+  for (const button of document.querySelectorAll("#control button")) button.disabled = true;
+  try {
+    const answer = await fetch(addressOf("/tell/"), { method: "POST", headers: { "X-Edgetrain": "1" }, body: JSON.stringify(words) });
+    const said = await (answer.headers.get("content-type") === "application/json" ? answer.json() : answer.text());
+    if (answer.ok) answered([...words.slice(1), WORDS[words[0]], `(round ${said.round}, ${said.members.length} members are in)`].join(" "), false);
+    else answered(said.error ? [said.error, said.hint].filter(Boolean).join(": ") : said, true);
+  } catch (error) {
+    answered("not connected: nothing was told", true);
+  }
+  for (const button of document.querySelectorAll("#control button")) button.disabled = false;
+}
+
+function answered(words, wrong) {
+  setText(at("answer"), words);
+  setClass(at("answer"), wrong ? "bad" : "");
+}
+
+function ask(question, yes, ...words) {
+  asking = words;
+  setText(at("asked"), question);
+  setText(at("yes"), yes);
+  at("question").showModal();
+  at("no").focus();
+}
+
+function offerOrders(run) {
+  at("control").hidden = !acts || !run.hears;
+  at("fleet").classList.toggle("acts", acts && run.hears);
+  at("pause").hidden = run.status === "paused";
+  at("go-on").hidden = run.status !== "paused";
+}
+
+at("pause").addEventListener("click", () => tell("pause"));
+at("go-on").addEventListener("click", () => tell("go-on"));
+at("stop").addEventListener("click", () => ask("End the job? Its members are told that it is over, and keep the model as it is. It cannot go on after that.", "end the job", "stop"));
+at("yes").addEventListener("click", () => { at("question").close(); tell(...asking); });
+at("no").addEventListener("click", () => at("question").close());
+
 // --- the fleet: all members in columns, only the visible rows in the page ---
 
 const ROW = 28;
@@ -52,6 +103,7 @@ const HEADINGS = [
   ["clock_s", "clock", value => known(value) ? value.toFixed(1) + " s" : "-"],
   ["loss", "loss", value => known(value) ? value.toFixed(3) : "-"],
 ];
+const OVER = new Set(["gone", "failed", "lost", "left", "finished", "removed"]);
 const BAD = new Set(["gone", "failed", "lost"]);
 
 const fleet = { columns: null, order: [], sort: "name", down: false, rows: [] };
@@ -87,6 +139,7 @@ function makeHead() {
     cell.dataset.key = key;
     at("fleet-head").append(cell);
   }
+  if (acts) at("fleet-head").append(actCell());
 }
 
 function arrange() {
@@ -110,7 +163,7 @@ function arrange() {
   fleet.order = order;
   const all = columns.name.length;
   at("shown").textContent = order.length === all ? `${all} members` : `${order.length} of ${all} members`;
-  for (const cell of at("fleet-head").children) {
+  for (const cell of at("fleet-head").querySelectorAll("[data-key]")) {
     const mine = cell.dataset.key === fleet.sort;
     cell.setAttribute("aria-sort", mine ? (fleet.down ? "descending" : "ascending") : "none");
     const heading = HEADINGS.find(each => each[0] === cell.dataset.key)[1];
@@ -126,9 +179,27 @@ function setClass(element, name) {
   if (element.className !== name) element.className = name;
 }
 
+function setHidden(element, hidden) {
+  if (element.hidden !== hidden) element.hidden = hidden;
+}
+
+function actCell() {
+  const cell = document.createElement("td");
+  cell.className = "act";
+  return cell;
+}
+
 function makeRow() {
   const row = document.createElement("tr");
   for (let place = 0; place < HEADINGS.length; place++) row.append(document.createElement("td"));
+  if (acts) {
+    const cell = actCell(), button = document.createElement("button");
+    button.type = "button";
+    button.textContent = "remove …";
+    button.addEventListener("click", () => ask(`Remove ${row.member}? It is told so and ends. It may join again.`, `remove ${row.member}`, "remove", row.member));
+    cell.append(button);
+    row.append(cell);
+  }
   return row;
 }
 
@@ -145,6 +216,8 @@ function drawFleet() {
   at("below").firstChild.style.setProperty("height", (order.length - first - count) * ROW + "px", "important");
   for (let place = 0; place < count; place++) {
     const member = order[first + place], cells = fleet.rows[place].children;
+    fleet.rows[place].member = columns.name[member];
+    if (acts) setHidden(cells[HEADINGS.length].firstChild, !sections.run.hears || OVER.has(columns.standing[member]));
     for (let column = 0; column < HEADINGS.length; column++) {
       const [key, , say] = HEADINGS[column], value = columns[key][member], cell = cells[column];
       if (key === "name") {
@@ -279,6 +352,7 @@ function drawRun(run) {
   if (run.trusted === false) remarks.push("the emulated network was late: these times are not to be trusted");
   if (run.untold) remarks.push("members do not tell the hub how they are doing: hub.status_s = 0");
   setText(at("remarks"), remarks.join("; "));
+  offerOrders(run);
 }
 
 const DRAWN = {
@@ -314,14 +388,19 @@ function say(words, lost) {
   setClass(at("link"), lost ? "lost" : "");
 }
 
-function follow(id) {
+function addressOf(what) {
+  return what + given().get("run").split("/").map(encodeURIComponent).join("/");
+}
+
+function follow() {
   stop();
+  answered("", false);
   sections = {};
   fleet.columns = null;
   at("trouble").hidden = true;
   at("run").hidden = false;
   at("list").hidden = true;
-  stream = new EventSource("/stream/" + id.split("/").map(encodeURIComponent).join("/"));
+  stream = new EventSource(addressOf("/stream/"));
   stream.addEventListener("message", message => {
     const found = JSON.parse(message.data);
     for (const name of Object.keys(found)) {
@@ -402,8 +481,7 @@ function given() {
 }
 
 function route() {
-  const id = given().get("run");
-  if (id) { follow(id); return; }
+  if (given().get("run")) { follow(); return; }
   stop();
   document.title = "edgetrain";
   at("run").hidden = true;
