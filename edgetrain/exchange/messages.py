@@ -300,6 +300,7 @@ class Start:
     fixed: str = _text(64, default="")
     merged: int = _optional(_integer(0, MAX_COUNT, default=0))
     complete: int = _optional(_integer(0, MAX_COUNT, default=0))
+    each: tuple[tuple[str, int], ...] = _optional(_pairs(default=()))
 
 
 @dataclass(frozen=True)
@@ -323,6 +324,7 @@ class Resume:
     steps: int = _integer(0, MAX_COUNT, default=0)
     address: str = _optional(_text(MAX_ADDRESS, default=""))
     map: int = _optional(_integer(0, MAX_COUNT, default=0))
+    skips: int = _optional(_integer(0, MAX_COUNT, default=0))
 
 
 @dataclass(frozen=True)

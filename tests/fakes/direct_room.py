@@ -4,7 +4,6 @@ each. Rounds close with the contributions of all, so that bits do not depend on 
 from __future__ import annotations
 
 import threading
-import time
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -33,7 +32,7 @@ from edgetrain.exchange.seam import Request
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.ranges import Stretch
 from tests.fakes.fleet import noisy_descent
-from tests.fakes.loopback import Loopback
+from tests.fakes.scenes import RealTime
 
 PATIENCE_S = 60.0
 
@@ -73,7 +72,8 @@ class DirectRoom:
 
     def __init__(self, strategy, members, steps, *, clients=(), closed=(), star=False, every=2,
                  delay=0, codec="fp32", reply_codec="", elements=5000, ranges=16, merge="mean",
-                 policy=None):  # fmt: skip
+                 policy=None, scene=None):  # fmt: skip
+        self.scene = scene or RealTime()
         self.row = strategies.find(strategy)
         self.description = layouts.describe([("w", (elements,), "float32")])
         self.steps, self.elements, self.closed = steps, elements, set(closed)
@@ -88,13 +88,18 @@ class DirectRoom:
         self.merge, self.star, self.journal = merge, star, None
         self.notes, self.reducers = [], []
         self.lead = self.new_lead()
-        self.loopback = Loopback()
+        self.loopback = self.scene.loopback()
         self.listening = {}
         """The listening end of each address."""
         self.initial = np.random.default_rng(99).standard_normal(elements).astype(np.float32)
         self.stopped = threading.Event()
-        self.server = threading.Thread(target=self.serve_lead)
+        self.server = self.scene.task(self.serve_lead)
         self.members = [RoomMember(self, i, star, i in clients) for i in range(members)]
+
+    expected: tuple[type[BaseException], ...] = (Died,)
+    """Errors with which members may end."""
+    patience_s: tuple[float, ...] = ()
+    """Of members' links."""
 
     def new_lead(self):
         if self.star:
@@ -113,17 +118,18 @@ class DirectRoom:
         self.server.join(PATIENCE_S)
         self.reopen()
         self.stopped = threading.Event()
-        self.server = threading.Thread(target=self.serve_lead)
+        self.server = self.scene.task(self.serve_lead)
         self.server.start()
 
     def reopen(self):
-        """Another hub goes on by the journal."""
+        """Another hub goes on by the journal; no connection outlives the one before."""
         self.journal.close()
+        self.loopback.restart()
         self.keep_journal(self.journal.folder)
         self.lead = self.new_lead()
         self.lead.tail = self.journal.tail
         if self.journal.state is not None:
-            self.lead.restore(self.journal.state, self.journal.records(), time.monotonic())
+            self.lead.restore(self.journal.state, self.journal.records(), self.scene.clock())
 
     def end_of(self, index, end):
         """A member's end of a connection, for tests to break."""
@@ -160,7 +166,7 @@ class DirectRoom:
 
     def serve_lead(self):
         stop = self.stopped.is_set
-        serve(self.lead, self.loopback, time.monotonic, self._observe, stop, self.journal)
+        serve(self.lead, self.loopback, self.scene.clock, self._observe, stop, self.journal)
 
     def run(self):
         """Until all members are done; their parameters, equal on all. Raises their errors."""
@@ -170,7 +176,7 @@ class DirectRoom:
         try:
             for member in self.members:
                 member.join(PATIENCE_S)
-                if member.error is not None and not isinstance(member.error, Died):
+                if member.error is not None and not isinstance(member.error, self.expected):
                     raise member.error
                 assert not member.is_alive()
         finally:
@@ -181,42 +187,47 @@ class DirectRoom:
         return self.members[0].params
 
 
-class RoomMember(threading.Thread):
+class RoomMember:
     """One member; `params` are its parameters."""
 
     def __init__(self, room, index, star, client):
-        super().__init__(daemon=True)
         self.room, self.index, self.name_ = room, index, f"m{index}"
+        self.scene, self.task = room.scene, room.scene.task(self.run)
+        self.machine = room.scene.machine()
+        self.start, self.join, self.is_alive = self.task.start, self.task.join, self.task.is_alive
         self.params, self.error = room.initial.copy(), None
         self.address = CLIENT if client else f"tcp://10.0.0.1:{index + 1}"
         self.param_groups = [{"momentum": 0.0}]
         self._flat = FlatVectors(self.params, room.description)
         if star:
-            self.exchange = Link(room.loopback.connect(), time.monotonic)
+            self.exchange = Link(room.loopback.connect(), self.scene.clock)
             return
-        listener = None
+        listener, clock = None, self.scene.clock
         if not client:
-            room.listening[self.address] = Loopback()
+            room.listening[self.address] = self.scene.loopback()
             listener = Listener(room.listening[self.address])
-        self.peering = Peering(listener, None, self._dial)
+        self.peering = Peering(listener, None, self._dial, clock, self.machine)
         end = room.end_of(index, room.loopback.connect())
-        lead = Link(MappedEnd(end, self.peering), time.monotonic)
+        lead = Link(MappedEnd(end, self.peering), clock, *room.patience_s)
         self.exchange = DirectExchange(
-            lead, self.peering, lambda end: ReducerLink(end, time.monotonic), room.reducer,
-            self._listen, time.monotonic,
+            lead, self.peering, lambda end: ReducerLink(end, clock, *room.patience_s),
+            room.reducer, self._listen, clock,
         )  # fmt: skip
 
     def _listen(self):
         address = f"tcp://10.0.0.1:{100 + len(self.room.listening)}"
-        there = self.room.listening[address] = Loopback()
+        there = self.room.listening[address] = self.scene.loopback()
         return Listener(there), address
 
     def _dial(self, peer, neighbours):
         self.room.before_dial(self, neighbours)
         there = self.room.listening[peer.address]
         blocked = (self.name_, peer.name) in self.room.closed
-        end = (Loopback() if blocked else there).connect()
-        return Dialled(self.room.end_of(self.index, end), neighbours.hello_to(peer.name))
+        end = (self.scene.loopback() if blocked else there).connect()
+        end = self.room.end_of(self.index, end)
+        return Dialled(
+            end, neighbours.hello_to(peer.name), self.scene.clock, sleep=self.scene.sleep
+        )
 
     def run(self):
         try:
@@ -240,7 +251,7 @@ class RoomMember(threading.Thread):
             layouts.digest(flat.description), self.name_, layout=flat.description,
             address=self.address,
         )  # fmt: skip
-        driver = Driver.join(self.exchange, flat, self, request, time.monotonic)
+        driver = Driver.join(self.exchange, flat, self, request, self.scene.clock)
         self.exchange.base_of = self._base_of
         return driver
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from edgetrain.exchange.transport import Traffic
 from edgetrain.vectors.vector import Buffer
@@ -13,10 +14,18 @@ from edgetrain.vectors.vector import Buffer
 class Loopback:
     """A hub's end in memory, a HubTransport. `connect` makes the members' ends. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._inbox: queue.Queue[tuple[bytes, list[Buffer]]] = queue.Queue()
+    def __init__(self, make_queue: Callable[[], queue.Queue[Any]] = queue.Queue) -> None:
+        self._make_queue = make_queue
+        self._inbox: queue.Queue[tuple[bytes, list[Buffer]]] = make_queue()
         self._members: dict[bytes, queue.Queue[list[Buffer]]] = {}
         self._numbers = itertools.count()
+        self.restarts = 0
+
+    def restart(self) -> None:
+        """The hub's process ends, and with it all connections; another one listens here."""
+        self.restarts += 1
+        self._inbox = self._make_queue()
+        self._members.clear()
 
     def connect(self) -> LoopbackMember:
         """A new member's end."""
@@ -55,7 +64,7 @@ class Loopback:
 
     def open_box(self, name: bytes) -> queue.Queue[list[Buffer]]:
         """A new, empty inbox for a member; the hub's messages go there from now on."""
-        box = self._members[name] = queue.Queue()
+        box = self._members[name] = self._make_queue()
         return box
 
     def disconnect(self, name: bytes) -> None:
@@ -69,16 +78,23 @@ class LoopbackMember:
     def __init__(self, hub: Loopback, name: bytes) -> None:
         self._hub = hub
         self._name = name
-        self._box = hub.open_box(name)
-        self.connections = self.addresses = 1
+        self.addresses = 1
         """See Reconnecting."""
+        self.reconnect()
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """See MemberTransport."""
         self._hub.deliver(self._name, frames)
 
+    @property
+    def connections(self) -> int:
+        """See Reconnecting."""
+        return 1 + self._hub.restarts
+
     def receive(self, timeout_s: float) -> list[Buffer] | None:
         """See MemberTransport."""
+        if self._at != self._hub.restarts:
+            self.reconnect()
         try:
             return self._box.get(timeout_s > 0, timeout_s)
         except queue.Empty:
@@ -86,7 +102,7 @@ class LoopbackMember:
 
     def reconnect(self) -> None:
         """See Reconnecting."""
-        self._box = self._hub.open_box(self._name)
+        self._at, self._box = self._hub.restarts, self._hub.open_box(self._name)
 
     def received_bytes(self) -> int:
         """See MemberTransport. Messages in memory are always complete."""
@@ -99,3 +115,7 @@ class LoopbackMember:
     def close(self) -> None:
         """See MemberTransport."""
         self._hub.disconnect(self._name)
+
+    def cut(self) -> None:
+        """The connection breaks, over a Loopback that loses what is under way then."""
+        self._hub.cut(self._name)

@@ -73,8 +73,8 @@ class DirectHub(MappingHub):
         self._joins: dict[bytes, Join] = {}
         """What each member that is not welcomed yet has said."""
         self._is_welcoming = False
-        self._done: set[str] = set()
-        """Members that have left behind their last step."""
+        self._done: dict[str, int] = {}
+        """Of each member that has left behind its last step, the replies that it has."""
         self._chart = b""
         """The map as it was last written to the journal."""
         self._orphans: dict[tuple[int, int], Orphan] = {}
@@ -89,7 +89,7 @@ class DirectHub(MappingHub):
             self._joins[sender] = message
         member = self.members.get(sender)
         if member is not None and isinstance(message, Leave) and message.reason == DONE:
-            self._done.add(member.name)
+            self._done[member.name] = member.next_round
         if member is not None and isinstance(message, Takeover):
             member.mark_heard()
             told = self._hear(member, message)
@@ -108,11 +108,12 @@ class DirectHub(MappingHub):
     # -- what survives a restart ---------------------------------------------------------------
 
     def state(self) -> State:
-        return replace(super().state(), chart=self.places.chart(self._done))
+        return replace(super().state(), chart=self.places.chart(self._done, self._orphans))
 
     def _charted(self, effects: list[Effect]) -> list[Effect]:
         """The same, and if the map has changed it is in the journal before anyone is told."""
-        if not self.started or (chart := self.places.chart(self._done)) == self._chart:
+        chart = self.places.chart(self._done, self._orphans) if self.started else self._chart
+        if chart == self._chart:
             return effects
         self._chart = chart
         saved = 1 + max((n for n, each in enumerate(effects) if isinstance(each, Save)), default=-1)
@@ -133,7 +134,8 @@ class DirectHub(MappingHub):
         self.places.restore(state.chart, self.members)
         self._become_reducer_of(self.places.stretches.get(LEAD, (0, 0)))
         super().restore(state, noted(), now)
-        self._done = set(self.places.restore(last[0], self.members))
+        self._done, lost = self.places.restore(last[0], self.members)
+        self._orphans = {span: Orphan() for span in lost}
 
     # -- a reducer is lost ---------------------------------------------------------------------
 
@@ -155,7 +157,7 @@ class DirectHub(MappingHub):
         """If a member is lost before a round is over: reducers may wait for it, for ever, so that
         members which have not begun there have to join anew. Those that have go on."""
         before, self._present = self._present, {member.name for member in self.members}
-        if self.round or before <= self._present | self._done:
+        if self.round or before <= self._present | self._done.keys():
             return []
         return [Send(member.sender, Takeover(0, 0, 0)) for member in self.members]
 
@@ -181,18 +183,40 @@ class DirectHub(MappingHub):
                 orphan.asked[member.name] = member.sender
                 effects.append(Send(member.sender, Takeover(0, *span)))
         there = {member.name: member for member in members}
-        if effects or orphan.heir in there or not there.keys() <= orphan.answers.keys():
+        if (
+            effects
+            or not there
+            or orphan.heir in there
+            or not there.keys() <= orphan.answers.keys()
+        ):
             return effects
         able = [name for name in there if orphan.answers[name].hosts]
-        if not able:
-            orphan.heir = ""
-            return effects
+        most = max((orphan.answers[name].applied for name in able), default=0)
+        alone = [name for name, applied in self._done.items() if applied > most]
+        if not able or alone:
+            return effects + self._give_up(span, alone)
         load = Counter(self.places.holders().values())
         orphan.heir = min(able, key=lambda name: (-orphan.answers[name].applied, load[name], name))
         applied = orphan.answers[orphan.heir].applied
-        state = replace(self.state(), base=None, memory={}, outer={}, fixed=(), chart=b"")
+        seats = tuple(member.seat() for member in self.members if not member.ends)
+        state = replace(
+            self.state(), seats=seats, base=None, memory={}, outer={}, fixed=(), chart=b""
+        )
         heir = there[orphan.heir]
         effects.append(Send(heir.sender, Takeover(2, *span, applied, payload=pack_state(state))))
+        return effects
+
+    def _give_up(self, span: tuple[int, int], alone: list[str]) -> list[Effect]:
+        """Nobody can reduce these ranges from a base that all have: send home whoever is here."""
+        first, end = span
+        why = (
+            f"only {', '.join(alone)} had the last replies" if alone else "no member can be reached"
+        )
+        reason = f"nobody can reduce ranges {first} to {end - 1}: {why}"
+        effects: list[Effect] = [Note("map", "hub", reason)]
+        for member in [*self.members]:
+            effects += [refusal(member.sender, "session", reason)]
+            effects += self.membership.remove(member, "refused", reason)
         return effects
 
     def _hear(self, member: MemberRecord, message: Takeover) -> list[Effect]:

@@ -259,9 +259,8 @@ class Membership:
             effects += lacking
         pace, first = rounds.delay, member.first_round
         start = Start(
-            rounds.round, first, pace.first, checksum, keep,
-            every=pace.every, steps=rounds.steps_before(first),
-            fixed=self.fixed.digest,
+            rounds.round, first, pace.first, checksum, keep, every=pace.every,
+            steps=rounds.steps_before(first), fixed=self.fixed.digest,
         )  # fmt: skip
         return [*effects, Send(member.sender, with_merged(start, member, rounds.arrivals))]
 
@@ -289,11 +288,12 @@ class Membership:
         self._members.move(member, sender)
         member.resume(message.oldest, message.address)
         rounds.delay.set_steps(message.steps)
-        begin = message.submitted
+        begin, skips = message.submitted, message.skips or message.submitted
         keep = not message.lacks_base and self._admission(tail).has_replies_from(message.applied)
         if self._terms.allows_late_join and begin < max(rounds.oldest_number, member.next_round):
             begin = self._next_round_for(member)
-            member.begin_at(begin, message.submitted)
+        if begin > skips:
+            member.begin_at(begin, skips)
         member.mark_applied(message.applied if keep else rounds.round)
         effects: list[Effect] = [Write(Entered(member.seat())), Send(sender, self._welcome(member))]
         lacking = self._send_lacking(sender, keep, message.fixed)

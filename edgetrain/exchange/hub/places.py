@@ -181,21 +181,25 @@ class Places:
         self.stretches = {name: own for name, own in self.stretches.items() if own != span}
         self.moved[span] = Peer(member.name, address, _key(member), *span)
 
-    def chart(self, done: Iterable[str]) -> bytes:
-        """The settled map as bytes, for a journal; `done`: members that left behind the end."""
+    def chart(self, done: Mapping[str, int], lost: Iterable[tuple[int, int]]) -> bytes:
+        """The settled map as bytes, for a journal; `done`: members that have left behind their last
+        step, with the replies that they have; `lost`: the stretches that nobody reduces."""
         map = self._map
         spans = [[name, *span] for name, span in self.stretches.items()]
         moved = [list(_fields(peer)) for peer in self.moved.values()]
         rows = [list(row) for row in map.rows]
         reached = [self.reach.names, self._reached]
         packed: bytes = msgpack.packb(
-            [map.number, map.ticket, rows, spans, moved, sorted(done), reached]
+            [map.number, map.ticket, rows, spans, moved, sorted(done.items()), reached, [*lost]]
         )
         return packed
 
-    def restore(self, chart: bytes, members: Members) -> list[str]:
-        """Go on with the map of a journal. Returns the members that were done."""
-        number, ticket, rows, stretches, moved, done, (names, reached) = msgpack.unpackb(chart)
+    def restore(
+        self, chart: bytes, members: Members
+    ) -> tuple[dict[str, int], list[tuple[int, int]]]:
+        """Go on with the map of a journal, and the addresses in it. Returns `done` and `lost`."""
+        found = msgpack.unpackb(chart)
+        number, ticket, rows, stretches, moved, done, (names, reached), lost = found
         self.reach, self._reached = Reach.of_flags(names, reached), reached
         self.state, self.stretches = "settled", {name: (a, b) for name, a, b in stretches}
         self.moved = {(row[3], row[4]): Peer(*row) for row in moved}
@@ -204,7 +208,7 @@ class Places:
         addresses = {row[0]: row[1] for row in reversed(rows)}
         for member in (*members, *members.away):
             member.settle(addresses.get(member.name, "") or CLIENT)
-        return list(done)
+        return dict(done), [(first, end) for first, end in lost]
 
     def _row(self, member: MemberRecord, *, is_in: bool) -> Peer:
         first, end = self.stretches.get(member.name, (0, 0))

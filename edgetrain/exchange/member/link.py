@@ -219,9 +219,10 @@ class Entrance:
     def ask_again(self, *, base: bool = False, round: int = 0) -> None:
         """Say to the hub where this member is, as after a lost connection. `base`: it wants the
         hub's in place of replies, and `wait` gives a CatchUp. It gives nothing before `round`."""
-        self._session.wants_base |= base
-        self._session.next_round = max(self._session.next_round, round)
-        self._ask(self._session.epoch)
+        session = self._session
+        session.wants_base |= base
+        session.next_round = max(session.next_round, round)
+        self._ask(session.epoch)
 
     def _ask(self, epoch: int) -> None:
         """Ask a hub of this epoch to let this member in; until it answers, nothing else counts."""
@@ -357,7 +358,7 @@ class Link(Entrance):
     def submit(self, submission: Submission) -> Vector | None:
         """Encode, or mask, and send a contribution: see Exchange."""
         given, session, self._submitted = submission, self._session, submission.round
-        session.next_round = given.round + 1
+        session.next_round = session.given = given.round + 1
         session.applied, session.checksum = given.applied, given.checksum
         if self.outbox.is_masked:
             self.outbox.add_unmasked(given.head, given.vector)

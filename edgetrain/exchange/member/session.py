@@ -142,6 +142,8 @@ class Session:
         self.number = past.session if past else drawn
         self.name = past.name if past else request.name
         self.next_round = past.round if past else 0
+        self.given = self.next_round
+        """It contributes to no round from this one to the one before `next_round`."""
         self.wants_base = False
         """Whether the hub's base is to take the place of replies."""
         self.map = 0
@@ -196,6 +198,7 @@ class Session:
             steps=self._request.steps,
             address=self._request.address,
             map=self.map if has_begun else 0,
+            skips=self.given if has_begun and self.given < self.next_round else 0,
         )
 
     def _join(self) -> Join:
@@ -235,7 +238,8 @@ class Session:
             case Start() if self.state == "welcomed":
                 self.state = "training"
                 self.applied, self.checksum = message.applied, message.checksum
-                self.next_round, self.resend = message.round, message.resend
+                self.next_round = self.given = message.round
+                self.resend = message.resend
                 return message
             case Reply() if self._past is not None:
                 return None

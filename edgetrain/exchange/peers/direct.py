@@ -7,7 +7,8 @@ one, and then it stays until all others have left. And a reducer may be lost:
 =====  =================================================================================
 stage  what a member does
 =====  =================================================================================
-0      takes nothing more from the lost reducer; says how many of its replies were given out
+0      takes nothing more from the lost reducer, is none of these ranges any more; says how many of
+       its replies were given out
 2      (the one that the hub chose, with the most replies) hosts a reducer in its place: base of
        the stretch after these, members as the hub knows them, nothing merged but what replies said
 -      the next map names the new one: goes on with that as after a lost connection
@@ -16,6 +17,7 @@ stage  what a member does
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -70,7 +72,7 @@ class DirectExchange(RangedExchange):
         self._peering, self._make_link, self._make_reducer = peering, make_link, make_reducer
         self._listen, self._clock = listen, clock
         self.base_of: Callable[[], tuple[int, Vector | None]] | None = None
-        self._hosted = 0, 0
+        self._hosted, self._is_leaving = (0, 0), False
         self._dialled: dict[int, tuple[ReducerLink, Dialled, Peer]] = {}
         """The link to each reducer, its connection, and who that is, by the first range."""
         peering.on_map, peering.on_takeover = self._take_map, self._take_over
@@ -83,10 +85,14 @@ class DirectExchange(RangedExchange):
             self._peering.host(self._make_reducer(*own) if own[0] < own[1] else None)
         for first, (link, end, before) in self._dialled.items():
             peer = neighbours.reducer_of(first)
-            if peer is not None and (peer.name, peer.address) != (before.name, before.address):
+            if peer is None or (peer.name, peer.address) == (before.name, before.address):
+                continue
+            if peer.name != neighbours.name:
+                self._peering.host_no_more(first)
+            if not self._is_leaving:
                 self._dialled[first] = link, end, peer
                 end.redirect(self._peering.dial(peer, neighbours))
-                link.ask_again()
+                link.ask_another()
 
     def _enter(self, name: str, request: Request, params: Vector, past: Past | None) -> None:
         neighbours = self._peering.neighbours
@@ -119,6 +125,7 @@ class DirectExchange(RangedExchange):
             return answer
         if message.stage == 0:
             end.hang_up()
+            self._peering.host_no_more(message.first)
             can_host = not self._peering.is_client and self.base_of is not None
             return Takeover(1, message.first, message.end, link.stand_still(), can_host)
         try:
@@ -137,7 +144,7 @@ class DirectExchange(RangedExchange):
             raise BadMessage(f"{message.applied} replies were wanted, and {applied} are here")
         state: State = unpack_state(message.payload)
         reducer = self._make_reducer(message.first, message.end)
-        reducer.take_over(state, base, applied, link.merged_of, self._clock())
+        reducer.take_over(state, base, applied, link.merged, self._clock())
         listener, address = self._listen()
         self._peering.host_more(address, listener, reducer)
         return address
@@ -146,13 +153,20 @@ class DirectExchange(RangedExchange):
 
     def leave(self, reason: str) -> None:
         """See Exchange. A member that is done, and hosts a reducer, stays until the others are
-        done."""
-        for link in reversed(self._links):  # the lead last: then it tells the others
+        done: the hub may ask it for a base that the others lack."""
+        lead, *others = self._links
+        for link in others:
             link.leave(reason)
+        self._is_leaving = True
         try:
+            if reason == DONE:
+                lead.end(lead.next_round)
             while reason == DONE and not self._peering.wait_for_end(WATCH_S):
                 self.interrupt()
+                with contextlib.suppress(EdgetrainError):  # it is done, whatever becomes of others
+                    lead.poll()
         finally:
+            lead.leave(reason)
             self._peering.close()
 
     def vanish(self) -> None:

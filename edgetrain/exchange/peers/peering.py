@@ -126,6 +126,12 @@ class Peering:
         hosting.serve(reducer, observe)
         self._more[address] = listener, hosting
 
+    def host_no_more(self, first: int) -> None:
+        """Serve no reducer of the stretch that begins with this range."""
+        for hosting in (self._hosting, *(each for _, each in self._more.values())):
+            if hosting is not None and hosting.hub and hosting.hub.terms.stretch.first == first:
+                hosting.serve(None, log_note)
+
     def release(self) -> Listener | None:
         """Stop the thread; the listener is the caller's to poll, until `close`."""
         if self._hosting is not None:
