@@ -39,7 +39,7 @@ def town(monkeypatch, tmp_path_factory):
     with ssh_fleet.fleet(tmp_path_factory.mktemp("fleet")) as fleet:
         monkeypatch.setenv("PATH", f"{fleet.folder / 'bin'}:{os.environ['PATH']}")
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        made = RealTown(fleet, NAMES, real_site, JOB.format(name="first", steps=150))
+        made = RealTown(fleet, NAMES, real_site, JOB.format(name="first", steps=250))
         for machine in fleet.machines.values():
             fleet.start(machine)
         for machine in fleet.machines.values():
