@@ -17,7 +17,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -92,6 +92,8 @@ def compare(
     """The same job under several strategies, as `edgetrain compare --simulate`; the others are
     compared with the first. `emulate`: real processes and emulated links, in real time. The rest as
     in `simulate`."""
+    if isinstance(strategies, str) or not strategies:
+        raise ConfigError(f"strategies = {strategies!r}", 'a list, as in ["sync-sgd", "dga"]')
     found, beside = _job(job, task, DEFAULTS, keys)
     jobs = variants(found, strategies)
     if emulate:
@@ -146,7 +148,10 @@ def sweep(
     else:
         chosen = Sweep({}, ())
         table, beside = _job(job, task, DEFAULTS, keys)
-    more = [axis(name, list(values)) for name, values in (axes or {}).items()]
+    axes = {} if axes is None else axes
+    if not isinstance(axes, Mapping) or not all(map(_is_list, axes.values())):
+        raise ConfigError(f"axes = {axes!r}", 'lists by key, as in {"rtt": [0, 200]}')
+    more = [axis(name, list(values)) for name, values in axes.items()]
     chosen = replace(chosen.joined(table, more, seeds), beside=beside)
     chosen.cells()  # ConfigError before there is a folder
     for each in chosen.samples():
@@ -242,8 +247,10 @@ def _job(
         found, beside = load(job, words), Path(job).resolve().parent
     elif job is None:
         found = load(None, [*_words(defaults, None), *words])
-    else:
+    elif isinstance(job, Mapping):
         found = parse(job, words)
+    else:
+        raise ConfigError(f"a job is no {type(job).__name__}", "a file, a dictionary, or None")
     found, why = choosing.named(found)
     if why:
         log.info("%s", why)
@@ -253,6 +260,10 @@ def _job(
 def _words(keys: Mapping[str, Any], task: object) -> list[str]:
     words = [f"{key}={text_of(value)}" for key, value in keys.items()]
     return words if task is None else [*words, f"task={_spelled(task)}"]
+
+
+def _is_list(values: object) -> bool:
+    return isinstance(values, Iterable) and not isinstance(values, str)
 
 
 def _spelled(task: object) -> str:
