@@ -181,7 +181,8 @@ def beside(
 
         for words in tracked:
             all_words = ["track", str(folder), "--follow", "--to", *words]
-            there.enter_context(looking.beside(all_words, say, TRACKED_S))
+            late = f"{words[0]} was not done {TRACKED_S:g} s after the run, and was killed"
+            there.enter_context(looking.beside(all_words, say, TRACKED_S, late))
         if shown:
             all_words = ["dashboard", str(folder), "--bind", "127.0.0.1:0"]
             all_words += ["--control"] if control else []

@@ -21,10 +21,11 @@ FLAG = "--until-stdin-ends"
 
 @contextlib.contextmanager
 def beside(
-    words: Sequence[str], say: Callable[[str], None], patience_s: float = 3.0
+    words: Sequence[str], say: Callable[[str], None], patience_s: float = 3.0, killed: str = ""
 ) -> Iterator[None]:
-    """Run `edgetrain WORDS` until the block ends; it gets `patience_s` for that. `say` is given its
-    lines by a thread of its own as they come: nobody waits for them."""
+    """Run `edgetrain WORDS` until the block ends; it gets `patience_s` for that, and `killed` is
+    said if it takes longer. `say` is given its lines by a thread of its own as they come: nobody
+    waits for them."""
     child = subprocess.Popen(
         [sys.executable, "-m", "edgetrain", *words, FLAG],
         stdin=subprocess.PIPE,
@@ -53,7 +54,8 @@ def beside(
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-            say(f"edgetrain {words[0]} had not ended {patience_s:g} s later: it was killed")
+            if killed:
+                say(killed)
         thread.join(1.0)
 
 
