@@ -228,20 +228,20 @@ def servers_of(job: Job, beside: Path | None = None) -> Servers | None:
     if not job.servers.cluster:
         if not wants_group(job):
             return None
-        check_torch()
+        _check_torch()
         here, words = _here(LOCAL, 0, wanted), job.servers.placement
         # Processes of one machine without GPUs may be more than its cores: to try a placement out.
         asked = 1 if words in ("auto", EDGE) else parse(words).ranks
         return Servers((_here(LOCAL, max(here.accelerators, asked), wanted),), LOOPBACK)
     cluster = cluster_of(job, beside)
     assert cluster is not None
-    check_torch()
+    _check_torch()
     found = tuple(_server(each, bf16, wanted) for each in cluster.servers)
     between = cluster.between
     return Servers(found, RankLink(between.rtt_ms / 2e3, between.rate_mbit * 1e6 / 8))
 
 
-def check_torch() -> None:
+def _check_torch() -> None:
     """ConfigError for a torch that lacks, or computes otherwise, what groups are made of."""
     found = version("torch")
     if tuple(int(number) for number in re.findall(r"\d+", found)[:2]) < OLDEST_TORCH:

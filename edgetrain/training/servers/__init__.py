@@ -4,7 +4,3 @@ The only place that imports torch.distributed. What it does not write again: sha
 (`fully_shard`), schedules (`torch.distributed.pipelining`), divided layers (`parallelize_module`),
 snapshots (DCP).
 """
-
-from edgetrain.jobs.placement.question import check_torch
-
-check_torch()

@@ -24,7 +24,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -94,6 +93,8 @@ class Snapshots:
             self._write(values, step)
             self.wait()
             return
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
         # Not kept for the next: torch 2.11's takes one copy and no more.
         copied = DefaultStager(StagingOptions(False, False, False, False)).stage(values)
         self._writing = Thread(target=self._write, args=(copied, step), daemon=True)
