@@ -111,7 +111,7 @@ def _check_pipeline(found: Resolved) -> None:
         (job.privacy.unit != "none",
          f"privacy.unit = '{job.privacy.unit}': activations say more than contributions do"),
         (table.secure, "strategy.secure: no sum of activations could be masked"),
-        (table.name != "sync-sgd",
+        (found.strategy.has_local_steps or not found.strategy.in_step,
          f"strategy.name = '{table.name}': stages make one step together, as sync-sgd does"),
         (table.codec != "fp32" or table.reply_codec not in ("", "fp32") or table.outer
          or table.merge != "mean" or table.correction or table.weigh or table.ranges > 1,

@@ -96,7 +96,9 @@ class Snapshots:
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
         # Not kept for the next: torch 2.11's takes one copy and no more.
-        copied = DefaultStager(StagingOptions(False, False, False, False)).stage(values)
+        stager = DefaultStager(StagingOptions(False, False, False, False))
+        copied = stager.stage(values)
+        stager.close()  # else it holds the copy until garbage is collected
         self._writing = Thread(target=self._write, args=(copied, step), daemon=True)
         self._writing.start()
 
