@@ -15,8 +15,7 @@ from test_hubs_cli import keys
 from edgetrain.__main__ import main
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import public_key
-from edgetrain.runs.folder import read_metrics
-from edgetrain.training.orders import SOCKET
+from edgetrain.runs.folder import ORDERS, read_metrics
 
 STEPS = 500
 
@@ -72,7 +71,7 @@ def trained(cwd: Path, capsys, *, moves: bool) -> bytes:
             spare.until("members join")
             pin(lead_door[1], spare_at, spare.until("public key is"))
             wait_for_rounds(folder, 8)
-            assert stat.S_IMODE((folder / SOCKET).stat().st_mode) == 0o600
+            assert stat.S_IMODE((folder / ORDERS).stat().st_mode) == 0o600
             rows = told(capsys, "add", str(folder), spare_at, "--json")["hubs"]
             spans = [(row["address"], row["first"], row["end"]) for row in rows]
             assert spans == [("", 0, 2), (spare_at, 2, 3)]
@@ -86,7 +85,7 @@ def trained(cwd: Path, capsys, *, moves: bool) -> bytes:
             assert spare.finish() == 0, spare.said
         assert [member.finish() for member in members] == [0, 0], [m.said for m in members]
         assert lead.finish() == 0, lead.said
-        assert not (folder / SOCKET).exists()
+        assert not (folder / ORDERS).exists()
     (model,) = cwd.glob("runs/*/model.safetensors")
     return model.read_bytes()
 

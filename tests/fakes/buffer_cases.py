@@ -131,6 +131,6 @@ def together(kind: str, words: str, steps: int = STEPS, folder=None, start: int 
         loss()
     if snapshots is not None:
         snapshots.keep(steps)
-        snapshots.close()
+        snapshots.wait()
     model = rank.held.gather()
     return {} if model is None else found_in(task, model)

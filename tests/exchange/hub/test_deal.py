@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.exchange.hub.deal import AT_ONCE, Deal, SliceSums
+from edgetrain.exchange.hub.deal import Deal, SliceSums
 
 
 def batch(deal: Deal, seconds: dict[str, float], round: int = 0) -> float:
@@ -15,31 +15,25 @@ def batch(deal: Deal, seconds: dict[str, float], round: int = 0) -> float:
     queue: list[tuple[float, str, int]] = []
     free_at = dict.fromkeys(seconds, 0.0)
 
-    def hand_out(name: str, now: float) -> None:
-        while deal.load(name) < AT_ONCE and (slice := deal.give(name, now)) is not None:
-            free_at[name] = max(free_at[name], now) + seconds[name]
-            heapq.heappush(queue, (free_at[name], name, slice))
-
-    for _ in range(AT_ONCE):
-        for name in seconds:
-            if (slice := deal.give(name, 0.0)) is not None:
-                free_at[name] += seconds[name]
+    def hand_out(now: float) -> None:
+        for name, slices in deal.give_all(seconds, now).items():
+            for slice in slices:
+                free_at[name] = max(free_at[name], now) + seconds[name]
                 heapq.heappush(queue, (free_at[name], name, slice))
+
     now = 0.0
+    hand_out(now)
     while not deal.is_whole:
         if not queue:  # as the hub's clock ticks
             now += 1.0
-            for name in seconds:
-                hand_out(name, now)
+            hand_out(now)
             continue
         now, name, slice = heapq.heappop(queue)
         if deal.holds(name, slice):
             deal.accept(name, slice, now)
             deal.sums.add(slice, 1, float(slice), None)
-        hand_out(name, now)
-        for other in seconds if not queue or queue[0][0] > now else ():
-            if not deal.load(other):  # those who have nothing look again
-                hand_out(other, now)
+        if not queue or queue[0][0] > now:
+            hand_out(now)
     assert deal.sums.mean().loss == (deal.slices - 1) / 2
     return now
 
@@ -90,7 +84,7 @@ def test_what_a_member_had_that_has_gone_is_given_out_again():
     deal.begin(0, 0.0)
     assert [deal.give("a", 0.0), deal.give("a", 0.0), deal.give("b", 0.0)] == [0, 1, 2]
     deal.keep_only({"b"})
-    assert [deal.give("b", 1.0), deal.give("b", 1.0), deal.give("b", 1.0)] == [0, 1, None]
+    assert [deal.give("b", 1.0), deal.give("b", 1.0), deal.give("c", 1.0)] == [0, None, 1]
     assert not deal.holds("a", 0)
     deal.release("b")
     assert deal.give("c", 2.0) == 0
