@@ -33,6 +33,7 @@ from chaos.laws import Answers, Merging, Outcome, Witness
 from chaos.machines import FailingSimulation, damage_next_message, kill
 from chaos.schedule import Happening
 from edgetrain.errors import EdgetrainError
+from edgetrain.exchange.hub.collective import BASE_GONE
 from edgetrain.exchange.hub.journal import Journal, JournalDisk, JournalSettings
 from edgetrain.exchange.hub.records import Record, Round
 from edgetrain.exchange.messages import Assign, Computed, Contribute, unpack
@@ -240,8 +241,12 @@ def ends_of(
             half = halves[member.name]
             ended.setdefault(member.name, laws.Ended(half.applied, f"{half.checksum:016x}"))
     # Only contributions that were answered are promised to count. A member that the hub had given
-    # up as the job ended may have others, as one that people removed.
-    given_up = people.removed.union(*(hub.given_up for hub in simulation.hubs))
+    # up as the job ended may have others, as one that people removed. Among members that average,
+    # one that came back once all others had ended finds nobody who has the parameters.
+    late = {
+        e["about"] for e in events if ended and e["event"] == "refused" and BASE_GONE in e["reason"]
+    }
+    given_up = people.removed.union(late, *(hub.given_up for hub in simulation.hubs))
     names = [f"m{i}" for i, member in enumerate(simulation.members) if not member.was_off]
     steady = [name for name in names if name not in given_up]
     broken = [

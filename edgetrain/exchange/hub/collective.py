@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-BASE_GONE = "all members that had the parameters are gone: start the job anew"
+BASE_GONE = (
+    "all members that had the parameters have ended, or are gone: take the model of one that "
+    "ended, or start the job anew"
+)
 
 
 class NeverWithout:
