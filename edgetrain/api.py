@@ -148,6 +148,8 @@ def sweep(
     else:
         chosen = Sweep({}, ())
         table, beside = _job(job, task, DEFAULTS, keys)
+    if not isinstance(executor, Executor | None):
+        raise ConfigError(f"executor = {executor!r}", "an Executor, as a ProcessPoolExecutor is")
     axes = {} if axes is None else axes
     if not isinstance(axes, Mapping) or not all(map(_is_list, axes.values())):
         raise ConfigError(f"axes = {axes!r}", 'lists by key, as in {"rtt": [0, 200]}')

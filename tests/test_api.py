@@ -178,7 +178,9 @@ def test_in_a_running_event_loop(quiet):
         (lambda more: edgetrain.sweep(axes={"strategy": "dga"}, **more), "lists by key"),
         (lambda more: edgetrain.sweep(axes=["steps"], **more), "lists by key"),
         (lambda more: edgetrain.load(more["runs"]), "no run folder"),
+        (lambda more: edgetrain.sweep(axes={"steps": [1]}, executor=5, **more), "executor = 5"),
         (lambda more: edgetrain.load("nowhere"), "does not exist"),
+        (lambda more: edgetrain.load(None), "folder = None"),
     ],
 )
 def test_what_is_wrong_raises_and_leaves_nothing(call, match, quiet):

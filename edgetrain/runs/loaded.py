@@ -168,6 +168,8 @@ class Runs(Sequence[Run]):
 def load(folder: str | Path) -> Run | Runs:
     """The run in a folder, or the runs of a comparison or a sweep; also of one that goes on or was
     interrupted. ConfigError for a folder without a run, or of another format."""
+    if not isinstance(folder, str | Path):
+        raise ConfigError(f"folder = {folder!r}", "the path of a run folder, or of several runs")
     found = runs_in(Path(folder))
     return Run(folder) if found == [Path(folder)] else Runs(folder)
 
