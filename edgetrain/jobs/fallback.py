@@ -5,6 +5,7 @@ When they do is decided in `exchange/hub/fallback.py`; what does not go with it,
 
 from __future__ import annotations
 
+from edgetrain.exchange.hub.fallback import SLOW
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.shares import has_group
 
@@ -17,8 +18,6 @@ def why_never(job: Job) -> str:
     servers = job.servers
     if servers.fallback == "never":
         return "servers.fallback = 'never'"
-    if servers.fallback == "when-faster":
-        return "servers.fallback = 'when-faster' only says where a job begins; 'when-needed' does"
     if has_group(job):
         return f"a group is there (fleet.device = '{job.fleet.device}')"
     if servers.placement != "auto":
@@ -41,10 +40,16 @@ def in_words(job: Job) -> str:
         return ""
     if why := why_never(job):
         return f"no group steps in while it runs: {why}"
+    pace = f", or at less than {SLOW:g} of the servers' pace," if watches_pace(job) else ""
     return (
-        f"with fewer than {quorum_of(job)} of {job.fleet.members} members for "
+        f"with fewer than {quorum_of(job)} of {job.fleet.members} members{pace} for "
         f"{job.servers.after_s:g} s a group on the hub's machine steps in for the others"
     )
+
+
+def watches_pace(job: Job) -> bool:
+    """Whether a group also steps in for devices that are slower than it."""
+    return job.servers.fallback == "when-faster" and steps_in(job)
 
 
 def quorum_of(job: Job) -> int:

@@ -152,7 +152,8 @@ def refuse_fallback(job: Job, what: str) -> None:
     """ConfigError for a fleet that a group may step in for, where `what` cannot have that."""
     if steps_in(job):
         raise ConfigError(
-            f"servers.fallback = 'when-needed' with servers.data: {what} a group that steps in",
+            f"servers.fallback = '{job.servers.fallback}' with servers.data: {what} a group that "
+            "steps in",
             "`edgetrain run` and `edgetrain hub` have it; or say servers.fallback=never",
         )
 
@@ -230,7 +231,7 @@ def _check_fallback(found: Resolved) -> None:
     for is_there, why in refused:
         if is_there:
             raise ConfigError(
-                f"servers.fallback = 'when-needed' with servers.data, and {why}",
+                f"servers.fallback = '{job.servers.fallback}' with servers.data, and {why}",
                 "leave servers.data out, then no group steps in while the job runs",
             )
 

@@ -11,6 +11,9 @@ of the group (`servers/stepping_in.py`), which starts the other ranks itself. It
     waiting   the pause is over                running
     waiting   the rule: step out               out
 
+Under `when-faster` nothing is decided before the planner has said, in a process like that, how fast
+the group would be. One that trains reports how fast it is, which counts where that is less.
+
 No torch.
 """
 
@@ -27,11 +30,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from edgetrain.exchange.hub.effects import Note, Observed
-from edgetrain.exchange.hub.fallback import Fallback, StepIn, StepOut
+from edgetrain.exchange.hub.effects import Note, Observed, Reported
+from edgetrain.exchange.hub.fallback import Fallback, FleetPace, StepIn, StepOut
 from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.messages import Telemetry
 from edgetrain.fleet import interpreters
-from edgetrain.jobs.fallback import NAME, quorum_of, steps_in
+from edgetrain.jobs.fallback import NAME, quorum_of, steps_in, watches_pace
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import parse
 
@@ -60,6 +64,8 @@ class Told:
     """The members that it stands in for."""
     began: float = 0.0
     """When training began, by `time.monotonic`."""
+    asks: bool = False
+    """Whether it is only asked how fast the group would be, in steps a second."""
 
     @property
     def own(self) -> Path:
@@ -85,6 +91,9 @@ class Group(Protocol):
 
     def ended(self) -> str | None:
         """Why it has ended, "" if it is done; None: it runs."""
+
+    def said(self) -> str:
+        """The last line of its output."""
 
     def leave(self) -> None:
         """Have it finish its step and leave."""
@@ -113,9 +122,11 @@ class GroupProcess:
         code = self._process.poll()
         if not code:
             return None if code is None else ""
+        return f"it was killed by signal {-code}" if code < 0 else self.said() or f"status {code}"
+
+    def said(self) -> str:
         lines = self._log.read_text(errors="replace").split("\n")
-        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"it was killed by signal {-code}" if code < 0 else said or f"exit status {code}"
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def leave(self) -> None:
         self._process.terminate()
@@ -153,23 +164,67 @@ class SteppingIn:
         self._leaving: tuple[Group, float] | None = None
         self._pause_s, self._again_at = PAUSE_S, 0.0
         self._is_done = False
+        self._asked: Group | None = None
+        self._planned = self._rate = 0.0
+        """Steps a second of the group, as the planner says, and as it is; 0: not known."""
+        self._first: Telemetry | None = None
+        """The first report of a group that trains."""
 
     def __call__(self, effect: Observed) -> None:
         if self._rule and isinstance(effect, Note) and effect.event == "left":
             self._rule.note_left(effect.member, effect.reason)
         if isinstance(effect, Note) and effect.event == "started" and effect.member == "hub":
             self._began = time.monotonic() - self._earlier_s
+        if isinstance(effect, Reported) and effect.member == NAME and self._planned:
+            self._note_speed(effect.telemetry)
         self._observe(effect)
+
+    def _note_speed(self, newest: Telemetry) -> None:
+        """Note how fast a group is while it need not wait."""
+        first = self._first
+        if first is None or newest.t_ms <= first.t_ms:  # another process than before
+            self._first = newest
+            return
+        waited = newest.wait_ms - first.wait_ms + newest.eval_ms - first.eval_ms
+        busy_ms = max(1, newest.t_ms - first.t_ms - waited)
+        if newest.step > first.step:
+            self._rate = min(self._planned, 1e3 * (newest.step - first.step) / busy_ms)
+
+    def _knows_rate(self) -> bool:
+        """Whether it is known how fast the group would be, if that matters; else, ask."""
+        if self._rate or not watches_pace(self._told.job):
+            return True
+        if self._asked is None:
+            everybody = tuple(range(self._told.job.fleet.members))
+            told = {**vars(self._told), "missing": everybody, "asks": True}
+            self._asked = self._start(Told(**told))
+        if (why := self._asked.ended()) is None:
+            return False
+        said = why or self._asked.said()
+        try:
+            self._planned = self._rate = float(said)
+        except ValueError:
+            self._planned = self._rate = float("nan")
+            self._say(f"only for members that go: the servers' speed is not known: {said}")
+        self._asked.kill()
+        return True
+
+    def _pace(self, hub: Hub) -> FleetPace | None:
+        """The pace of a job that is watched for it."""
+        if not self._rate > 0 or hub.steering.stands:
+            return None
+        delay = hub.rounds.delay
+        return FleetPace(delay.merged_steps, delay.every, self._rate)
 
     def look(self, hub: Hub) -> None:
         """See what the hub sees, and do what follows. Call it a few times a second."""
-        if self._rule is None or not hub.started:
+        if self._rule is None or not hub.started or not self._knows_rate():
             return
         now = self._clock()
         here = [each.name for each in hub.members if each.unreachable_since is None]
         if NAME in here:
             self._pause_s = PAUSE_S
-        match self._rule.look(here, now):
+        match self._rule.look(here, now, self._pace(hub)):
             case StepIn(missing=missing, reason=reason):
                 names = ", ".join(f"m{index}" for index in missing)
                 self._say(f"in for {names}: {reason}")
@@ -212,6 +267,6 @@ class SteppingIn:
     def close(self) -> None:
         """End the group; works twice."""
         self._end_leaving()
-        if self._group is not None:
-            self._group.kill()
-            self._group = None
+        for each in filter(None, (self._group, self._asked)):
+            each.kill()
+        self._group = None

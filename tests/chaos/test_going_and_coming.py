@@ -93,11 +93,11 @@ class Town:
             bounded=True,
         )  # fmt: skip
         self.all = list(self.fleet.members)
-        job = Job(
-            fleet=FleetTable(MEMBERS),
-            servers=ServersTable(fallback="when-needed", after_s=AFTER_S, back_s=BACK_S,
-                                 data={"partition": "iid"}),
+        servers = ServersTable(
+            fallback=("when-needed", "when-faster")[seed % 2], after_s=AFTER_S, back_s=BACK_S,
+            data={"partition": "iid"},
         )  # fmt: skip
+        job = Job(fleet=FleetTable(MEMBERS), servers=servers)
         self.told = Told(job, "", folder, None, None, False)
         self.changes, self.groups = [], []
         self.servers = self._servers()
@@ -110,6 +110,8 @@ class Town:
         return SteppingIn(self.told, self.fleet.clock, see, start=self._start)
 
     def _start(self, told):
+        if told.asks:
+            return SimpleNamespace(ended=str, said=lambda: "4.0", kill=lambda: None)
         group = Process(self.fleet, next(self.numbers), NAME)
         self.groups.append((group, told.missing))
         self._add(group)
@@ -150,8 +152,7 @@ class Town:
         for note in self.fleet.notes:
             self.servers(note)
         self.fleet.notes.clear()
-        members = list(self.fleet.hub.members)
-        self.servers.look(SimpleNamespace(started=self.fleet.hub.started, members=members))
+        self.servers.look(self.fleet.hub)
         for member in self.fleet.members:
             if member.waits_in_vain:
                 member.go()

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.effects import Note
+from edgetrain.exchange.hub.effects import Note, Reported
+from edgetrain.exchange.messages import Telemetry
 from edgetrain.jobs.building import hub_of
-from edgetrain.jobs.fallback import quorum_of, steps_in, why_never
+from edgetrain.jobs.fallback import in_words, quorum_of, steps_in, why_never
 from edgetrain.jobs.plan import check
 from edgetrain.jobs.reading import load
 from edgetrain.training.fallback import LEAVE_S, SteppingIn, Told
@@ -26,9 +27,13 @@ class Group:
 
     def __init__(self, told):
         self.told, self.end, self.asked, self.killed = told, None, False, False
+        self.last = ""
 
     def ended(self):
         return self.end
+
+    def said(self):
+        return self.last
 
     def leave(self):
         self.asked = True
@@ -40,9 +45,11 @@ class Group:
 class Room:
     """A hub's members by name, and the groups that were started for them."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, *words):
         self.now, self.groups, self.said = 0.0, [], []
-        job = check(load(None, [*ON])).job
+        self.steering, self.delay = SimpleNamespace(stands=False), SimpleNamespace(every=5)
+        self.delay.merged_steps = 0
+        job = check(load(None, [*ON, *words])).job
         told = Told(job, "tcp://127.0.0.1:1", folder, None, None, False)
         self.servers = SteppingIn(told, lambda: self.now, self.said.append, start=self._start)
         self.servers(Note("started", "hub", "6 members"))
@@ -58,11 +65,20 @@ class Room:
         members = [SimpleNamespace(name=each, unreachable_since=None) for each in names]
         members += [SimpleNamespace(name=f"m{each}", unreachable_since=1.0) for each in lost]
         self.now = at
-        self.servers.look(SimpleNamespace(started=True, members=members))
+        rounds = SimpleNamespace(delay=self.delay)
+        self.servers.look(
+            SimpleNamespace(started=True, members=members, rounds=rounds, steering=self.steering)
+        )
+
+    def train(self, here, until, speed):
+        """All at `speed` steps a second."""
+        for at in range(int(self.now) + 1, int(until) + 1):
+            self.delay.merged_steps += speed
+            self.see(here, at)
 
     @property
     def lines(self):
-        return [note.reason for note in self.said]
+        return [note.reason for note in self.said if isinstance(note, Note)]
 
 
 def test_a_group_is_started_for_the_missing_and_asked_to_leave(tmp_path):
@@ -137,6 +153,62 @@ def test_closing_ends_the_group(tmp_path):
     assert room.groups[0].killed
 
 
+def slow_room(folder, said, end=""):
+    """A room in which a slow fleet needs servers: the planner's process `said` how fast
+    these are."""
+    room = Room(folder, "servers.fallback=when-faster")
+    room.see("012345", 0)
+    (asked,) = room.groups
+    assert asked.told.asks
+    assert asked.told.missing == (0, 1, 2, 3, 4, 5)
+    room.train("012345", 40, 1)
+    assert len(room.groups) == 1, "nothing is decided before that is known"
+    asked.last, asked.end = said, end
+    return room
+
+
+def report(room, step, t_ms, wait_ms):
+    room.servers(Reported("servers", b"", Telemetry(step, 0, t_ms, wait_ms)))
+
+
+def test_a_group_steps_in_for_slow_devices_and_out_when_they_keep_up_with_it(tmp_path):
+    room = slow_room(tmp_path, "10.0")
+    room.train("012345", 80, 2)
+    _, group = room.groups
+    assert not group.told.asks
+    assert group.told.missing == (0, 1, 2, 3, 4, 5)
+    assert room.lines[-1] == (
+        "in for m0, m1, m2, m3, m4, m5: 6 of 6 members took 2 steps a second for 30 s, servers "
+        "would take 10"
+    )
+    report(room, 100, 1000, 0)
+    report(room, 180, 41000, 20000)  # 80 steps in 20 s, besides waiting: slower than planned
+    room.train("012345s", 180, 2)
+    assert not group.asked, "2 steps a second are less than 4"
+    room.train("012345s", 300, 4)
+    assert group.asked, "the rounds wait for the group"
+    assert "took 4 steps a second for 30 s, servers would take 4" in room.lines[-1]
+
+
+def test_people_who_pause_a_job_make_it_no_slow_one(tmp_path):
+    room = slow_room(tmp_path, "10.0")
+    room.train("012345", 50, 10)
+    room.steering.stands = True
+    room.train("012345", 500, 0)
+    assert len(room.groups) == 1
+    assert room.lines == []
+
+
+@pytest.mark.parametrize(("said", "end"), [("", "it fits nowhere"), ("a warning", "")])
+def test_servers_of_unknown_speed_step_in_for_members_that_go_only(tmp_path, said, end):
+    room = slow_room(tmp_path, said, end)
+    room.train("012345", 200, 1)
+    (line,) = room.lines
+    assert line == f"only for members that go: the servers' speed is not known: {end or said}"
+    room.train("05", 300, 1)
+    assert len(room.groups) == 2
+
+
 def test_what_the_process_is_told_can_be_read_again(tmp_path):
     told = Told(
         check(load(None, [*ON])).job, "tcp://[::1]:5", tmp_path, tmp_path, None, True, (2, 4)
@@ -185,7 +257,6 @@ def test_what_no_group_can_step_in_for_is_refused_in_a_line(words, said):
     ("words", "said"),
     [
         (["servers.fallback=never"], "'never'"),
-        (["servers.fallback=when-faster"], "only says where a job begins"),
         (["servers.placement=data=2"], "'auto' fits the members"),
         (["servers.cluster=c.toml"], "on the hub's machine"),
         (["fleet.device=host:5, servers"], "a group is there"),
@@ -195,6 +266,15 @@ def test_plan_says_why_no_group_would_step_in(words, said):
     job = load(None, [*ON, *words])
     assert said in why_never(job)
     assert not steps_in(job)
+
+
+def test_plan_says_that_a_group_steps_in_for_slow_devices():
+    words = in_words(load(None, [*ON, "fleet.members=6", "servers.fallback=when-faster"]))
+    assert words == (
+        "with fewer than 3 of 6 members, or at less than 0.8 of the servers' pace, for 30 s a "
+        "group on the hub's machine steps in for the others"
+    )
+    assert "pace" not in in_words(load(None, [*ON]))
 
 
 def test_without_data_no_group_steps_in():

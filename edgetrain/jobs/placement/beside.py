@@ -13,7 +13,8 @@ from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import AUTO, Fleet, HubTable, Job, Privacy, StrategyTable
 from edgetrain.jobs.placement.decision import decide
 from edgetrain.jobs.placement.question import question_of
-from edgetrain.jobs.placement.words import Placement, parse
+from edgetrain.jobs.placement.search import Found
+from edgetrain.jobs.placement.words import parse
 from edgetrain.jobs.rules import resolve
 
 
@@ -44,7 +45,7 @@ def group_job(job: Job) -> Job:
         fleet=Fleet(members=job.servers.shares * parts),
         train=replace(job.train, batch=job.train.batch // parts),
         strategy=StrategyTable("sync-sgd"),
-        servers=replace(job.servers, shares=1),
+        servers=replace(job.servers, shares=1, data={}),  # they are in `data`
         hub=HubTable(),
         privacy=Privacy(),
         faults=[],
@@ -52,7 +53,7 @@ def group_job(job: Job) -> Job:
     )
 
 
-def placed(job: Job, beside: Path | None) -> Placement:
+def placed(job: Job, beside: Path | None) -> Found:
     """How the group holds the model, looked at by the planner. Loads the task. ConfigError for what
     does not fit this machine, or what the model, its loss or the batch cannot have."""
     question = question_of(resolve(group_job(job)), beside)
@@ -61,4 +62,4 @@ def placed(job: Job, beside: Path | None) -> Placement:
     decision = decide(question)
     if decision.placement is None:
         raise ConfigError(f"the group of 'servers' fits nowhere: {decision.why}", "edgetrain plan")
-    return decision.placement
+    return decision.found[0]

@@ -77,7 +77,7 @@ def train_joined(
     patience_s = AGAIN_S + 2 * found.job.hub.gone_s
     until = time.monotonic() + patience_s
     try:
-        placement = placed(standing_in(found.job, place.missing), place.beside)
+        placement = placed(standing_in(found.job, place.missing), place.beside).placement
         while True:
             number += 1
             attempt = _Attempt(found, place, placement, folder, others)

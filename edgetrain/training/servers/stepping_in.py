@@ -1,8 +1,9 @@
 """Leads a group that steps in: `python -m edgetrain.training.servers.stepping_in`.
 
 It is started by a job's hub on its own machine, reads a line of JSON (`fallback.Told`), and leads
-the group until the job is over or SIGTERM comes: then it finishes its step and leaves. Its input
-ends with the hub, and this process with its input.
+the group until the job is over or SIGTERM comes: then it finishes its step and leaves. Asked for
+the group's rate, it prints that instead. Its input ends with the hub, and this process with its
+input.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from edgetrain.errors import EdgetrainError, Stopped
 from edgetrain.exchange.keys.keyring import Keyring, keys_folder
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.fleet.devices import SERVERS
+from edgetrain.jobs.placement.beside import placed, standing_in
 from edgetrain.jobs.rules import resolve
 from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
@@ -45,6 +47,11 @@ def lead(told: Told, stop: Stop) -> None:
     )  # fmt: skip
 
 
+def print_rate(told: Told) -> None:
+    """Print the steps a second that the group would take. ConfigError where it fits nowhere."""
+    print(1.0 / placed(standing_in(told.job, told.missing), told.beside).seconds)
+
+
 def _end_with_the_hub() -> None:
     while os.read(0, 1 << 12):
         pass
@@ -58,7 +65,7 @@ def main() -> int:
     threading.Thread(target=_end_with_the_hub, daemon=True).start()
     try:
         with Stop().installed() as stop:
-            lead(told, stop)
+            print_rate(told) if told.asks else lead(told, stop)
     except Stopped:
         return 0
     except EdgetrainError as error:
