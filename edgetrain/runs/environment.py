@@ -91,7 +91,8 @@ def usable_cores() -> int:
 
 
 def free_memory() -> int:
-    """Bytes that a process may still take, of the machine and of its control group."""
+    """Bytes that this process may still take: of the machine, of its control group, and of its
+    address space (`ulimit -v`)."""
     import psutil
 
     free = int(psutil.virtual_memory().available)
@@ -99,6 +100,9 @@ def free_memory() -> int:
     most, used = _text(str(group / "memory.max")), _text(str(group / "memory.current"))
     if most.strip().isdigit() and used.strip().isdigit():
         free = min(free, max(0, int(most) - int(used)))
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        free = min(free, max(0, limit - psutil.Process().memory_info().vms))
     return free
 
 
