@@ -300,7 +300,6 @@ class SshClient:
         root: bool = False,
         heard: Callable[[bytes], None] | None = None,
     ) -> SshAnswer:
-        """See `Remote.run`."""
         if root:
             words = ["sh", "-c", _AS_ROOT, "sh", *words]
         # A shell of its own: the user's may be another, and 255 is what ssh itself ends with.

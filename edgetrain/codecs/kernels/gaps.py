@@ -28,8 +28,6 @@ UNARY_BYTES = 1024
 
 
 class GapReader:
-    """See `contract.Gaps`."""
-
     def __init__(self, payload: Bytes, count: int, elements: int, step: int = ENTRIES) -> None:
         """`next_positions` returns `step` entries, and takes some 60 bytes for each."""
         if not 0 < count <= elements:

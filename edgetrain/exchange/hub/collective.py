@@ -138,7 +138,6 @@ class CollectiveHub(DirectHub):
         return ""
 
     def tick(self, now: float) -> list[Effect]:
-        """See Hub."""
         training = [member for member in self.members if member.trains and not member.returning]
         if not self._is_counting or any(map(_is_heard, training)):
             self._alone_since = None

@@ -71,7 +71,6 @@ class DealingHub(Hub):
     # -- what a driver calls -------------------------------------------------------------------
 
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
-        """See Hub."""
         before = self.members.get(sender)
         effects = super().handle(sender, message, now)
         if isinstance(message, _SIGNS) and before is self.members.get(sender):
@@ -79,7 +78,6 @@ class DealingHub(Hub):
         return effects + self._hand_out(now)
 
     def tick(self, now: float) -> list[Effect]:
-        """See Hub."""
         effects = super().tick(now)
         return effects + self._hand_out(now)
 

@@ -41,17 +41,14 @@ class Threads:
     """In threads of this process, by real time: Beside."""
 
     def start(self, code: Callable[[], None]) -> Callable[[], None]:
-        """See Beside."""
         thread = threading.Thread(target=code, name="edgetrain beside", daemon=True)
         thread.start()
         return thread.join
 
     def flag(self) -> Flag:
-        """See Beside."""
         return threading.Event()
 
     def sleep(self, seconds: float) -> None:
-        """See Beside."""
         time.sleep(seconds)
 
 

@@ -65,7 +65,6 @@ class Dialled(WrappedEnd):
         """Answers to Hello so far."""
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """See MemberTransport."""
         if self._is_cut:
             return
         if frames[0] in (Join.kind, Resume.kind):
@@ -92,7 +91,6 @@ class Dialled(WrappedEnd):
             self._end.send(self._question)
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
-        """See MemberTransport."""
         if self._is_cut:
             self._sleep(min(timeout_s, CUT_S))
             return None
@@ -140,7 +138,6 @@ class Dialled(WrappedEnd):
         self._end.close()
 
     def reconnect(self) -> None:
-        """See Reconnecting."""
         if not self._is_cut:
             super().reconnect()
 

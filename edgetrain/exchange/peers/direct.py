@@ -106,7 +106,6 @@ class DirectExchange(RangedExchange):
         super()._enter(name, request, params, past)
 
     def whose(self, link: Link) -> str:
-        """See RangedExchange."""
         names = (peer.name for known, _, peer in self._dialled.values() if known is link)
         return next(names, "the hub")
 
@@ -170,6 +169,5 @@ class DirectExchange(RangedExchange):
             self._peering.close()
 
     def vanish(self) -> None:
-        """See Exchange."""
         super().vanish()
         self._peering.close()

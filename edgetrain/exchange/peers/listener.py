@@ -38,17 +38,14 @@ class MapGate:
         self._names = names
 
     def admit(self, key: Public) -> tuple[str, str]:
-        """See Gatekeeper."""
         if key in self._names:
             return f"member {spell(key)}", ""
         return "", f"key {short(key)}… is not that of a member of this job"
 
     def knows(self, identity: str) -> bool:
-        """See Gatekeeper."""
         return any(identity == f"member {spell(key)}" for key in self._names)
 
     def allowed(self) -> Mapping[Public, str]:
-        """See Gatekeeper."""
         return self._names
 
     def enrol(self, identity: str, frames: Sequence[bytes]) -> tuple[list[bytes], str]:
@@ -148,15 +145,12 @@ class Listener:
         self.send(sender, pack(Refuse(code, reason[:512])))
 
     def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
-        """See HubTransport."""
         return self._socket.send(to, frames)
 
     def traffic(self) -> Traffic:
-        """See HubTransport."""
         return self._socket.traffic()
 
     def close(self) -> None:
-        """See HubTransport."""
         self._socket.close()
 
 

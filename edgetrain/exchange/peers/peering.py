@@ -172,7 +172,6 @@ class _Hosting:
         self._join = beside.start(self._run)
 
     def serve(self, hub: Hub | None, observe: Observer) -> None:
-        """See Peering.host."""
         if self._error is not None:
             raise self._error
         (self._ended.set if hub is None else self._ended.clear)()
@@ -202,7 +201,6 @@ class _Hosting:
             self._listener.send(sender, pack(Refuse("unknown", NOTHING_HERE)))
 
     def wait_for_end(self, patience_s: float) -> bool:
-        """See Peering."""
         return self._ended.wait(patience_s)
 
     def stop(self) -> None:
@@ -220,7 +218,6 @@ class MappedEnd(WrappedEnd):
         self._peering = peering
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
-        """See MemberTransport."""
         frames = self._end.receive(timeout_s)
         if frames is None or frames[0] not in (Map.kind, Takeover.kind):
             return frames

@@ -56,7 +56,6 @@ class ReducerLink(Link):
         """Whether this is another reducer than before, which has not answered yet."""
 
     def begin(self) -> Entry:
-        """See Link."""
         entry = super().begin()
         self.inbox.keeps_frames = True
         self._place = _Place(entry.applied, entry.checksum, entry.round)
@@ -69,7 +68,6 @@ class ReducerLink(Link):
         return entry
 
     def ask_again(self, *, base: bool = False, round: int = 0) -> None:
-        """See Link."""
         self._place.next_round = max(self._place.next_round, round)
         super().ask_again(base=base, round=round)
 
@@ -80,7 +78,6 @@ class ReducerLink(Link):
         return super().submit(submission)
 
     def wait(self, round: int) -> RoundReply | CatchUp:
-        """See Exchange."""
         reply, place = super().wait(round), self._place
         self._given_out = reply if isinstance(reply, RoundReply) else None
         if isinstance(reply, CatchUp):
@@ -109,7 +106,6 @@ class ReducerLink(Link):
         self.outbox.drop_merged(merged)
 
     def settle(self) -> bool:
-        """See Exchange."""
         self._drop(self._own_merged)
         return super().settle()
 

@@ -231,7 +231,6 @@ class CollectiveExchange(Link):
     def join(
         self, request: Request, params: Vector, checksum: int, past: Past | None = None
     ) -> Entry:
-        """See Exchange."""
         if past is not None:
             raise Refused("session", "members that average among themselves cannot go on", "")
         self._params, self._elements = params, params.size
@@ -255,11 +254,9 @@ class CollectiveExchange(Link):
 
     @property
     def sent_nearly_all(self) -> bool:
-        """See Exchange."""
         return self.is_star and super().sent_nearly_all
 
     def wait(self, round: int) -> RoundReply | CatchUp:
-        """See Exchange."""
         reply = super().wait(round)
         if self.is_star:
             return reply
@@ -281,7 +278,6 @@ class CollectiveExchange(Link):
         return Traffic.of_all([super().traffic(), among])
 
     def vanish(self) -> None:
-        """See Exchange."""
         self._running.stop()
         super().vanish()
         if self._circle is not None:

@@ -20,36 +20,28 @@ class WrappedEnd:
         self._reconnecting = end if isinstance(end, Reconnecting) else None
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """See MemberTransport."""
         self._end.send(frames)
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
-        """See MemberTransport."""
         return self._end.receive(timeout_s)
 
     @property
     def connections(self) -> int:
-        """See Reconnecting."""
         return 1 if self._reconnecting is None else self._reconnecting.connections
 
     @property
     def addresses(self) -> int:
-        """See Reconnecting."""
         return 1 if self._reconnecting is None else self._reconnecting.addresses
 
     def reconnect(self) -> None:
-        """See Reconnecting."""
         if self._reconnecting is not None:
             self._reconnecting.reconnect()
 
     def received_bytes(self) -> int:
-        """See MemberTransport."""
         return self._end.received_bytes()
 
     def traffic(self) -> Traffic:
-        """See MemberTransport."""
         return self._end.traffic()
 
     def close(self) -> None:
-        """See MemberTransport."""
         self._end.close()

@@ -75,7 +75,6 @@ class PowerSensor(ABC):
         self._sum = 0.0
 
     def joules(self, now: float) -> float:
-        """See `Sensor`."""
         watts = self._power()
         self._sum += (now - self._at) * (self._watts + watts) / 2
         self._at, self._watts = now, watts

@@ -253,7 +253,6 @@ class Star:
         return shards * self.share[0].bytes, shards * self.share[1].bytes
 
     def average(self, at: Array) -> Array:
-        """See `Averaging`."""
         first, last = self._up(at)
         gone: list[tuple[Array, Array]] = []
         for turn, root in enumerate(self.roots):
@@ -306,7 +305,6 @@ class Star:
         return self.down.forward(begin, end, self.received_bytes)[1]
 
     def busy_s(self) -> dict[str, float]:
-        """See `Averaging`."""
         used = {
             "hub's port, receiving": self.roots[0].taking.busy_s,
             "hub's port, sending": self.roots[0].giving.busy_s,
@@ -477,7 +475,6 @@ class Direct:
         self.late = 0
 
     def average(self, at: Array) -> Array:
-        """See `Averaging`."""
         if not len(self._member):
             return at
         first, last = self._sends.carry(at)
@@ -488,7 +485,6 @@ class Direct:
         return np.maximum(self._replies.whole(first, last), closed)
 
     def busy_s(self) -> dict[str, float]:
-        """See `Averaging`."""
         return {
             "members' uplinks": float((self._sends.busy_s + self._replies.busy_s).max()),
             "members' downlinks": float((self._sends.end.busy_s + self._replies.end.busy_s).max()),
@@ -634,7 +630,6 @@ class Collective:
         self.late = 0
 
     def average(self, at: Array) -> Array:
-        """See `Averaging`."""
         begins = self._hub_says(at)
         ready = np.repeat(begins[:, None], self._segments, axis=1)
         # One uplink each, whoever it sends to, and one downlink.
@@ -654,7 +649,6 @@ class Collective:
         return float((at + self.to_hub_s).max()) + self._work_s + self.from_hub_s
 
     def busy_s(self) -> dict[str, float]:
-        """See `Averaging`."""
         return {"members' uplinks": sum(float(s.busy_s.max()) for s in self._streams)}
 
 

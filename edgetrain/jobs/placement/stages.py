@@ -181,14 +181,12 @@ class StageCosts:
         return StageCosts(self._sums, shape, used, self._links, self._kept)
 
     def last(self, slot: int) -> Array:
-        """See Costs."""
         time = self.computing(slot)[:, self.layers] + self._longer_to_fit(slot, 1)[:, self.layers]
         if self.below < math.inf:
             time[self._syncing(slot)[:, self.layers] >= self.below] = math.inf
         return time
 
     def inner(self, slot: int, left: int, far: bool) -> Array:
-        """See Costs."""
         link = self._between if far else self._inside
         time = self.computing(slot) + 2 * (
             link.alpha + self._shape.samples * self._sums.leaving / link.beta

@@ -56,7 +56,6 @@ class Guard:
         self._cookie = f"edgetrain-{port}"  # a browser keeps one jar for all ports of a host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] != "http":
             return
 

@@ -63,8 +63,6 @@ def decode(payload: Buffer | None, shape: tuple[int, ...], word: str) -> Tensor:
 
 
 class TorchStage:
-    """See exchange.pipeline.desk.Computes."""
-
     def __init__(
         self,
         job: Job,
@@ -151,7 +149,6 @@ class TorchStage:
             self._divisors = [total / each if each else math.inf for each in own]
 
     def forward(self, step: int, micro: int, given: Buffer | None) -> Buffer | None:
-        """See Computes."""
         began = self._clock()
         if step != self._step:
             self._begin_step(step)
@@ -190,7 +187,6 @@ class TorchStage:
             )
 
     def backward(self, micro: int, given: Buffer | None) -> tuple[Buffer | None, float]:
-        """See Computes."""
         began = self._clock()
         entered, output = self._out.pop(micro)
         loss = 0.0
@@ -210,7 +206,6 @@ class TorchStage:
         return passed, loss
 
     def finish(self, step: int, loss: float) -> None:
-        """See Computes."""
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._on_step(step + 1, loss)

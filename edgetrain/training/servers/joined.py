@@ -85,7 +85,6 @@ class Part:
     def batches_from(
         self, member: int, members: int, batch: int, seed: int, start: int
     ) -> Iterator[Batch]:
-        """See Positioned."""
         share, part = divmod(member, self._parts)
         here = slice(part * batch, (part + 1) * batch)
         own, size = self._shares, batch * self._parts
@@ -94,7 +93,6 @@ class Part:
             yield tuple(tensor[here] for tensor in each)
 
     def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
-        """See Task."""
         return self.batches_from(member, members, batch, seed, 0)
 
     def __getattr__(self, name: str) -> Any:
@@ -183,11 +181,9 @@ class JoinedFlat:
 
     @property
     def fixed_tensors(self) -> FixedTensors | None:
-        """See Flat."""
         return self._whole.fixed_tensors
 
     def pull_params(self) -> None:
-        """See Flat."""
         self._together.lead(Op.PULL)
 
     def push_params(self) -> None:
@@ -200,11 +196,9 @@ class JoinedFlat:
         return self._whole.holding(vector)
 
     def pull_gradient(self) -> None:
-        """See Flat."""
         self._together.lead(Op.PULL_GRADIENT)
 
     def push_gradient(self, zeros_are_none: bool = False) -> None:
-        """See Flat."""
         self._whole.push_gradient(zeros_are_none)
         self._together.lead(Op.PUSH_GRADIENT)
 
@@ -222,13 +216,10 @@ class JoinedOptimizer:
         return groups
 
     def step(self) -> None:
-        """See Stepper."""
         self._together.lead(Op.STEP)
 
 
 class JoinedWork:
-    """See tasks.work.Local."""
-
     takes_many = False
 
     def __init__(self, together: JoinedRanks) -> None:

@@ -31,8 +31,6 @@ def diverged(what: str, step: int) -> EdgetrainError:
 
 
 class RankProgress:
-    """See loop.Progress."""
-
     def __init__(self, step: int) -> None:
         self.round, self.checksum = step, 0
 
@@ -70,8 +68,6 @@ class RankWork:
 
 
 class RankMember:
-    """See loop.Trainee."""
-
     wait_s = exchange_s = 0.0
     """What a rank waits for its neighbours cannot be told from computing."""
 
@@ -87,7 +83,6 @@ class RankMember:
         self._snapshots.keep_if_due(self.steps)
 
     def skip(self, steps: int) -> None:
-        """See Trainee."""
         assert not steps
 
     def drain(self, *, to_the_end: bool = False) -> None:

@@ -107,7 +107,6 @@ class _Drawn:
         self.draws = task.batches
 
     def gather(self, draws: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """See Batches."""
         return tuple(torch.stack(parts) for parts in zip(*draws, strict=True))
 
 
@@ -164,7 +163,6 @@ class ModelRow:
         """Waits for the steps that were requested; None: there are none."""
 
     def pull_params(self) -> None:
-        """See Flat."""
         if self.pending is not None:
             pending, self.pending = self.pending, None
             pending()
@@ -172,7 +170,6 @@ class ModelRow:
     pull_gradient = pull_params
 
     def holding(self, vector: Vector) -> contextlib.AbstractContextManager[None]:
-        """See Flat."""
         self.pull_params()
         return in_place(self.params, vector)
 
@@ -331,7 +328,6 @@ class _RowOptimizer:
         self.param_groups = block.param_groups
 
     def step(self) -> None:
-        """See Stepper."""
         if not self._done:
             self._block.step([self._row])
 
@@ -363,7 +359,6 @@ class _RowWork:
         return self._answers.popleft()
 
     def evaluate(self) -> dict[str, float]:
-        """See Local."""
         return self._evaluate()
 
 
@@ -395,16 +390,13 @@ class Rows:
         self._attention.enter_context(batchable_attention())
 
     def begin_at(self, index: int, step: int) -> None:
-        """See Gradients."""
         number, row = divmod(index, BLOCK)
         self._blocks[number].taken[row] = step
 
     def model_at(self, base: Vector) -> nn.Module:
-        """See Gradients."""
         return with_parameters(self._model, base)
 
     def close(self) -> None:
-        """See Gradients."""
         self._pool.shutdown(cancel_futures=True)
         self._attention.close()
 
@@ -434,7 +426,6 @@ class Rows:
         )
 
     def member(self, index: int) -> tuple[Flat, Stepper, Local]:
-        """See Gradients."""
         number, row = divmod(index, BLOCK)
         block = self._blocks[number]
         block.renew(row, self._initial)

@@ -75,7 +75,6 @@ class OneByOne:
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
 
     def member(self, index: int) -> tuple[Flat, Stepper, Local]:
-        """See Gradients."""
         job = self._found.job
         torch.manual_seed(job.seed)
         model = self._task.model()
@@ -87,11 +86,9 @@ class OneByOne:
         return flat, optimizer, work if isinstance(work, Slices) else _OwnRandomness(work)
 
     def begin_at(self, index: int, step: int) -> None:
-        """See Gradients."""
         begin_at(self._optimizers[index], step)
 
     def model_at(self, base: Vector) -> torch.nn.Module:
-        """See Gradients."""
         return with_parameters(self._first, base)
 
     def close(self) -> None:
@@ -108,14 +105,12 @@ class _OwnRandomness:
         self._state = torch.get_rng_state()
 
     def backward(self, ahead: int = 0) -> Callable[[], float]:
-        """See Local."""
         torch.set_rng_state(self._state)
         loss_of = self._inner.backward()
         self._state = torch.get_rng_state()
         return loss_of
 
     def evaluate(self) -> dict[str, float]:
-        """See Local."""
         torch.set_rng_state(self._state)
         figures = self._inner.evaluate()
         self._state = torch.get_rng_state()

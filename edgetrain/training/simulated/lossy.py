@@ -91,7 +91,6 @@ class LossyStream(Stream):
         self._quick = QUICK_ACKS
 
     def send(self, frames: Frames, size: int) -> None:
-        """See Stream."""
         self._coarse = size // PIECES // MSS * MSS
         super().send(frames, size)
 

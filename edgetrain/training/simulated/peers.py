@@ -42,20 +42,16 @@ class VirtualFlag:
         self._waiting: Mailbox[None] = Mailbox(self.world)
 
     def set(self) -> None:
-        """See Flag."""
         self._is_set = True
         self._waiting.wake()
 
     def clear(self) -> None:
-        """See Flag."""
         self._is_set = False
 
     def is_set(self) -> bool:
-        """See Flag."""
         return self._is_set
 
     def wait(self, timeout: float) -> bool:
-        """See Flag."""
         if not self._is_set:
             self._waiting.get(timeout)
         return self._is_set
@@ -68,23 +64,18 @@ class WireDoor:
         self._wire, self._network = wire, network
 
     def connect(self) -> MemberTransport:
-        """See Doorway."""
         return self._network.dial(self._wire.node, self._wire)
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
-        """See HubTransport."""
         return self._wire.poll(timeout_s)
 
     def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
-        """See HubTransport."""
         return self._wire.send(to, frames)
 
     def traffic(self) -> Traffic:
-        """See HubTransport."""
         return self._wire.traffic()
 
     def close(self) -> None:
-        """See HubTransport."""
         self._wire.crash()
 
 
@@ -92,7 +83,6 @@ class Copying(WrappedEnd):
     """A MemberTransport whose receiver gets memory of its own, as over a network: it adds to it."""
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """See MemberTransport."""
         self._end.send([frames[0], *map(bytearray, frames[1:])])
 
 
@@ -106,16 +96,13 @@ class Nowhere:
         """See MemberTransport."""
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
-        """See MemberTransport."""
         self._world.sleep(max(timeout_s, 1e-3))
         return None
 
     def received_bytes(self) -> int:
-        """See MemberTransport."""
         return 0
 
     def traffic(self) -> Traffic:
-        """See MemberTransport."""
         return Traffic(0, 0, 0, 0.0)
 
     def close(self) -> None:
@@ -176,7 +163,6 @@ class SimulatedHost:
         return Listener(WireDoor(wire, peers.network)), address
 
     def dial(self, peer: Peer, neighbours: Neighbours) -> Dialled:
-        """See peers.dialled.Dial."""
         peers, there = self._peers, self._peers.listening[peer.address]
         end: MemberTransport = Nowhere(peers.world)
         if peers.network.reaches(self._index, there.node):
@@ -186,7 +172,6 @@ class SimulatedHost:
         return Dialled(end, neighbours.hello_to(peer.name), peers.world.clock, sleep=self.sleep)
 
     def start(self, code: Callable[[], None]) -> Callable[[], None]:
-        """See Beside."""
         world = self._peers.world
         process = world.start(f"reducer of m{self._index}", code, world.now)
         self._processes.append(process)
@@ -200,11 +185,9 @@ class SimulatedHost:
         return join
 
     def flag(self) -> Flag:
-        """See Beside."""
         return VirtualFlag(self._peers.world)
 
     def sleep(self, seconds: float) -> None:
-        """See Beside."""
         self._peers.world.sleep(seconds)
 
     def end(self, *, power: bool) -> None:

@@ -75,7 +75,6 @@ class MemberWire:
             network.add_connection(self)
 
     def reconnect(self) -> None:
-        """See Reconnecting."""
         self._break()
         self._network.remove_connection(self)
         self._open(self._network.new_name(self.node))
@@ -116,7 +115,6 @@ class MemberWire:
         return delay
 
     def send(self, frames: Frames) -> None:
-        """See MemberTransport."""
         self._network.tap(self, frames)
         self.up.send(frames, wire_bytes(frames))
 
@@ -130,7 +128,6 @@ class MemberWire:
         return None if frames is None else list(frames)
 
     def received_bytes(self) -> int:
-        """See MemberTransport."""
         return self._before.received_bytes + self.down.received_bytes
 
     def traffic(self) -> Traffic:

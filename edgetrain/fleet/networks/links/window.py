@@ -372,7 +372,6 @@ class WholeWindow(Window):
             self._pace = min(self._pace, 20)
 
     def cut(self) -> None:
-        """See Window."""
         if self._acked < self._recover:
             return
         self._recover = self._sent
@@ -389,6 +388,5 @@ class WholeWindow(Window):
         self._recover = 0
 
     def collapse(self) -> None:
-        """See Window."""
         super().collapse()
         self._peak = 0.0
