@@ -146,7 +146,7 @@ LINES: dict[str, dict[str, Is]] = {
         "versions": text,
     },
     "exchange": _USED | {
-        "round": count, "every": count, "delay": count, "submitted_t": seconds,
+        "round": count, "every": count, "delay": count, "members": count, "submitted_t": seconds,
         "arrived_t": seconds, "submit_s": seconds, "decode_s": seconds, "apply_s": seconds,
     },
     "eval": {"step": count, "round": count, "eval_s": seconds},

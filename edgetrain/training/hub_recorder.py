@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -148,33 +147,17 @@ class HubRecorder:
         log.event(note.event, note.reason, about=about)
 
     def _round(self, closed: Closed) -> None:
-        if self._log is not None:
-            traffic = self._traffic()
-            self._log.round(
-                round=closed.round,
-                members=closed.members,
-                missing=closed.missing,
-                weight=closed.weight,
-                close_s=closed.open_s,
-                sent_bytes=traffic.sent_bytes,
-                received_bytes=traffic.received_bytes,
-                cpu_s=self._usage.cpu_s,
-                peak_bytes=self._usage.peak_bytes,
-                delay=closed.delay,
-                every=closed.every,
-                cuts=closed.cuts,
-                codec=closed.codec,
-                lands=closed.lands,
-                above=self._bytes_above(),
-                ages=closed.ages,
-                dealt={} if closed.dealt is None else asdict(closed.dealt),
-            )
-
-    def _bytes_above(self) -> tuple[int, int] | None:
-        if self.above is None:
-            return None
-        traffic = self.above()
-        return traffic.sent_bytes, traffic.received_bytes
+        if self._log is None:
+            return
+        traffic, usage, keys = self._traffic(), self._usage, dict(vars(closed))
+        keys["close_s"], dealt = keys.pop("open_s"), keys.pop("dealt")
+        keys |= {"sent_bytes": traffic.sent_bytes, "received_bytes": traffic.received_bytes}
+        keys |= {"cpu_s": usage.cpu_s, "peak_bytes": usage.peak_bytes}
+        if self.above is not None:
+            above = self.above()
+            keys["above_sent_bytes"] = above.sent_bytes
+            keys["above_received_bytes"] = above.received_bytes
+        self._log.round(**keys, **({} if dealt is None else vars(dealt)))
 
     def strike(self, event: Literal["fault", "absence"], reason: str, about: str = "") -> None:
         """Something that the job planned goes wrong now; `about` a member, or the whole fleet."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median_low
-from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from edgetrain.errors import TaskError
+from edgetrain.runs import shapes
 from edgetrain.runs.metrics.line_file import LineFile
 from edgetrain.runs.metrics.lines import COMMON, format_line, number, seconds
 
@@ -82,80 +82,25 @@ class MetricsLog:
         self._lost_unsaid = 0
         self._file = LineFile(self.path, member)
 
-    def step(
-        self,
-        *,
-        step: int,
-        round: int,
-        loss: float,
-        wait_s: float,
-        compute_s: float,
-        overhead_s: float,
-        sent_bytes: int,
-        received_bytes: int,
-        cpu_s: float,
-        peak_bytes: int,
-        joules: float | None = None,
-        steps: int = 1,
-        eval_s: float = 0.0,
-        end_s: float = 0.0,
-    ) -> None:
-        """Write one finished training step of this member, or `steps` of them as one line."""
-        self._write(
-            "step",
-            {
-                "step": int(step),
-                "round": int(round),
-                "loss": number(loss),
-                "wait_s": seconds(wait_s),
-                "compute_s": seconds(compute_s),
-                "overhead_s": seconds(overhead_s),
-                "sent_bytes": int(sent_bytes),
-                "received_bytes": int(received_bytes),
-                "cpu_s": seconds(cpu_s),
-                "peak_bytes": int(peak_bytes),
-                "joules": None if joules is None else number(joules),
-                **({} if steps == 1 else {"steps": int(steps)}),
-                **({"eval_s": seconds(eval_s)} if eval_s else {}),
-                **({"end_s": seconds(end_s)} if end_s else {}),
-            },
-        )
+    def step(self, *, joules: float | None = None, **keys: float) -> None:
+        """Write one finished training step of this member, or `steps` of them as one line.
 
-    def exchange(
-        self,
-        *,
-        round: int,
-        submitted: float,
-        arrived: float,
-        submit_s: float,
-        decode_s: float,
-        apply_s: float,
-        sent_bytes: int,
-        received_bytes: int,
-        members: int,
-        every: int,
-        delay: int,
-    ) -> None:
+        The other keys are those of the line (docs/run-folder.md), in seconds and bytes.
+        """
+        usual = {"steps": 1, "eval_s": 0.0, "end_s": 0.0}
+        kept = {
+            key: value for key, value in keys.items() if key not in usual or value != usual[key]
+        }
+        self._write("step", _plain("step", {**kept, "joules": joules}))
+
+    def exchange(self, *, submitted: float, arrived: float, **keys: float) -> None:
         """Write an exchange of this member whose reply has just been applied.
 
-        submitted, arrived: readings of the log's clock.
+        submitted, arrived: readings of the log's clock. The other keys are those of the line
+        (docs/run-folder.md).
         """
-        self._write(
-            "exchange",
-            {
-                "round": int(round),
-                "submitted_t": seconds(submitted - self._t0),
-                "arrived_t": seconds(arrived - self._t0),
-                "submit_s": seconds(submit_s),
-                "decode_s": seconds(decode_s),
-                "apply_s": seconds(apply_s),
-                "sent_bytes": int(sent_bytes),
-                "received_bytes": int(received_bytes),
-                "members": int(members),
-                "delay": int(delay),
-                "every": int(every),
-            },
-        )
+        times = {"submitted_t": submitted - self._t0, "arrived_t": arrived - self._t0}
+        self._write("exchange", _plain("exchange", keys | times))
 
     def evaluation(
         self,
@@ -181,54 +126,18 @@ class MetricsLog:
         self._write("eval", keys, ago=eval_s)
 
     def round(
-        self,
-        *,
-        round: int,
-        members: Iterable[str],
-        missing: Iterable[str],
-        weight: float,
-        close_s: float,
-        sent_bytes: int,
-        received_bytes: int,
-        cpu_s: float,
-        peak_bytes: int,
-        delay: int = 0,
-        every: int = 0,
-        cuts: Iterable[tuple[str, float, str]] = (),
-        codec: str = "",
-        lands: bool = False,
-        above: tuple[int, int] | None = None,
-        ages: Sequence[int] = (),
-        dealt: Mapping[str, float] = MappingProxyType({}),
+        self, *, cuts: Iterable[tuple[str, float, str]] = (), ages: Sequence[int] = (), **keys: Any
     ) -> None:
         """Write a round that the hub closed.
 
         cuts: (member, share left out, reason) for each contribution that did not count in full.
-        above: bytes sent to and received from the hub above a gateway. ages: of all contributions.
+        ages: of all contributions. The other keys are those of the line (docs/run-folder.md).
         """
-        shares = [[name, float(f"{share:.4f}"), reason] for name, share, reason in cuts]
-        self._write(
-            "round",
-            {
-                "round": int(round),
-                "members": list(members),
-                "missing": list(missing),
-                "weight": number(weight),
-                "close_s": seconds(close_s),
-                "sent_bytes": int(sent_bytes),
-                "received_bytes": int(received_bytes),
-                "cpu_s": seconds(cpu_s),
-                "peak_bytes": int(peak_bytes),
-                "delay": int(delay),
-                "every": int(every),
-                **({"cuts": shares} if shares else {}),
-                **({"codec": codec} if codec else {}),
-                **({"lands": True} if lands else {}),
-                **(_above(above) if above else {}),
-                **({"ages": [median_low(ages), max(ages)]} if ages else {}),
-                **dealt,
-            },
-        )
+        keys["cuts"] = [[name, float(f"{share:.4f}"), reason] for name, share, reason in cuts]
+        keys["ages"] = [median_low(ages), max(ages)] if ages else []
+        rare = {name for name in ("cuts", "codec", "lands", "ages") if not keys.get(name)}
+        kept = {name: value for name, value in keys.items() if name not in rare}
+        self._write("round", _plain("round", kept))
 
     def status(
         self,
@@ -305,5 +214,15 @@ class MetricsLog:
             self._lost_unsaid = 0
 
 
-def _above(both: tuple[int, int]) -> dict[str, int]:
-    return {"above_sent_bytes": both[0], "above_received_bytes": both[1]}
+_FORMATS: dict[shapes.Is, Callable[[Any], Any]] = {
+    shapes.seconds: seconds, shapes.number: number, shapes.count: int, shapes.texts: list,
+}  # fmt: skip
+
+
+def _plain(kind: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as a line has them, by their shapes; KeyError for a key that its kind has not."""
+    shape = shapes.LINES[kind]
+    return {
+        name: value if value is None else _FORMATS.get(shape[name], lambda same: same)(value)
+        for name, value in keys.items()
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from edgetrain.exchange.member.driver import Exchanged
@@ -164,7 +165,7 @@ class Loop:
         self._before = member.traffic()
         member.account_with(self._sums)
         if self._record_every == 1 and not steps.most_bytes:
-            member.observe_exchanges(self._record_exchange)
+            member.observe_exchanges(partial(log_exchange, self._log))
 
     @property
     def evaluates(self) -> bool:
@@ -246,9 +247,6 @@ class Loop:
             seconds.wait_s, seconds.overhead_s, seconds.eval_s, seconds.end_s,
         )  # fmt: skip
 
-    def _record_exchange(self, exchanged: Exchanged) -> None:
-        log_exchange(self._log, exchanged)
-
     def _record(self, step: int, loss_of: Callable[[], float]) -> None:
         sums = self._seconds
         waits = self._unrecorded < self._record_every or not self._has_room(step)
@@ -262,14 +260,14 @@ class Loop:
             wait_s=sums.wait_s,
             compute_s=sums.compute_s,
             overhead_s=sums.overhead_s,
-            eval_s=sums.eval_s,
-            end_s=sums.end_s,
             sent_bytes=traffic.sent_bytes - self._before.sent_bytes,
             received_bytes=traffic.received_bytes - self._before.received_bytes,
             cpu_s=self._usage.cpu_s,
             peak_bytes=self._usage.peak_bytes,
             joules=self._energy.joules(busy_s=sums.compute_s + sums.overhead_s),
             steps=self._unrecorded,
+            eval_s=sums.eval_s,
+            end_s=sums.end_s,
         )
         self._seconds = Seconds()
         self._unrecorded = 0

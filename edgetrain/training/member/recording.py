@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from pathlib import Path
 
 from edgetrain.errors import ConfigError
@@ -21,21 +22,11 @@ from edgetrain.runs.summary import summarise
 
 def log_exchange(log: MetricsLog, exchanged: Exchanged) -> None:
     """Write the line of an exchange that is over, and what the member has decided since."""
-    log.exchange(
-        round=exchanged.round,
-        submitted=exchanged.submitted,
-        arrived=exchanged.arrived,
-        submit_s=exchanged.submit_s,
-        decode_s=exchanged.decode_s,
-        apply_s=exchanged.apply_s,
-        sent_bytes=exchanged.sent_bytes,
-        received_bytes=exchanged.received_bytes,
-        members=exchanged.members,
-        every=exchanged.every,
-        delay=exchanged.delay,
-    )
-    if exchanged.note:
-        log.event("correction", exchanged.note)
+    keys = {name: value for name, value in vars(exchanged).items() if name != "applied"}
+    note = keys.pop("note")
+    log.exchange(**keys)
+    if note:
+        log.event("correction", note)
 
 
 class Recording:
@@ -54,14 +45,12 @@ class Recording:
         """What else the summary says."""
         path = run_folders.metrics_path(self.folder)
         self._log = MetricsLog(path, name, time.monotonic, began)
+        self.add_exchange = partial(log_exchange, self._log)
         self._meter = Meter()
         self._before: Sums | None = None
         self._traffic = traffic
         self._began = began
         self._closed = False
-
-    def add_exchange(self, exchanged: Exchanged) -> None:
-        log_exchange(self._log, exchanged)
 
     def add_step(self, sums: Sums, traffic: Traffic) -> None:
         before = self._before or Sums(sums.step - 1, 0, self._began, 0.0, 0.0)
@@ -75,12 +64,12 @@ class Recording:
             wait_s=wait_s,
             compute_s=max(0.0, sums.at - before.at - wait_s - overhead_s - eval_s),
             overhead_s=overhead_s,
-            eval_s=eval_s,
             sent_bytes=traffic.sent_bytes - first.sent_bytes,
             received_bytes=traffic.received_bytes - first.received_bytes,
             cpu_s=self._meter.cpu_s,
             peak_bytes=self._meter.peak_bytes,
             steps=max(1, sums.step - before.step),
+            eval_s=eval_s,
         )
 
     def close(self, reason: str, *, done: bool) -> None:
