@@ -107,8 +107,7 @@ def _here(arguments: argparse.Namespace) -> int:
         )
     speed = measure(arguments.seconds)
     lines = [_line(speed)] + ([_save(board, [("this machine", speed)])] if arguments.save else [])
-    common.answer(arguments, dataclasses.asdict(speed), "\n".join(lines))
-    return 0
+    return common.answer(arguments, dataclasses.asdict(speed), "\n".join(lines))
 
 
 def _line(speed: MeasuredSpeed) -> str:

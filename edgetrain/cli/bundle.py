@@ -63,12 +63,11 @@ def _make(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"cannot write {arguments.output}: {error.strerror}") from None
     digest, files = bundles.digest_of(archive), sorted(bundles.unpack(archive))
-    common.answer(
+    return common.answer(
         arguments,
         {"digest": digest, "bytes": len(archive), "files": files, "bundle": str(arguments.output)},
         f"{digest}  {arguments.output} ({len(files)} files)",
     )
-    return 0
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -78,8 +77,7 @@ def _show(arguments: argparse.Namespace) -> int:
     files = {name: len(content) for name, content in bundles.unpack(archive).items()}
     digest = bundles.digest_of(archive)
     lines = [digest, *(f"{size:10d}  {name}" for name, size in files.items())]
-    common.answer(arguments, {"digest": digest, "files": files}, "\n".join(lines))
-    return 0
+    return common.answer(arguments, {"digest": digest, "files": files}, "\n".join(lines))
 
 
 def _allow(arguments: argparse.Namespace) -> int:
@@ -94,8 +92,7 @@ def _allow(arguments: argparse.Namespace) -> int:
     else:
         digest, note = bundles.checked(arguments.bundle), ""
     bundles.Allowed(keys_folder(arguments.keys)).allow(digest, note)
-    common.answer(arguments, {"digest": digest}, f"{digest} may run on this device")
-    return 0
+    return common.answer(arguments, {"digest": digest}, f"{digest} may run on this device")
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -104,8 +101,9 @@ def _list(arguments: argparse.Namespace) -> int:
 
     found = bundles.Allowed(keys_folder(arguments.keys)).all()
     lines = [f"{digest}  {note}".rstrip() for digest, note in found.items()]
-    common.answer(arguments, found, "\n".join(lines) or "no bundle is allowed on this device")
-    return 0
+    return common.answer(
+        arguments, found, "\n".join(lines) or "no bundle is allowed on this device"
+    )
 
 
 def _revoke(arguments: argparse.Namespace) -> int:
@@ -114,5 +112,4 @@ def _revoke(arguments: argparse.Namespace) -> int:
 
     digest = bundles.Allowed(keys_folder(arguments.keys)).revoke(arguments.digest)
     said = f"{digest} may run here no longer (a member that runs has it in memory)"
-    common.answer(arguments, {"digest": digest}, said)
-    return 0
+    return common.answer(arguments, {"digest": digest}, said)

@@ -111,14 +111,13 @@ def _worker(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
     size = out.stat().st_size
-    common.answer(
+    return common.answer(
         arguments,
         {"file": str(out), "bytes": size, **dataclasses.asdict(made)},
         f"{out}  {size / 1e6:.0f} MB, {made.unpacked / 1e6:.0f} MB on the device\n"
         f"Python {made.python}, {made.machine}, edgetrain {made.packages['edgetrain']}, "
         f"torch {made.packages['torch']}",
     )
-    return 0
 
 
 def _flash(arguments: argparse.Namespace) -> int:

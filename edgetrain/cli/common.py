@@ -232,9 +232,10 @@ def say(text: str) -> None:
     print(units.printable_lines(text), flush=True)
 
 
-def answer(arguments: argparse.Namespace, values: object, text: str) -> None:
-    """Print what was asked for: plain values with --json, else a text."""
+def answer(arguments: argparse.Namespace, values: object, text: str) -> int:
+    """Print what was asked for: plain values with --json, else a text. Returns exit status 0."""
     say(json.dumps(values) if arguments.json else text)
+    return 0
 
 
 def check_before_torch(arguments: argparse.Namespace, jobs: Iterable[Job]) -> list[Resolved]:

@@ -242,14 +242,12 @@ def run_on_cluster(arguments: argparse.Namespace) -> int:
 
 def follow(hub: _HubProcess, folder: Path, members: int) -> None:
     """Show the hub's run folder until the hub has ended."""
-    from edgetrain.cli.screen import Screen, closing_table
+    from edgetrain.cli.screen import Screen
 
     with Screen(f"hub of {members} devices") as screen:
         screen.follow(folder)
         while hub.is_running:
             time.sleep(0.2)
-    if (table := closing_table(folder)) is not None:
-        common.say(table)
 
 
 def leaves() -> bool:

@@ -69,8 +69,9 @@ def _list(arguments: argparse.Namespace) -> int:
     from edgetrain.fleet import devices
 
     found = [devices.load(name) for name in devices.names()]
-    common.answer(arguments, list(map(dataclasses.asdict, found)), "\n".join(map(line, found)))
-    return 0
+    return common.answer(
+        arguments, list(map(dataclasses.asdict, found)), "\n".join(map(line, found))
+    )
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -83,8 +84,7 @@ def _show(arguments: argparse.Namespace) -> int:
         lines.append("  speed: its own; steps are not paced")
         lines.append(f"  joules: {devices.joules_source(devices.HOST) or unknown}")
     lines += [f"  {key}: {source}" for key, source in device.source.items()]
-    common.answer(arguments, dataclasses.asdict(device), "\n".join(lines))
-    return 0
+    return common.answer(arguments, dataclasses.asdict(device), "\n".join(lines))
 
 
 def _init(arguments: argparse.Namespace) -> int:

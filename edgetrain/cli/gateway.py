@@ -106,22 +106,10 @@ def run(arguments: argparse.Namespace) -> int:
             job, arguments.bind, arguments.insecure, keys, resume=arguments.resume,
             runs=arguments.runs, uplink=uplink,
         )  # fmt: skip
-        from edgetrain.cli.screen import Screen, closing_table
+        from edgetrain.cli.screen import Screen
 
-        folders: list[Path] = []
-
-        def follow(folder: Path) -> None:
-            folders.append(folder)
-            screen.follow(folder)
-
-        count = arguments.members
-        try:
-            with Screen(f"gateway of {count} members, {job.strategy.name}") as screen:
-                rounds = serve_job(request, stop, screen.say, common.warn, follow=follow)
-        finally:
-            for folder in folders:
-                if (table := closing_table(folder)) is not None:
-                    common.say(table)
+        with Screen(f"gateway of {arguments.members} members, {job.strategy.name}") as screen:
+            rounds = serve_job(request, stop, screen.say, common.warn, follow=screen.follow)
         return 0 if rounds else 1
 
 

@@ -128,34 +128,27 @@ def run(arguments: argparse.Namespace) -> int:
             spare=arguments.spare,
             beside=beside_job,
         )
-        from edgetrain.cli.screen import Screen, closing_table
+        from edgetrain.cli.screen import Screen
 
         fleet = job.fleet
         heading = f"hub of {fleet.members} members, {job.strategy.name}"
         if not arguments.any_job:
             heading += f", {job.train.steps} steps"
-        folders: list[Path] = []
 
         def follow(folder: Path) -> None:
-            folders.append(folder)
             screen.follow(folder)
             beside.enter_context(common.beside(arguments, folder, screen.say))
 
-        try:
-            with Screen(heading) as screen, contextlib.ExitStack() as beside:
-                if arguments.replica_of is None:
-                    rounds = serve_job(request, stop, screen.say, common.warn, follow=follow)
-                else:
-                    _check_replica(arguments)
-                    from edgetrain.training.replica import serve_replica
+        with Screen(heading) as screen, contextlib.ExitStack() as beside:
+            if arguments.replica_of is None:
+                rounds = serve_job(request, stop, screen.say, common.warn, follow=follow)
+            else:
+                _check_replica(arguments)
+                from edgetrain.training.replica import serve_replica
 
-                    rounds = serve_replica(
-                        request, arguments.replica_of, stop, screen.say, common.warn, follow=follow
-                    )
-        finally:
-            for folder in folders:
-                if (table := closing_table(folder)) is not None:
-                    common.say(table)
+                rounds = serve_replica(
+                    request, arguments.replica_of, stop, screen.say, common.warn, follow=follow
+                )
         return 0 if rounds else 1
 
 

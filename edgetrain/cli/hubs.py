@@ -60,8 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     if "round" in answer:
         lines.append(f"from round {answer['round']} on")
-    common.answer(arguments, answer, "\n".join(lines))
-    return 0
+    return common.answer(arguments, answer, "\n".join(lines))
 
 
 def _read(words: list[str]) -> tuple[list[str], Path]:

@@ -124,12 +124,11 @@ def _init(arguments: argparse.Namespace) -> int:
 
     ring = _ring(arguments)
     pair = ring.init(new_pair, replace=arguments.replace)
-    common.answer(
+    return common.answer(
         arguments,
         {"public": spell(pair.public), "folder": str(ring.path)},
         f"made a key pair in {ring.path}; public key:\n{spell(pair.public)}",
     )
-    return 0
 
 
 def _enroll(arguments: argparse.Namespace) -> int:
@@ -156,19 +155,17 @@ def _let_in(arguments: argparse.Namespace) -> int:
         key = public_key(arguments.key)
         ring.allow(key, arguments.name)
         said = f"{arguments.name} may join with key {short(key)}…"
-        common.answer(arguments, {"name": arguments.name, "key": spell(key)}, said)
-        return 0
+        return common.answer(arguments, {"name": arguments.name, "key": spell(key)}, said)
     _check_minutes(arguments)
     older = any(name == arguments.name for name, _ in ring.open_tokens(now))
     token = ring.issue_token(arguments.name, new_pair, now, arguments.minutes)
-    common.answer(
+    return common.answer(
         arguments,
         {"name": arguments.name, "token": token, "minutes": arguments.minutes},
         f"{token}\n(lets one device in as {arguments.name}, once, within {arguments.minutes:g} "
         "minutes, at a hub that runs here; keep it secret until then)"
         + ("\n(the older token for this name is closed)" if older else ""),
     )
-    return 0
 
 
 def _check_minutes(arguments: argparse.Namespace) -> None:
@@ -199,8 +196,7 @@ def _let_cluster_in(arguments: argparse.Namespace) -> int:
     if known:
         said += f"\nno token for {', '.join(known)}: on the list already (keys revoke NAME)"
     found = {"out": str(arguments.out), "devices": new, "listed": known}
-    common.answer(arguments, found | {"minutes": arguments.minutes}, said)
-    return 0
+    return common.answer(arguments, found | {"minutes": arguments.minutes}, said)
 
 
 def _for_owner(path: Path) -> int:
@@ -219,8 +215,9 @@ def _enroll_here(arguments: argparse.Namespace) -> int:
     ring = _ring(arguments)
     found = enrol(ring, arguments.hub, token, host_key=host_key)
     said = f"enrolled as {found.name}; {found.hub} is known by its key {short(found.key)}…"
-    common.answer(arguments, {"name": found.name, "hub": found.hub, "key": spell(found.key)}, said)
-    return 0
+    return common.answer(
+        arguments, {"name": found.name, "hub": found.hub, "key": spell(found.key)}, said
+    )
 
 
 def _host_key(path: Path | None) -> str:
@@ -300,8 +297,7 @@ def _list(arguments: argparse.Namespace) -> int:
     lines += [f"open token    {t['name']}, {t['seconds']} s left" for t in tokens]
     lines += [f"known hub     {key}  {address}" for address, key in hubs.items()]
     found = {"public": own, "members": members, "tokens": tokens, "hubs": hubs, "hosts": hosts}
-    common.answer(arguments, found | {"folder": str(ring.path)}, "\n".join(lines))
-    return 0
+    return common.answer(arguments, found | {"folder": str(ring.path)}, "\n".join(lines))
 
 
 def _revoke(arguments: argparse.Namespace) -> int:
@@ -313,5 +309,4 @@ def _revoke(arguments: argparse.Namespace) -> int:
         lines.append(f"the open enrolment token for {revoked.name} is closed")
     found = {"name": revoked.name, "tokens": revoked.tokens}
     key = spell(revoked.keys[0]) if revoked.keys else None
-    common.answer(arguments, found | {"key": key}, "\n".join(lines))
-    return 0
+    return common.answer(arguments, found | {"key": key}, "\n".join(lines))

@@ -100,8 +100,7 @@ def _plan_stages(arguments: argparse.Namespace, job: Job, beside: Path | None) -
             )
         ],
     }  # fmt: skip
-    common.answer(arguments, plan, stages_text(plan))
-    return 0
+    return common.answer(arguments, plan, stages_text(plan))
 
 
 def plain(question: Question, decision: Decision) -> dict[str, Any]:

@@ -79,8 +79,7 @@ def _of_numbers(arguments: argparse.Namespace) -> int:
         "noise": noise, "epsilon": found, "delta": delta, "rounds": rounds, "sample_rate": rate,
         "accountant": arguments.accountant,
     }  # fmt: skip
-    common.answer(arguments, answer, "\n".join(lines))
-    return 0
+    return common.answer(arguments, answer, "\n".join(lines))
 
 
 def _of_job(arguments: argparse.Namespace) -> int:
@@ -101,5 +100,4 @@ def _of_job(arguments: argparse.Namespace) -> int:
         f"noise {promise.noise:.6g} x clip {promise.clip:g}, {promise.count} {what}"
         + (f", each example in {promise.rate:.3g} of them" if promise.rate < 1 else ""),
     ]
-    common.answer(arguments, found, "\n".join(lines))
-    return 0
+    return common.answer(arguments, found, "\n".join(lines))

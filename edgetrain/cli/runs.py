@@ -36,5 +36,4 @@ def run(arguments: argparse.Namespace) -> int:
     shown = folders[-arguments.last :] if arguments.last > 0 else folders
     rows = [row for folder in shown for row in listed(folder)]
     said = text(rows) if rows else f"no runs in {arguments.runs}"
-    common.answer(arguments, [row.as_json() for row in rows], said)
-    return 0
+    return common.answer(arguments, [row.as_json() for row in rows], said)

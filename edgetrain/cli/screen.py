@@ -32,7 +32,8 @@ _PLAIN_S, _PLAIN_SHARE = 5.0, 0.02
 
 
 class Screen:
-    """Prints lines, and what a run folder says, until the block ends.
+    """Prints lines, and what a run folder says, until the block ends; then its closing table, if it
+    has a summary by then.
 
     Until `follow` is called, and after the block, `say` prints at once.
     """
@@ -44,6 +45,7 @@ class Screen:
         self._lines: deque[str] = deque(maxlen=_MOST_LINES)
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        self._folder: Path | None = None
 
     def say(self, line: str) -> None:
         """Print a line; waits for nothing while a run is followed."""
@@ -54,6 +56,7 @@ class Screen:
 
     def follow(self, folder: Path, metric: str = "accuracy") -> None:
         """Show this run folder from now on; `metric` is the figure of its task."""
+        self._folder = folder
         self._thread = threading.Thread(target=self._run, args=(folder, metric), daemon=True)
         self._thread.start()
 
@@ -66,6 +69,8 @@ class Screen:
             self._thread.join(_PATIENCE_S)
             if not self._thread.is_alive():
                 self._thread = None
+        if self._folder is not None and (table := closing_table(self._folder)) is not None:
+            self._print(table)
 
     # -- in the thread ------------------------------------------------------------------------
 

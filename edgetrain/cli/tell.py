@@ -61,7 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
     answer = give_order(arguments.folder, [what] if member is None else [what, member])
     said = _SAID.get(what, f"{member} is removed")
     names = answer["members"]
-    common.answer(
+    return common.answer(
         arguments, answer, f"{said} (round {answer['round']}, {len(names)} members are in)"
     )
-    return 0
