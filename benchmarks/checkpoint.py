@@ -38,7 +38,7 @@ from loopback import Loopback
 
 def hub_of(codec: str) -> tuple[Loopback, Hub]:
     row = strategies.find("fedavg")
-    terms = Terms.of_strategy(row, 5)
+    terms = Terms(row, 5)
     parsed = codecs.parse(codec)
     return Loopback(), Hub(terms, Policy(1), row.merge_rule(), parsed, parsed)
 

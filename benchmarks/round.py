@@ -42,6 +42,7 @@ from typing import Any
 import psutil
 from harness import machine, progress
 
+from edgetrain.strategies import find
 from edgetrain.training import processes
 
 PATIENCE_S = 120.0
@@ -95,7 +96,7 @@ def hub(pipe: Connection, members: int, strategy: str = "local-sgd", every: int 
 
     socket = HubSocket("tcp://127.0.0.1:0")
     pipe.send(socket.address)
-    terms = Terms(strategy, every)
+    terms = Terms(find(strategy), every)
     pure = Hub(terms, Policy(members), Mean(), codecs.Dense(), codecs.Dense())
     serve(pure, socket, time.monotonic, lambda effect: None)
     socket.close()

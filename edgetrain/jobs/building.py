@@ -36,7 +36,7 @@ def hub_of(
     any_job: bool = False,
     source: Source = system,
     most_elements: int = MAX_ELEMENTS,
-    keeps_windows: bool | None = None,
+    quick_bytes: float | None = None,
     site: int = 0,
     number: int | None = 0,
     kind: Callable[..., Hub] = Hub,
@@ -46,18 +46,17 @@ def hub_of(
 
     With `any_job` it admits members whatever job they run. `source` is what noise is made of, if
     the hub adds it. `most_elements`: of the largest model, where the job does not say.
-    `keeps_windows`: see `Delay`; None: as the job's network profiles say. `site`: of the gateway of
+    `quick_bytes`: see `Delay`; None: as the job's network profiles say. `site`: of the gateway of
     a site with this many members. `kind` makes the hub of its parts. ConfigError if its noise
     cannot be worked out.
     """
     job = found.job
-    windows = found.keeps_windows if keeps_windows is None else keeps_windows
     masks = None
     if found.mask_terms is not None:
         from edgetrain.exchange.masks.aggregator import Aggregator
 
         masks = Aggregator(found.mask_terms)
-    terms = _terms(found, any_job, windows, number)
+    terms = _terms(found, any_job, quick_bytes, number)
     terms = replace(terms, gateways=job.fleet.gateways and not site)
     parts = _policy(job, most_elements, site), _merge_rule(found, source)
     if found.strategy.deals:
@@ -85,7 +84,7 @@ def reducer_of(found: Resolved, first: int, end: int) -> ReducerHub:
     """A hub of the ranges [first, end) of the vector, for a member to host. It waits for members
     that are lost as long as for those of a hub that comes back: its own member is one of them."""
     job, stretch = found.job, Stretch(found.job.strategy.ranges, first, end)
-    terms = _terms(found, any_job=False, keeps_windows=found.keeps_windows)
+    terms = _terms(found)
     policy = replace(_policy(job, MAX_ELEMENTS), deserted_s=job.hub.return_s, status_s=0.0)
     return ReducerHub(
         replace(terms, stretch=stretch),
@@ -118,14 +117,17 @@ def _policy(job: Job, most_elements: int, site: int = 0) -> Policy:
     )
 
 
-def _terms(found: Resolved, any_job: bool, keeps_windows: bool, number: int | None = 0) -> Terms:
-    job, delay = found.job, replace(found.delay, keeps_windows=keeps_windows)
+def _terms(
+    found: Resolved, any_job: bool = False, quick_bytes: float | None = None, number: int | None = 0
+) -> Terms:
+    quick = found.quick_bytes if quick_bytes is None else quick_bytes
+    job, delay = found.job, replace(found.delay, quick_bytes=quick)
     if any_job and job.strategy.landing == AUTO and "partition" not in job.data:
         landing = CHOSEN if found.strategy.has_local_steps else 0.0  # whose data are not known
         delay = replace(delay, landing=landing)
     hubs, ranges = len(job.hub.hubs) or 1, job.strategy.ranges
     stretch = Stretch(ranges, 0, 0) if number is None else shared(ranges, hubs)[number]
-    return Terms.of_strategy(
+    return Terms(
         found.strategy, found.every, delay, "" if any_job else job.digest(),
         0 if any_job else job.train.steps, stretch,
     )  # fmt: skip

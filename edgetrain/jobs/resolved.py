@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.delay import (
     APART_SHARE,
+    FIRST_WINDOW_BYTES,
     LANDED_SHARE,
     MAX_IN_FLIGHT,
     SHARE,
@@ -26,6 +28,7 @@ from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 from edgetrain.fleet.assignment import devices_of
 from edgetrain.fleet.devices import Device
 from edgetrain.fleet.networks import Fault, Profile, Site
+from edgetrain.fleet.networks.links.window import MSS
 from edgetrain.fleet.networks.profile import BARE
 from edgetrain.fleet.presence import Presence
 from edgetrain.jobs.job import Job, StrategyTable
@@ -168,10 +171,14 @@ class Resolved:
         return [self.network_profiles[name] for name in self.networks]
 
     @property
-    def keeps_windows(self) -> bool:
-        """Whether all of these links say that TCP keeps its windows over pauses."""
+    def quick_bytes(self) -> float:
+        """Bytes that TCP sends at once after a pause, as all of these links say; inf: it keeps its
+        windows."""
         ways = [way for link in self.links for way in (link.up, link.down)]
-        return bool(ways) and not any(way.slow_start_after_idle for way in ways)
+        if ways and not any(way.slow_start_after_idle for way in ways):
+            return math.inf
+        firsts = [way.first_window * MSS or FIRST_WINDOW_BYTES for way in ways]
+        return min(firsts, default=FIRST_WINDOW_BYTES)
 
     @property
     def rounds(self) -> int:

@@ -8,6 +8,7 @@ Nothing here prints: the caller passes functions for the lines that people read.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -20,6 +21,7 @@ from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.addresses import Interface, Listening, split_address, wait_to_listen
 from edgetrain.exchange.descriptors import RESERVED, raise_limit
 from edgetrain.exchange.gateway.site import SiteHub
+from edgetrain.exchange.hub.delay import FIRST_WINDOW_BYTES
 from edgetrain.exchange.hub.effects import Note
 from edgetrain.exchange.hub.journal import LOCK, Journal
 from edgetrain.exchange.hub.protocol import Hub
@@ -317,8 +319,9 @@ def _maker(
         kind = shared_kind(found, leads, ways, _names(gate), gate is not None)
     elif request.spare:
         raise ConfigError(f"--spare: {why}", "only several hubs that share ranges may change")
+    quick_bytes = FIRST_WINDOW_BYTES if restarts_after_idle() else math.inf
     made = partial(
-        hub_of, found, most_elements=most_elements, keeps_windows=not restarts_after_idle(),
+        hub_of, found, most_elements=most_elements, quick_bytes=quick_bytes,
         kind=kind, number=None if request.spare else request.number - 1,
     )  # fmt: skip
     if (uplink := request.uplink) is None:

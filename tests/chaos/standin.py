@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from flat_vectors import FlatVectors
 
-from edgetrain.exchange.member.driver import Driver, FlatVectors
+from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.seam import Exchange, Request
 from edgetrain.vectors.vector import Vector
 

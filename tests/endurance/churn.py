@@ -44,6 +44,7 @@ from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import CatchUp, Request, Submission
 from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
+from edgetrain.strategies import find
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.simulated.virtual import SECOND
 from endurance.attacks import Hub as HubProcess
@@ -94,7 +95,7 @@ class Churn:
     def __init__(self, folder: Path, pace_s: float) -> None:
         codec = codecs.Dense()
         hub = Hub(
-            Terms("local-sgd", 1),
+            Terms(find("local-sgd"), 1),
             Policy(PLACES, 1, 30.0, GONE_S, 1.0, 60.0),
             Mean(), codec, codec,
         )  # fmt: skip

@@ -75,7 +75,7 @@ from edgetrain.exchange.messages import (
 from edgetrain.exchange.seam import Request, Submission
 from edgetrain.exchange.transport import owned
 from edgetrain.runs.metrics.lines import format_line
-from edgetrain.strategies import merging
+from edgetrain.strategies import find, merging
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.hub_recorder import Statuses
 from edgetrain.vectors.blob import blob_digest
@@ -174,7 +174,7 @@ def hub_of(kind: Kind) -> Hub:
     members = HONEST if kind.waiting else HONEST + 4
     masks = Aggregator(MaskTerms(members, 2, 8.0)) if kind.masked else None
     return Hub(
-        Terms("dga" if kind.delay.is_measured else "local-sgd", 1, kind.delay),
+        Terms(find("dga" if kind.delay.is_measured else "local-sgd"), 1, kind.delay),
         Policy(members, 1, 1.0, 2.0, 1.0, 20.0, status_s=1.0),
         kind.merge(),
         *kind.codecs(),

@@ -100,7 +100,7 @@ def train(setting: Setting, task: Task) -> Outcome:
     row = strategies.find(setting.strategy)
     codec = codecs.Dense()
     delay = DELAY if row.delays else 0
-    terms = Terms.of_strategy(row, EVERY, Delay(delay))
+    terms = Terms(row, EVERY, Delay(delay))
     hub = Hub(terms, Policy(MEMBERS), row.merge_rule(setting.rule), codec, codec)
     wire = Loopback()
     cuts = {f"m{i}": 0.0 for i in range(MEMBERS)}

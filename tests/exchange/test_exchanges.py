@@ -10,12 +10,13 @@ import pytest
 from children import HubThread, in_threads
 from direct import Direct
 from every_strategy import OUT_OF_STEP, SPELLED
+from flat_vectors import FlatVectors
 from loopback import Loopback
 
 from edgetrain import strategies
 from edgetrain.errors import Diverged, Refused
 from edgetrain.exchange.hub.delay import Delay
-from edgetrain.exchange.member.driver import Driver, FlatVectors
+from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Past, Request, Submission
 from edgetrain.exchange.transport import Traffic

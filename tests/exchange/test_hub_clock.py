@@ -14,6 +14,7 @@ from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import PROTOCOL, Base, Join, Start, Welcome, pack, unpack
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.transport import Traffic
+from edgetrain.strategies import find
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.vector import checksum
 
@@ -39,7 +40,7 @@ def starts(end):
 @pytest.mark.parametrize("earlier_s", [0.0, 100.0])
 def test_start_says_how_long_training_has_been_going_on(earlier_s):
     wires, now = Loopback(), [50.0]
-    hub = Hub(Terms("local-sgd", 1), Policy(2), Mean(), codecs.Dense(), codecs.Dense())
+    hub = Hub(Terms(find("local-sgd"), 1), Policy(2), Mean(), codecs.Dense(), codecs.Dense())
     ends = [join(wires, "a"), join(wires, "b")]
     ends[0].send(pack(Base(0, 1, ZEROS.tobytes())))
 

@@ -29,6 +29,7 @@ from edgetrain.exchange.messages import Beat, Refuse, pack, unpack
 from edgetrain.exchange.transport import Traffic
 from edgetrain.jobs.building import LARGEST_PART_BYTES, message_limit
 from edgetrain.runs import folder as runs
+from edgetrain.strategies import find
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.hub_recorder import FIRST, NEWEST, HubRecorder
 
@@ -66,7 +67,7 @@ def test_a_flood_is_dropped_and_told_and_others_are_heard(monkeypatch):
         flood.send(pack(Beat()))
     other.send(pack(Beat()))
     codec, told = Dense(), []
-    hub = Hub(Terms("local-sgd", 1), Policy(1), Mean(), codec, codec)
+    hub = Hub(Terms(find("local-sgd"), 1), Policy(1), Mean(), codec, codec)
     turns = itertools.count()
     serve(hub, wire, lambda: 0.5, told.append, stop=lambda: next(turns) > 3)
     assert [n.reason for n in told] == ["more than 50 messages a second: the rest is dropped"]

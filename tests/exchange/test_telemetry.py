@@ -32,6 +32,7 @@ from edgetrain.runs.folder import metrics_path, read_metrics
 from edgetrain.runs.metrics.lines import format_line
 from edgetrain.runs.metrics.tally import Tally
 from edgetrain.runs.summary import summarise
+from edgetrain.strategies import find
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.hub_recorder import MOST_NAMES, HubRecorder, Statuses
 from edgetrain.training.member.member import Member, bind, release_of
@@ -47,7 +48,7 @@ CURVE_BYTES = 2 * (33 + 2)
 def hub_with(status_s):
     """A hub that the member "a" has joined."""
     hub = Hub(
-        Terms("local-sgd", 1), Policy(1, status_s=status_s), Mean(), codecs.Dense(),
+        Terms(find("local-sgd"), 1), Policy(1, status_s=status_s), Mean(), codecs.Dense(),
         codecs.Dense(),
     )  # fmt: skip
     hub.handle(b"a", Join(PROTOCOL, "", "model", 3, "a", 1.0, checksum(ZEROS), 1), 0.0)
@@ -268,7 +269,7 @@ def test_no_loss_and_no_figure_is_on_the_wire(private, masked):
         pytest.importorskip("Crypto", reason="masks need edgetrain[private]")
         row, codec = strategies.find("local-sgd"), codecs.parse("fp32")
         hub.hub = Hub(
-            Terms.of_strategy(row, 1), Policy(members, beat_s=0.05, status_s=0.001),
+            Terms(row, 1), Policy(members, beat_s=0.05, status_s=0.001),
             row.merge_rule(), codec, codec, Aggregator(MaskTerms(members, members, 64.0)),
         )  # fmt: skip
 

@@ -195,7 +195,7 @@ class HubThread:
         policy = Policy(members, **({"beat_s": 0.05, "gone_s": 0.3} | other.pop("policy", {})))
         codec = codecs.parse(other.pop("codec", "fp32"))
         reply_codec = codecs.parse(other.pop("reply_codec", codec.name))
-        terms = Terms.of_strategy(row, every, Delay(delay or 0, delay is None), **other)
+        terms = Terms(row, every, Delay(delay or 0, delay is None), **other)
         self.hub = kind(terms, policy, row.merge_rule(), codec, reply_codec, outer=row.outer_rule())
         self.transport = transport
         self.notes: list[Note] = []

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from flat_vectors import FlatVectors
 
 from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.delay import Delay
@@ -20,7 +21,7 @@ from edgetrain.exchange.hub.records import Round
 from edgetrain.exchange.hub.reducer import ReducerHub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.member.driver import Driver, FlatVectors
+from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import CLIENT
 from edgetrain.exchange.peers.dialled import Dialled
@@ -78,7 +79,7 @@ class DirectRoom:
         self.description = layouts.describe([("w", (elements,), "float32")])
         self.steps, self.elements, self.closed = steps, elements, set(closed)
         self.codecs = codecs.parse(codec), codecs.parse(reply_codec or codec)
-        self.terms = Terms.of_strategy(
+        self.terms = Terms(
             self.row,
             every,
             Delay(delay if self.row.delays else 0),

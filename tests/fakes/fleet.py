@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from flat_vectors import FlatVectors
 from greenlet import GreenletExit, greenlet
 
 from edgetrain import codecs, strategies
@@ -33,7 +34,7 @@ from edgetrain.exchange.hub.effects import (
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Round, Sent, State, decode, encode
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.member.driver import Driver, FlatVectors
+from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import pack, unpack
 from edgetrain.exchange.seam import CatchUp, Exchange, Request, RoundReply, Submission
@@ -380,7 +381,7 @@ class Fleet:
         """Whether members say how many steps they take, as with loops of their own."""
         pace = replace(pace, landing=landing)
         bounded = bounded or (landing != 0 and not tells_steps)
-        terms = Terms.of_strategy(self.strategy, every, pace, steps=steps if bounded else 0)
+        terms = Terms(self.strategy, every, pace, steps=steps if bounded else 0)
         self.fresh_hub = lambda kind=Hub: kind(
             terms, policy or Policy(members), self.strategy.merge_rule(merge), *named,
             outer=self.strategy.outer_rule(),

@@ -52,7 +52,7 @@ class Desk:
         **policy,
     ):
         row = replace(strategies.find("sync-sgd" if gradient else "dga"), weighted=weighted)
-        terms = Terms.of_strategy(row, 1, Delay(delay or 0, delay is None), "job-a")
+        terms = Terms(row, 1, Delay(delay or 0, delay is None), "job-a")
         terms = replace(terms, gateways=gateways)
         codec = codec or codecs.Dense()
         reply_codec = reply_codec or codecs.Dense()

@@ -9,6 +9,7 @@ from edgetrain.exchange.hub.effects import Closed, Send
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import PROTOCOL, Base, Contribute, Join, Reply
+from edgetrain.strategies import find
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.vector import checksum
 
@@ -34,7 +35,7 @@ class Room:
     def __init__(self, rule, names, quorum=1, closing=None, outer=None):
         codec = Dense()
         codec.part_elements = PART
-        terms = Terms("local-sgd", 1)
+        terms = Terms(find("local-sgd"), 1)
         policy = Policy(len(names), quorum, deadline_s=10.0)
         self.hub = Hub(terms, policy, rule, codec, codec, closing=closing, outer=outer)
         self.known = [checksum(START)]

@@ -253,7 +253,7 @@ def trained(table, strategy="dga", codec="fp32", source=None, members=3):
 
     row = strategies.find(strategy)
     every = 1 if row.contributes == "gradient" else 2
-    terms = Terms.of_strategy(row, every, Delay(3 if row.delays else 0))
+    terms = Terms(row, every, Delay(3 if row.delays else 0))
     rule = row.merge_rule()
     if table.where == "hub" and table.unit == "member":
         rule = PrivateMean(Gaussian(table.clip, table.noise), seeded("hub"))

@@ -20,8 +20,8 @@ def test_a_round_begins_every_part_of_a_fragments_steps():
     assert found("delay=auto").every == 5
     assert found("every=40", "delay=auto").every == 10
     hub = hub_of(found("every=20", "delay=6"))
-    assert (hub.terms.every, hub.terms.ranges) == (5, 4)
-    assert hub.terms.strategy == "streaming-diloco(4, 0.5)"
+    assert (hub.terms.every, hub.terms.strategy.ranges) == (5, 4)
+    assert hub.terms.strategy.spelled == "streaming-diloco(4, 0.5)"
 
 
 def test_what_is_left_of_each_fragment_at_the_end_counts_as_a_contribution():

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from flat_vectors import FlatVectors
 from fleet import Disk, Fleet, noisy_descent
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from edgetrain import strategies
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.delay import Delay
 from edgetrain.exchange.hub.terms import Policy
-from edgetrain.exchange.member.driver import Driver, FlatVectors
+from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.seam import Entry, Request
 from edgetrain.strategies.streaming import Streaming
 from edgetrain.vectors.blocks import BLOCK

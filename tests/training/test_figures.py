@@ -35,6 +35,7 @@ from edgetrain.runs.reports.message import message
 from edgetrain.runs.reports.page.document import document
 from edgetrain.runs.reports.page.story import report_of
 from edgetrain.runs.reports.plot.headings import heading_of
+from edgetrain.strategies import find
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.hub import HubRequest, job_to_resume, serve_job
 from edgetrain.training.member.train import Place, train
@@ -187,7 +188,7 @@ ZEROS = np.zeros(3, np.float32)
 
 def hub_of_three():
     hub = Hub(
-        Terms("dga", 1), Policy(3, status_s=5.0), Mean(), codecs.Dense(), codecs.Dense()
+        Terms(find("dga"), 1), Policy(3, status_s=5.0), Mean(), codecs.Dense(), codecs.Dense()
     )  # fmt: skip
     for name in "abc":
         join = Join(PROTOCOL, "", "model", 3, name, 1.0, checksum(ZEROS), ord(name))

@@ -225,7 +225,7 @@ class SiteHub(Hub):
             applied, oldest = rounds.round, min(rounds.kept, default=None)
             past = Past(
                 place.session, place.name, rounds.collecting, applied, self.checksum(applied),
-                self.base is not None or not self.terms.keeps_base, oldest,
+                self.base is not None or not self.terms.strategy.hub_keeps_base, oldest,
             )  # fmt: skip
             self._base = np.empty(model.elements, np.float32)
             checksum = 0
@@ -250,7 +250,7 @@ class SiteHub(Hub):
         fixed = FixedValues() if tensors is None else FixedValues.restored(tensors.read())
         effects = self.membership.admit_site(fixed, entry.index)
         save = Save(self.state())
-        if not self.terms.keeps_base:
+        if not self.terms.strategy.hub_keeps_base:
             self.rounds.merger.forget_base()
         return [save, *effects]
 

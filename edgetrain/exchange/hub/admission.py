@@ -114,10 +114,11 @@ class Admission:
         known = self.rounds.delay.steps
         if join.steps and known and join.steps != known:
             return "steps", f"the run has {known:,} steps, the member's {join.steps:,}"
-        if self.rounds.started and not self.terms.allows_late_join:
+        if self.rounds.started and not self.terms.strategy.allows_late_join:
             return "started", (
-                f"{self.terms.strategy} is at round {self.rounds.round}, and the optimizer's state "
-                "is only in the members: use a displacement strategy (dga, fedavg) to join late"
+                f"{self.terms.strategy.spelled} is at round {self.rounds.round}, and the "
+                "optimizer's state is only in the members: use a displacement strategy (dga, "
+                "fedavg) to join late"
             )
         namesake = self.members.named(join.name)
         earlier = namesake or self.members.away.get(join.name)
@@ -187,7 +188,7 @@ class Admission:
                 f"{round}"
             )
         first, most = max(message.oldest, message.submitted), self.rounds.slack + 1
-        in_step = self.terms.arrivals is None
+        in_step = self.terms.strategy.in_step
         if in_step and first - max(round, member.first_round) > most:
             return "order", f"round {first} is more than {most} ahead of {round}"
         known = self.rounds.checksums.get(message.applied)
@@ -199,7 +200,7 @@ class Admission:
         lacks_replies = message.lacks_base or not self.has_replies_from(message.applied)
         if self.rounds.base is None and lacks_replies:
             return "started", (
-                f"{self.terms.strategy} is at round {round}, the replies after "
+                f"{self.terms.strategy.spelled} is at round {round}, the replies after "
                 f"{message.applied} are gone, and the optimizer's state is only in the members"
             )
         return None
@@ -227,7 +228,7 @@ class Admission:
         return "model", f"{reason}; {differs}" if differs else reason
 
     def _other_fixed(self) -> WhyNot:
-        return ("data", _OTHER_DATA) if self.terms.deals else ("fixed", _OTHER_FIXED)
+        return ("data", _OTHER_DATA) if self.terms.strategy.deals else ("fixed", _OTHER_FIXED)
 
     def _too_large(self, told: Join) -> WhyNot:
         takes, most = 4e-6 * told.elements, 4e-6 * self.policy.most_elements

@@ -130,8 +130,9 @@ class CollectiveHub(DirectHub):
             return "rounds went on without it, and it lacks their means: join anew"
         if self.rounds.merger.outer is not None:
             return (
-                f"{self.terms.strategy}: what the outer rule remembers is only in the members of "
-                f"the {self.topology}: take a strategy without one (fedavg, dga), or a star"
+                f"{self.terms.strategy.spelled}: what the outer rule remembers is only in the "
+                f"members of the {self.topology}: take a strategy without one (fedavg, dga), or "
+                "a star"
             )
         if message.address == CLIENT:
             return f"a {self.topology} takes in nobody that others cannot connect to: let it listen"

@@ -18,8 +18,9 @@ faster than they close, the hub or a link is the bottleneck: a longer delay woul
 queue, and hide nothing.
 
 The third row is `Delay.overlaps`: members wait for the rest of each trip. It needs long rounds, and
-TCP forgets its window between these where a kernel lets it (not `Delay.keeps_windows`): messages
-would start slowly in each round, which takes longer than what is hidden, so rounds stay short.
+TCP forgets its window between these where a kernel lets it: messages of more than
+`Delay.quick_bytes` would start slowly in each round, which takes longer than what is hidden, so
+rounds stay short.
 
 At the end of a run that lands, K and D are the landing's (`landing`), fixed or measured before.
 """
@@ -53,7 +54,7 @@ of small batches, lets diverge; and of those whose data are unequal and that lan
 (docs/decisions/004 has what that costs)."""
 
 FIRST_WINDOW_BYTES = 14_480
-"""A message of at most this many loses nothing to TCP's slow start: ten segments (RFC 6928)."""
+"""What TCP begins with, where nothing else is said: ten segments (RFC 6928)."""
 
 GREW = 1.1
 """A delay that was enough is so no more, and rounds take longer than their steps, from this factor
@@ -80,8 +81,9 @@ class Delay:
     (`landing.Landing`); 0: none are; negative: as K and D ask for it (`share_for`)."""
     overlaps: bool = False
     """Whether trips longer than a sixteenth of the run are hidden in part, by long rounds."""
-    keeps_windows: bool = False
-    """Whether the hub's TCP keeps its windows between long rounds."""
+    quick_bytes: float = FIRST_WINDOW_BYTES
+    """A message of at most this many bytes loses nothing to slow start after a long round; inf: TCP
+    keeps its windows."""
 
     def together(self, every: int, steps: int) -> int:
         """The most that K + D may be, the steps that a member may diverge from the fleet: one in
@@ -149,7 +151,7 @@ class AgreedDelay:
         """Local steps of the run; 0: not known."""
         self._last_rounds = ranges - 1
         self._one_in_flight, self._overlaps = delay.one_in_flight, delay.overlaps
-        self._keeps_windows = delay.keeps_windows
+        self._quick_bytes = delay.quick_bytes
         self._together = delay.together(every, steps)
         self._longest = self.first // every if delay.is_measured else 0
         """The most rounds in flight so far: members still act on it for a while."""
@@ -257,8 +259,8 @@ class AgreedDelay:
             return ""
         self._is_settled = round >= AUTO_ROUNDS
         is_long = self._is_settled and taken > self.steps // APART_SHARE
-        is_kept = self._keeps_windows or 0 < max(w.sent for w in wishes) <= FIRST_WINDOW_BYTES
-        if self._overlaps and is_long and is_kept:
+        is_quick = (max(w.sent for w in wishes) or math.inf) <= self._quick_bytes
+        if self._overlaps and is_long and is_quick:
             told = self._overlap(taken, slowest)
         else:
             told = self._decide(taken, lasts, any(wish.applied for wish in wishes))

@@ -48,7 +48,7 @@ def _welcome(
         name=member.name,
         index=member.index,
         members=policy.members,
-        strategy=terms.strategy,
+        strategy=terms.strategy.spelled,
         every=terms.every,
         delay=terms.delay.code,
         codec=merger.codec.name,
@@ -176,11 +176,11 @@ class Membership:
 
     def _add(self, sender: bytes, join: Join) -> list[Effect]:
         name = join.name or self._members.free_name()
-        weight = join.weight if self._terms.weighted else 1.0
+        weight = join.weight if self._terms.strategy.weighted else 1.0
         member = MemberRecord(
             name, sender, self._members.free_index(join.behind or 1), weight, join.checksum,
-            join.session, fixed=join.fixed, merged_by_range=list(range(self._terms.ranges)),
-            address=join.address, behind=join.behind,
+            join.session, fixed=join.fixed, address=join.address, behind=join.behind,
+            merged_by_range=[*range(self._terms.strategy.ranges)],
         )  # fmt: skip
         self._members.add(member)
         self._rounds.delay.set_steps(join.steps)
@@ -290,7 +290,8 @@ class Membership:
         rounds.delay.set_steps(message.steps)
         begin, skips = message.submitted, message.skips or message.submitted
         keep = not message.lacks_base and self._admission(tail).has_replies_from(message.applied)
-        if self._terms.allows_late_join and begin < max(rounds.oldest_number, member.next_round):
+        newest = max(rounds.oldest_number, member.next_round)
+        if self._terms.strategy.allows_late_join and begin < newest:
             begin = self._next_round_for(member)
         if begin > skips:
             member.begin_at(begin, skips)

@@ -131,7 +131,7 @@ class Merger:
         """Use the codecs for this model, whose vector has [elements]; an empty layout: its tensors
         are not known. Raises
         ConfigError, and changes nothing, if a codec does not work for it."""
-        stretch, turns = self._terms.stretch, self._terms.ranges
+        stretch, turns = self._terms.stretch, self._terms.strategy.ranges
         ranges = Ranges(stretch.size(elements), turns)
         cuts = max(turns, stretch.count)
         codecs = [bound(codec, layout, cuts) for codec in self.codecs]
@@ -169,7 +169,7 @@ class Merger:
     @property
     def weighted(self) -> bool:
         """Whether members count by their weights."""
-        return self._terms.weighted
+        return self._terms.strategy.weighted
 
     @property
     def adaptive(self) -> OnRungs | None:
@@ -313,11 +313,7 @@ class Merger:
     def _keeps_inputs(self) -> bool:
         """Whether a round cannot be merged again from its reply: lossy replies leave something out,
         and an outer rule with state has to see what was merged. The hub above a gateway does."""
-        return not self.is_below and self._lacks_inputs
-
-    @property
-    def _lacks_inputs(self) -> bool:
-        return not self.replies.lossless or bool(self.outer_state())
+        return not self.is_below and (not self.replies.lossless or bool(self.outer_state()))
 
     @property
     def _keeps_mean(self) -> bool:
@@ -393,7 +389,7 @@ class Merger:
 
     def _advance(self, round: int, merged: Vector, payloads: Sequence[Buffer]) -> int:
         """base += the reply as members decode it. Returns its checksum, 0 without a base."""
-        if not self._terms.keeps_base:
+        if not self._terms.strategy.hub_keeps_base:
             self.forget_base()
         if self.base is None:
             return 0

@@ -111,7 +111,7 @@ class Hub:
         """Only to be looked at, like `rounds` and `membership`."""
         merger = Merger(merge, codec, reply_codec, terms, masked=masks is not None, outer=outer)
         closing = closing or terms.closing_rule(policy)
-        delay = AgreedDelay(terms.every, terms.delay, terms.steps, terms.ranges)
+        delay = AgreedDelay(terms.every, terms.delay, terms.steps, terms.strategy.ranges)
         self.rounds = Rounds(self.members, merger, delay, closing, masks, policy.deadline_s)
         self.membership = Membership(terms, policy, self.members, self.rounds)
         self.steering = Steering(self.members, self.rounds, self.membership, lambda: self.state())
@@ -290,7 +290,7 @@ class Hub:
             return []
         effects = self.membership.admit_all()
         effects.insert(0, Save(self.state()))
-        if not self.terms.keeps_base:
+        if not self.terms.strategy.hub_keeps_base:
             self.rounds.merger.forget_base()
         self.rounds.start(self.epoch)
         return effects + (self._close_rounds(now) if self.rounds.masks else [])

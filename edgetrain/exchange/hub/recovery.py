@@ -58,7 +58,7 @@ def recover(folder: Path) -> Recovered:
     """
     found, mend = Recovered(), _Mend(folder)
     for path in reversed(files(folder, ".base")):
-        found.snapshot = _state_in(path)
+        found.snapshot = next(read_states(path), None)
         if found.snapshot is not None:
             break
         aside = mend.set_aside(path)
@@ -95,10 +95,6 @@ def files(folder: Path, suffix: str) -> list[Path]:
 
 _NAME = re.compile(r"\d{20}\.(base|log|tmp)")
 _REMAINS = re.compile(r"\d{20}\.(base|log)(\.damaged\d*)?")
-
-
-def _state_in(path: Path) -> State | None:
-    return next(read_states(path), None)
 
 
 def _refuse_without_snapshot(folder: Path) -> None:

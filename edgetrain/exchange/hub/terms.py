@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.delay import AT_ONCE, Delay
 from edgetrain.exchange.messages import MAX_ELEMENTS
-from edgetrain.strategies.arrivals import ArrivalRule, ArrivalTerms
+from edgetrain.strategies.arrivals import ArrivalTerms
 from edgetrain.strategies.closing import ClosingRule, LearnedDeadline, QuorumAndDeadline
 from edgetrain.vectors.ranges import WHOLE, Stretch
 
@@ -22,72 +21,33 @@ ANY_JOB = "any job"
 
 @dataclass(frozen=True)
 class Terms:
-    """What all members of a job share (`Welcome` sends it to them), and what the hub has to know of
-    the job's strategy: see the properties of the same names in `strategies.Strategy`."""
+    """What all members of a job share (`Welcome` sends it to them)."""
 
-    strategy: str
-    """Its name with its arguments: only sent and written, never compared."""
+    strategy: Strategy
     every: int
     """Local steps in a round."""
     delay: Delay = AT_ONCE
-    weighted: bool = False
-    """Whether members count by the weights they join with."""
-    keeps_base: bool = True
-    """Whether the hub keeps the base; otherwise only until the first round."""
-    allows_late_join: bool = True
-    """Whether a member may join after the start, and may leave out rounds when it comes back."""
     job: str = ""
     """Digest of the job, or "": any job whose model fits."""
     steps: int = 0
     """Steps of each member, which bound an automatic delay; 0: not known."""
-    ranges: int = 1
-    """Ranges of the vector that rounds concern in turn."""
     stretch: Stretch = WHOLE
     """The ranges of the vector that this hub has."""
-    arrivals: Callable[[ArrivalTerms], ArrivalRule] | None = None
-    """Where members are out of step, makes the rule that closes rounds."""
     gateways: bool = False
     """Whether a gateway may join for the members of its site."""
-    deals: bool = False
-    """Whether the hub hands out work."""
-
-    @classmethod
-    def of_strategy(
-        cls,
-        row: Strategy,
-        every: int,
-        delay: Delay = AT_ONCE,
-        job: str = "",
-        steps: int = 0,
-        stretch: Stretch = WHOLE,
-    ) -> Terms:
-        """The terms of a job with this strategy."""
-        return cls(
-            row.spelled,
-            every,
-            delay,
-            row.weighted,
-            row.hub_keeps_base,
-            row.allows_late_join,
-            job,
-            steps,
-            row.ranges,
-            stretch,
-            None if row.in_step else row.closing_rule,
-            deals=row.deals,
-        )
 
     def closing_rule(self, policy: Policy) -> ClosingRule:
-        """What closes rounds: the strategy's rule, or the policy's where members are in step."""
-        if self.arrivals is None:
+        """What closes rounds: the policy's rule, or the strategy's if members are out of step."""
+        if self.strategy.in_step:
             return policy.closing_rule()
-        return self.arrivals(ArrivalTerms(policy.members, self.every, policy.deadline_s))
+        pace = ArrivalTerms(policy.members, self.every, policy.deadline_s)
+        return self.strategy.closing_rule(pace)
 
     def agreed(self, codec: str, reply_codec: str, masked: bool) -> str:
         """The terms as text, with the names of the codecs: how a journal names its job."""
         delay = None if self.delay.is_measured else self.delay.steps
         return (
-            f"{self.strategy}, every {self.every}, delay {delay}, {codec}, {reply_codec}, "
+            f"{self.strategy.spelled}, every {self.every}, delay {delay}, {codec}, {reply_codec}, "
             f"{'masked, ' if masked else ''}{'gateways, ' if self.gateways else ''}"
             f"{'' if self.stretch == WHOLE else f'{self.stretch}, '}"
             f"{f'job {self.job}' if self.job else ANY_JOB}"

@@ -31,7 +31,7 @@ from edgetrain.exchange.seam import (
 from edgetrain.exchange.transport import Traffic
 from edgetrain.strategies import Strategy
 from edgetrain.strategies.half import MemberHalf
-from edgetrain.vectors.vector import Vector, checksum, checksum_within, in_whole_tiles, zeros
+from edgetrain.vectors.vector import Vector, checksum, checksum_within, in_whole_tiles
 
 
 class Stepper(Protocol):
@@ -59,8 +59,7 @@ def rate_of(optimizer: Stepper) -> float:
 
 
 class Flat(Protocol):
-    """What a member needs of a model, as flat float32 vectors. `tasks.flat.FlatModel` is the one
-    that people have; `FlatVectors` is the one without a model.
+    """What a member needs of a model, as flat float32 vectors: see `tasks.flat.FlatModel`.
 
     `params` and `gradient`, [elements], belong to the model; the member reads and writes them
     between pulling and pushing. `description` says which tensors they are (vectors.layout), and
@@ -97,34 +96,6 @@ class Flat(Protocol):
     def push_gradient(self, zeros_are_none: bool = False) -> None:
         """Write `gradient` back, for the optimizer to step with. `zeros_are_none`: a tensor of
         zeros means that no member had a gradient for it, not that a codec has left it out."""
-
-
-class FlatVectors:
-    """Parameters and a gradient that are no model's, for members without torch: see Flat.
-
-    `params`, float32 [elements], is shared with the caller.
-    """
-
-    is_storage = True
-    fixed = ""
-    fixed_tensors: FixedTensors | None = None
-
-    def __init__(self, params: Vector, description: bytes = b"") -> None:
-        self.params = params
-        self.gradient: Vector = zeros(params.size)
-        self.elements = self.trained = params.size
-        self.description = description
-
-    def pull_params(self) -> None:
-        """See Flat: nothing to do."""
-
-    push_params = pull_gradient = pull_params
-
-    def push_gradient(self, zeros_are_none: bool = False) -> None:
-        """See Flat: nothing to do."""
-
-    def holding(self, vector: Vector) -> AbstractContextManager[None]:
-        return in_place(self.params, vector)
 
 
 @contextmanager

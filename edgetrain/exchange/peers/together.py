@@ -118,7 +118,7 @@ class RunningEnd(WrappedEnd):
             raise attempt.error
         elif attempt.pieces is not None:
             self.keep(run, attempt.pieces)
-            self.send(pack(Ran(run.round, run.attempt, sum_of(attempt.pieces), "")))
+            self.send(pack(Ran(run.round, run.attempt, combine(map(tile_sum, attempt.pieces)), "")))
 
     @property
     def is_running(self) -> bool:
@@ -137,11 +137,6 @@ def _run_of(frames: Sequence[Buffer]) -> RunRound:
     if not isinstance(run, RunRound) or not run.places:
         raise BadMessage("a run without a member")
     return run
-
-
-def sum_of(pieces: Sequence[Vector]) -> int:
-    """A checksum of consecutive pieces, which are cut alike on all members."""
-    return combine(map(tile_sum, pieces))
 
 
 def _stepped(outer: OuterRule, pieces: Sequence[Vector]) -> Vector:

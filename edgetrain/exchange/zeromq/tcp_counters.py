@@ -40,7 +40,7 @@ class ConnectionTo:
         """Of connections that are gone."""
 
     def is_established(self) -> bool:
-        if self._connection is not None and not _is_established(self._connection):
+        if self._connection is not None and _tcp_info(self._connection)[0] != _ESTABLISHED:
             self.let_go()
         if self._connection is None:
             with contextlib.suppress(OSError):
@@ -168,10 +168,6 @@ def _duplicate(descriptor: int) -> int:
 
 def _tcp_info(connection: socket.socket) -> bytes:
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-
-
-def _is_established(connection: socket.socket) -> bool:
-    return _tcp_info(connection)[0] == _ESTABLISHED
 
 
 def _traffic(info: bytes) -> Traffic:

@@ -53,7 +53,7 @@ def no_less_again(layers: Activations, room: Array) -> Array:
     saves = layers.kept - layers.entering
     with np.errstate(divide="ignore", invalid="ignore"):
         prices = np.where(saves > 0, layers.longer / saves, math.inf)
-    cheapest = _least(prices)
+    cheapest = -_largest(-prices, -math.inf)
     possible = _sums(np.minimum(layers.kept, layers.entering)) <= room
     short = possible & (lacks > 0) & (cheapest < math.inf)
     found = np.where(possible, 0.0, math.inf)
@@ -191,8 +191,3 @@ def _largest(values: Array, of_none: float = 0.0) -> Array:
     upper = np.where(np.tri(count, dtype=bool).T, values[None, :], of_none)
     np.maximum.accumulate(upper, 1, out=found[:-1, 1:])
     return found
-
-
-def _least(values: Array) -> Array:
-    """Of every run of layers."""
-    return -_largest(-values, -math.inf)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -108,7 +108,7 @@ class TorchStage:
         if state:
             self._load(state)
         self._optimizer.zero_grad()
-        self._step, self._batches = step - 1, self._batches_from(step)
+        self._step, self._batches = step - 1, batches_of(self._task, self._job, 1, 0, step)
         self._out: dict[int, tuple[Tensor | None, Tensor]] = {}
 
     def state(self) -> bytes:
@@ -131,9 +131,6 @@ class TorchStage:
             raise BadMessage(f"a state that is not of stage {self._stage}: {error}") from None
 
     # -- computing -----------------------------------------------------------------------------
-
-    def _batches_from(self, step: int) -> Iterator[Batch]:
-        return batches_of(self._task, self._job, 1, 0, step)
 
     def _begin_step(self, step: int) -> None:
         self._step = step

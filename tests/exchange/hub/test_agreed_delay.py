@@ -166,12 +166,13 @@ def test_one_round_in_flight_is_as_long_as_the_delay(every, step_s, trip_s, step
 
 @given(
     every=st.integers(1, 9), step_s=STEP_S, trip_s=st.floats(0.0, 3.0), steps=st.integers(1, 900),
-    keeps=st.booleans(), sent=st.sampled_from([0, 10_000, 40_000]),
+    quick=st.sampled_from([FIRST_WINDOW_BYTES, 43_440, math.inf]),
+    sent=st.sampled_from([0, 10_000, 40_000]),
 )  # fmt: skip
 def test_a_long_trip_is_hidden_in_part_where_windows_are_kept(
-    every, step_s, trip_s, steps, keeps, sent
+    every, step_s, trip_s, steps, quick, sent
 ):
-    delay = Delay(0, True, LANDED_SHARE, overlaps=True, keeps_windows=keeps)
+    delay = Delay(0, True, LANDED_SHARE, overlaps=True, quick_bytes=quick)
     agreed = AgreedDelay(every, delay, steps)
     plain = AgreedDelay(every, Delay(0, True, LANDED_SHARE), steps)
     wanted, told = math.ceil(MARGIN * trip_s / step_s), []
@@ -180,7 +181,7 @@ def test_a_long_trip_is_hidden_in_part_where_windows_are_kept(
         told.append(agreed.agree(round, wishes, 9.0))
         plain.agree(round, wishes, 9.0)
     assert agreed.every + agreed.delay <= max(2 * every, steps // LANDED_SHARE)
-    if wanted > steps // APART_SHARE and (keeps or 0 < sent <= FIRST_WINDOW_BYTES):
+    if wanted > steps // APART_SHARE and (quick == math.inf or 0 < sent <= quick):
         assert agreed.delay == max(1, 2 * agreed.every // 5)
         assert every <= agreed.every <= max(every, wanted)
         assert agreed.every == every or any("are waited for" in each for each in told)

@@ -73,7 +73,7 @@ class DealingDesk(Desk):
         self.hub = self.fresh()
 
     def fresh(self):
-        terms = Terms.of_strategy(self.row, 1, job="job-a", steps=STEPS)
+        terms = Terms(self.row, 1, job="job-a", steps=STEPS)
         parts = codecs.Dense(), codecs.Dense(), self.row.search()
         self.slices = self.row.argument("slices") * self._members
         policy = Policy(self._members, **self._policy)

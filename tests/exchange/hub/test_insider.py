@@ -23,6 +23,7 @@ from edgetrain.exchange.messages import (
     Reply,
     Resume,
 )
+from edgetrain.strategies import find
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.vector import checksum
 
@@ -47,7 +48,7 @@ def started(*names):
     """A hub that these have joined, each over the connection of its name."""
     codec = codecs.Dense()
     hub = Hub(
-        Terms("local-sgd", 1),
+        Terms(find("local-sgd"), 1),
         Policy(len(names), gone_s=1.0),
         Mean(), codec, codec,
     )  # fmt: skip
@@ -109,7 +110,7 @@ def test_who_gives_far_ahead_gets_no_newcomer_expelled():
 
 def test_a_base_that_is_not_finite_is_nobodys():
     codec = codecs.Dense()
-    hub = Hub(Terms("local-sgd", 1), Policy(1), Mean(), codec, codec)
+    hub = Hub(Terms(find("local-sgd"), 1), Policy(1), Mean(), codec, codec)
     hub.handle(b"a", join("a", 1), 0.0)
     bad = np.array([0, np.nan, 0], np.float32)
     assert refused(hub.handle(b"a", Base(0, 1, bad.tobytes()), 0.0)) == ["payload"]
@@ -157,7 +158,7 @@ def test_keys_that_would_stop_the_others_are_their_senders_fault(what):
 
 
 def test_numbers_that_no_reply_can_carry_cost_nobody_but_their_sender():
-    terms = Terms("local-sgd", 1)
+    terms = Terms(find("local-sgd"), 1)
     hub = Hub(terms, Policy(2), Mean(), codecs.parse("fp32"), codecs.parse("int8"))
     for session, name in enumerate("ab", 1):
         hub.handle(name.encode(), join(name, session), 0.0)

@@ -12,6 +12,7 @@ from edgetrain.exchange.hub.effects import Send
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import PROTOCOL, Base, Contribute, Join, Leave, Reply
+from edgetrain.strategies import find
 from edgetrain.vectors.vector import checksum
 
 ELEMENTS, PART, PARTS = 11, 4, 3
@@ -20,7 +21,7 @@ ELEMENTS, PART, PARTS = 11, 4, 3
 def started(names: str) -> tuple[Hub, Counting]:
     codec, rule = Dense(), Counting()
     codec.part_elements = PART
-    terms = Terms("local-sgd", 1)
+    terms = Terms(find("local-sgd"), 1)
     hub = Hub(terms, Policy(len(names)), rule, codec, codec)
     base = np.zeros(ELEMENTS, np.float32)
     for name in names:

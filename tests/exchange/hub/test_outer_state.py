@@ -149,7 +149,7 @@ def test_a_round_takes_one_vector_more_than_its_reply_in_the_journal(
 ):
     hub_row = find(f"local-sgd | {rule}")
     hub = Hub(
-        Terms.of_strategy(hub_row, 1), Policy(MEMBERS), Mean(), codecs.parse(codec),
+        Terms(hub_row, 1), Policy(MEMBERS), Mean(), codecs.parse(codec),
         codecs.parse(reply_codec), outer=hub_row.outer_rule(),
     )  # fmt: skip
     rng, journal, replies = np.random.default_rng(1), Journal(tmp_path), 0
@@ -191,7 +191,7 @@ CHECKSUMS = {"fp32": 0xB37D97F1BD1756D4, "int8": 0x716D33D73CA0B393}
 
 
 def hub_of_fixtures(reply):
-    terms = Terms("dga", 1, job="job-a")
+    terms = Terms(find("dga"), 1, job="job-a")
     return Hub(terms, Policy(3), Mean(), codecs.Dense(), codecs.parse(reply))
 
 

@@ -23,6 +23,7 @@ from edgetrain.exchange.hub.records import Restarted, Round, decode, encode
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Contribute, Join, Leave, Start, pack
+from edgetrain.strategies import find
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.blocks import BLOCK
 from edgetrain.vectors.vector import checksum
@@ -257,7 +258,7 @@ def test_the_record_of_a_round_that_does_not_lead_to_its_checksum_is_divergence(
 
 def test_the_journal_of_another_job_is_refused_with_both():
     found = fleet("dga", 1)
-    terms = Terms("dga", 3, Delay(5))
+    terms = Terms(find("dga"), 3, Delay(5))
     other = Hub(terms, Policy(3), Mean(), codecs.Dense(), codecs.Dense())
     with pytest.raises(ConfigError, match=r"every 2, delay 5.*this one is dga, every 3, delay 5"):
         other.restore(found.disk.state, [], 0.0)
@@ -374,7 +375,7 @@ def test_a_restored_hub_is_finished_where_the_one_before_was(history):
 def test_a_job_that_is_over_leaves_no_snapshot_that_looks_deserted(tmp_path):
     journal = Journal(tmp_path, JournalSettings(snapshot_every=1))
     codec = codecs.Dense()
-    hub = Hub(Terms("local-sgd", 1), Policy(2), Mean(), codec, codec)
+    hub = Hub(Terms(find("local-sgd"), 1), Policy(2), Mean(), codec, codec)
     wires = Loopback()
     a, b = wires.connect(), wires.connect()
     zeros = np.zeros(3, np.float32)
@@ -390,7 +391,7 @@ def test_a_job_that_is_over_leaves_no_snapshot_that_looks_deserted(tmp_path):
     assert journal.due
     journal.close()
     opened = Journal(tmp_path, JournalSettings())
-    again = Hub(Terms("local-sgd", 1), Policy(2), Mean(), codec, codec)
+    again = Hub(Terms(find("local-sgd"), 1), Policy(2), Mean(), codec, codec)
     again.restore(opened.state, opened.records(), 0.0)
     opened.close()
     assert again.finished

@@ -34,6 +34,7 @@ from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_connections import MemberConnections
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
+from edgetrain.strategies import find
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.vector import checksum
 
@@ -253,7 +254,7 @@ def test_a_device_that_is_revoked_while_it_trains_is_gone_within_a_second(tmp_pa
         ring.allow(pair.public, f"pi-{number}")
     gate = Gate(ring)
     socket = HubSocket("tcp://127.0.0.1:0", gate=gate)
-    hub = Hub(Terms("local-sgd", 1), Policy(2, beat_s=0.1), Mean(), Dense(), Dense())
+    hub = Hub(Terms(find("local-sgd"), 1), Policy(2, beat_s=0.1), Mean(), Dense(), Dense())
     closed, over = [], threading.Event()
 
     def observe(effect):

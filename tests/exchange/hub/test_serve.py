@@ -26,6 +26,7 @@ from edgetrain.exchange.messages import (
     pack,
     unpack,
 )
+from edgetrain.strategies import find
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.vector import checksum
 
@@ -35,7 +36,7 @@ class Room:
 
     def __init__(self, journal=None):
         codec = codecs.Dense()
-        terms = Terms("local-sgd", 1)
+        terms = Terms(find("local-sgd"), 1)
         self.hub = Hub(terms, Policy(1), Mean(), codec, codec)
         self.wires, self.journal, self.notes, self.now = Loopback(), journal, [], 0.0
 

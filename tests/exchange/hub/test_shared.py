@@ -30,7 +30,7 @@ NOTHING = Stretch(RANGES, 0, 0)
 
 def hub(stretch=NOTHING, kind=SharedHub, strategy="dga", **more):
     row = strategies.find(strategy)
-    terms = Terms.of_strategy(row, 2, stretch=stretch, job="0f")
+    terms = Terms(row, 2, stretch=stretch, job="0f")
     codec = codecs.parse("fp32")
     return kind(terms, Policy(2), row.merge_rule(), codec, codec, outer=row.outer_rule(), **more)
 

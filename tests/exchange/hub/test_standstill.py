@@ -9,6 +9,7 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.standstill import Standstill
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Contribute, Join, Telemetry
+from edgetrain.strategies import find
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.vector import checksum
 
@@ -20,7 +21,7 @@ class Watched:
 
     def __init__(self):
         dense = codecs.Dense()
-        self.hub = Hub(Terms("local-sgd", 1), Policy(2, status_s=5.0), Mean(), dense, dense)
+        self.hub = Hub(Terms(find("local-sgd"), 1), Policy(2, status_s=5.0), Mean(), dense, dense)
         self.watch = Standstill(self.hub, 0.0)
         for name in ("a", "b"):
             self.say(name, Join(PROTOCOL, "", "model", 3, name, 1.0, checksum(START)), 0.0)
@@ -77,6 +78,6 @@ def test_steps_that_members_report_are_movement_and_beats_are_not():
 
 def test_a_hub_that_waits_for_members_does_not_stand():
     dense = codecs.Dense()
-    hub = Hub(Terms("local-sgd", 1), Policy(2), Mean(), dense, dense)
+    hub = Hub(Terms(find("local-sgd"), 1), Policy(2), Mean(), dense, dense)
     watch = Standstill(hub, 0.0)
     assert watch.check(1000.0) is None

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from children import HubThread, in_threads
 from every_strategy import OUT_OF_STEP, SPELLED
+from flat_vectors import FlatVectors
 from loopback import Loopback
 
 from edgetrain import strategies
 from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.delay import Delay
-from edgetrain.exchange.member.driver import DelayMeter, Driver, FlatVectors
+from edgetrain.exchange.member.driver import DelayMeter, Driver
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import CatchUp, Entry, Exchange, Request, RoundReply
 from edgetrain.exchange.transport import Traffic

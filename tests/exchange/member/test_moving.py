@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 from children import HubThread, in_threads
+from flat_vectors import FlatVectors
 from loopback import Loopback
 from test_ranged import ELEMENTS, PATIENT, RANGES, Descent, step, whole_run
 
@@ -17,7 +18,7 @@ from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.lead import LeadHub
 from edgetrain.exchange.hub.orders import Order
 from edgetrain.exchange.hub.shared import SharedHub
-from edgetrain.exchange.member.driver import Driver, FlatVectors
+from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.member.shared import SharedExchange
 from edgetrain.exchange.seam import Request

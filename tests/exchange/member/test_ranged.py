@@ -11,13 +11,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from children import HubThread, in_threads
+from flat_vectors import FlatVectors
 from hypothesis import given
 from hypothesis import strategies as st
 from loopback import Loopback
 
 from edgetrain import codecs
 from edgetrain.errors import BadPayload, ConfigError, Refused
-from edgetrain.exchange.member.driver import Driver, FlatVectors
+from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.member.ranges import RangedExchange
 from edgetrain.exchange.seam import Request

@@ -49,7 +49,7 @@ ZEROS = np.zeros(ELEMENTS, np.float32)
 
 
 def parts(members):
-    terms = Terms.of_strategy(strategies.find("fedavg"), 1, job="job-a")
+    terms = Terms(strategies.find("fedavg"), 1, job="job-a")
     policy = Policy(members, beat_s=0.2)
     return terms, policy, Mean(True), codecs.Dense(), codecs.Dense()
 

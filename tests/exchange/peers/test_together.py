@@ -7,12 +7,13 @@ import time
 
 import numpy as np
 import pytest
+from flat_vectors import FlatVectors
 
 from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.collective import CollectiveHub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.member.driver import Driver, FlatVectors
+from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.messages import CLIENT
 from edgetrain.exchange.peers.listener import listen
 from edgetrain.exchange.peers.peering import Peering
@@ -54,7 +55,7 @@ class Served:
     """A hub in a thread."""
 
     def __init__(self, topology, strategy, every):
-        terms = Terms.of_strategy(strategies.find(strategy), every, job="job")
+        terms = Terms(strategies.find(strategy), every, job="job")
         policy = Policy(MEMBERS, beat_s=0.1, gone_s=1.0)
         dense = codecs.Dense()
         self.hub = CollectiveHub(terms, policy, Mean(), dense, dense, topology=topology)
