@@ -56,12 +56,12 @@ def edgetrain_simulation(members: int, rounds: int, every: int) -> float:
     import edgetrain
 
     with tempfile.TemporaryDirectory() as folder:
-        data: dict[str, Any] = {"data.partition": f"shared({SHARD})"}
+        keys: dict[str, Any] = {"data.partition": f"shared({SHARD})", "optimizer.momentum": 0.0}
         run = edgetrain.simulate(
             runs=folder, progress=False, members=members, network="none", pace_s=1.0,
             strategy="fedavg", every=every, steps=rounds * every, batch=BATCH, seed=SEED,
             evaluate_every=rounds * every,
-            lr=RATE, momentum=0.0, **data,
+            lr=RATE, **keys,
         )  # fmt: skip
         return float(run.summary["final"]["accuracy"])
 
