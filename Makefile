@@ -86,7 +86,8 @@ test-arm-doctor: install-dev
 	$(BIN)/pytest -m arm_doctor -rs --durations=1 tests/provisioning/cards
 
 test-groups: install-dev
-	$(BIN)/pytest -m groups tests/training/servers tests/chaos/test_going_and_coming.py
+	$(BIN)/pytest -m groups tests/training/servers
+	$(BIN)/pytest -m 'groups or not groups' tests/chaos/test_going_and_coming.py
 
 test-endurance: install-dev
 	$(BIN)/pytest -m endurance -p no:cacheprovider $(or $(TESTS),tests/endurance)

@@ -251,7 +251,9 @@ def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcom
     require_simulator()
     from edgetrain.jobs.job import COLLECTIVES, DIRECT
     from edgetrain.jobs.plan import check, with_task
+    from edgetrain.jobs.rules import refuse_fallback
 
+    refuse_fallback(job, "`make test-groups` has 50 schedules for it, a simulation cannot have")
     found = common.with_host_pace(arguments, check(job), beside)
     from chaos import (
         among_members,
