@@ -52,11 +52,15 @@ Refusal = tuple[str, str]
 """What does not go together, and the way out."""
 
 
+def _first(rows: Iterable[tuple[object, str, str]]) -> Refusal | None:
+    """The first row that holds: (whether it does, what is wrong, the way out)."""
+    return next(((what, way_out) for holds, what, way_out in rows if holds), None)
+
+
 def _refuse_first(rows: Iterable[tuple[object, str, str]]) -> None:
-    """ConfigError for the first row that holds: (whether it does, what is wrong, the way out)."""
-    for holds, what, way_out in rows:
-        if holds:
-            raise ConfigError(what, way_out)
+    """ConfigError for the first row that holds."""
+    if refused := _first(rows):
+        raise ConfigError(*refused)
 
 
 def resolve(job: Job) -> Resolved:
@@ -159,23 +163,17 @@ def refuse_fallback(job: Job, what: str) -> None:
 
 
 def _check_weights(found: Resolved) -> None:
-    job, shares = found.job, found.job.servers.shares
-    if shares > 1 and not has_group(job):
-        raise ConfigError(
-            f"servers.shares = {shares}, and no member is a group",
-            "name it, as in fleet.device = 'raspberry-pi-4b:6, servers'",
-        )
-    if shares > job.fleet.members:
-        raise ConfigError(
-            f"servers.shares = {shares}: the job has only {job.fleet.members} members",
-            f"allowed are 1 to {job.fleet.members}",
-        )
-    if job.strategy.weigh and not found.strategy.in_step:
-        raise ConfigError(
-            f"strategy.weigh = '{job.strategy.weigh}': {found.strategy.name} says itself what a "
-            "contribution counts for",
-            "leave it out, or choose dga or fedavg",
-        )
+    job, shares, weigh = found.job, found.job.servers.shares, found.job.strategy.weigh
+    members = job.fleet.members
+    _refuse_first((
+        (shares > 1 and not has_group(job), f"servers.shares = {shares}, and no member is a group",
+         "name it, as in fleet.device = 'raspberry-pi-4b:6, servers'"),
+        (shares > members, f"servers.shares = {shares}: the job has only {members} members",
+         f"allowed are 1 to {members}"),
+        (weigh and not found.strategy.in_step, f"strategy.weigh = '{weigh}': "
+         f"{found.strategy.name} says itself what a contribution counts for",
+         "leave it out, or choose dga or fedavg"),
+    ))  # fmt: skip
 
 
 def check_group_beside(job: Job) -> None:
@@ -301,25 +299,19 @@ def _check_on_member(found: Resolved) -> None:
 def refuse_absences(job: Job, strategy: Strategy, presence: Presence) -> None:
     """ConfigError for absences that end a membership, or let training never begin."""
     here = sum(not presence.is_off_at_first(index) for index in range(job.fleet.members))
-    if job.hub.start_with and here < job.first_members:
-        raise ConfigError(
-            f"absences: {here} devices are there at first, and hub.start_with is "
-            f"{job.hub.start_with}: training would never begin",
-            f"say hub.start_with={here}, or let absences begin later",
-        )
-    if not presence.is_steady and not strategy.allows_late_join:
-        raise ConfigError(
-            f"{strategy.name}: a device that comes back cannot join, the optimizer's state is "
-            "only in the members",
-            "leave absences and stays_s out, or choose dga or fedavg",
-        )
-    topology = job.fleet.topology
-    if not presence.is_steady and topology in COLLECTIVES and strategy.outer_rule() is not None:
-        raise ConfigError(
-            f"{strategy.name} in a {topology}: a device that comes back cannot join: what the "
-            "outer rule remembers is only in the members",
-            "leave absences and stays_s out, or choose dga or fedavg, or topology = 'star'",
-        )
+    comes_back, topology = not presence.is_steady, job.fleet.topology
+    _refuse_first((
+        (job.hub.start_with and here < job.first_members, f"absences: {here} devices are there at "
+         f"first, and hub.start_with is {job.hub.start_with}: training would never begin",
+         f"say hub.start_with={here}, or let absences begin later"),
+        (comes_back and not strategy.allows_late_join, f"{strategy.name}: a device that comes back "
+         "cannot join, the optimizer's state is only in the members",
+         "leave absences and stays_s out, or choose dga or fedavg"),
+        (comes_back and topology in COLLECTIVES and strategy.outer_rule() is not None,
+         f"{strategy.name} in a {topology}: a device that comes back cannot join: what the outer "
+         "rule remembers is only in the members",
+         "leave absences and stays_s out, or choose dga or fedavg, or topology = 'star'"),
+    ))  # fmt: skip
 
 
 def refuse_checkpoint(unit: str) -> None:
@@ -363,59 +355,48 @@ def _check_replica(found: Resolved) -> None:
 
 def _check_pace(found: Resolved) -> None:
     strategy, job = found.strategy, found.job
-    if not strategy.has_local_steps and found.every != 1:
-        raise ConfigError(
-            f"strategy.every = {found.every}: {strategy.name} exchanges gradients at every step",
-            "leave it out, or choose local-sgd",
-        )
-    if job.hub.quorum > job.fleet.members:
-        raise ConfigError(
-            f"hub.quorum = {job.hub.quorum}: the job has only {job.fleet.members} members"
-        )
+    landing, delay = job.strategy.landing, job.strategy.delay
+    lands, spelled = landing not in (0, AUTO), f"strategy.landing = {_shown(landing)}"
+    _refuse_first((
+        (not strategy.has_local_steps and found.every != 1,
+         f"strategy.every = {found.every}: {strategy.name} exchanges gradients at every step",
+         "leave it out, or choose local-sgd"),
+        (job.hub.quorum > job.fleet.members,
+         f"hub.quorum = {job.hub.quorum}: the job has only {job.fleet.members} members", ""),
+    ))  # fmt: skip
     _check_start(found)
     _check_replica(found)
-    if not strategy.delays and job.strategy.delay not in (0, AUTO):
-        raise ConfigError(
-            f"strategy.delay = {job.strategy.delay}: {strategy.name} waits for every reply",
-            "leave it out, or choose dga",
-        )
-    if not strategy.has_local_steps and job.strategy.landing not in (0, AUTO):
-        raise ConfigError(
-            f"strategy.landing = {job.strategy.landing:g}: {strategy.name} waits for every reply "
-            "at every step, to the end",
-            "leave it out, or choose dga or fedavg",
-        )
-    if strategy.ranges > 1 and job.strategy.landing not in (0, AUTO):
-        raise ConfigError(
-            f"strategy.landing = {job.strategy.landing:g}: {strategy.spelled} exchanges a fragment "
-            "at a time, and rounds of all at the end are not built",
-            "leave it out, or choose dga or fedavg",
-        )
+    _refuse_first((
+        (not strategy.delays and delay not in (0, AUTO),
+         f"strategy.delay = {delay}: {strategy.name} waits for every reply",
+         "leave it out, or choose dga"),
+        (lands and not strategy.has_local_steps, f"{spelled}: {strategy.name} waits for every "
+         "reply at every step, to the end", "leave it out, or choose dga or fedavg"),
+        (lands and strategy.ranges > 1, f"{spelled}: {strategy.spelled} exchanges a fragment at a "
+         "time, and rounds of all at the end are not built",
+         "leave it out, or choose dga or fedavg"),
+    ))  # fmt: skip
+
+
+def _shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _check_start(found: Resolved) -> None:
     job, few = found.job, found.job.hub.start_with
-    if few > job.fleet.members:
-        raise ConfigError(
-            f"hub.start_with = {few}: the job has only {job.fleet.members} members",
-            "leave it out: 0 begins with all of them",
-        )
-    if not 0 < few < job.fleet.members:
-        return
-    if not found.strategy.allows_late_join:
-        raise ConfigError(
-            f"hub.start_with = {few}: {found.strategy.name} lets no member join after the start, "
-            "the optimizer's state is only in the members",
-            "leave it out, or choose dga or fedavg",
-        )
     least = found.mask_terms.threshold if found.mask_terms else 0
-    for key, fewest in (("hub.quorum", quorum_of(job)), ("strategy.threshold", least)):
-        if few < fewest:
-            raise ConfigError(
-                f"hub.start_with = {few} and {key} = {fewest}: rounds could not close until more "
-                "have come",
-                f"say hub.start_with={fewest} or more",
-            )
+    fewer = 0 < few < job.fleet.members
+    _refuse_first((
+        (few > job.fleet.members,
+         f"hub.start_with = {few}: the job has only {job.fleet.members} members",
+         "leave it out: 0 begins with all of them"),
+        (fewer and not found.strategy.allows_late_join, f"hub.start_with = {few}: "
+         f"{found.strategy.name} lets no member join after the start, the optimizer's state is "
+         "only in the members", "leave it out, or choose dga or fedavg"),
+        *((fewer and few < fewest, f"hub.start_with = {few} and {key} = {fewest}: rounds could not "
+           "close until more have come", f"say hub.start_with={fewest} or more")
+          for key, fewest in (("hub.quorum", quorum_of(job)), ("strategy.threshold", least))),
+    ))  # fmt: skip
 
 
 def _check_ranges(found: Resolved) -> None:
@@ -425,16 +406,13 @@ def _check_ranges(found: Resolved) -> None:
         codecs.check_ranges(codec, max(strategy.ranges, ranges))
         if ranges > 1:
             codecs.check_pieces(codec)
-    if ranges > 1 and strategy.ranges > 1:
-        raise ConfigError(
-            f"strategy.ranges = {ranges}: {strategy.spelled} exchanges a fragment a round",
-            "leave it out, or choose dga or fedavg",
-        )
-    if ranges > 1 and found.mask_terms is not None:
-        raise ConfigError(
-            f"strategy.ranges = {ranges} and strategy.secure: masks are made for the whole vector",
-            "leave one of them out",
-        )
+    _refuse_first((
+        (ranges > 1 and strategy.ranges > 1,
+         f"strategy.ranges = {ranges}: {strategy.spelled} exchanges a fragment a round",
+         "leave it out, or choose dga or fedavg"),
+        (ranges > 1 and found.mask_terms is not None, f"strategy.ranges = {ranges} and "
+         "strategy.secure: masks are made for the whole vector", "leave one of them out"),
+    ))  # fmt: skip
     for address in hubs:
         split_address(address)
     if len(set(hubs)) < len(hubs):
@@ -448,44 +426,27 @@ def _check_ranges(found: Resolved) -> None:
 def _why_not_several(found: Resolved) -> Refusal | None:
     """What speaks against reducers that each see a part of a contribution."""
     job, strategy = found.job, found.strategy
-    if not strategy.in_step:
-        return (
-            f"{strategy.spelled} is out of step, and each would take other contributions into a "
-            "round",
-            "take one hub, or dga",
-        )
-    if strategy.ranges > 1:
-        return f"{strategy.spelled} exchanges a fragment a round", "take one hub, or dga"
-    if found.mask_terms is not None:
-        return "masks are made for the whole vector", "take one hub"
-    if not found.merge.sum_only:
-        return (
-            f"strategy.merge = '{job.strategy.merge}' compares members, and each sees a part of "
-            "what they give",
-            "take one hub, or merge = 'mean'",
-        )
-    if job.privacy.unit == "member" and job.privacy.where == "hub":
-        return (
-            "with privacy.where = 'hub' each would cut a contribution by itself",
-            "take one hub, or privacy.where = 'member'",
-        )
-    if job.first_members < job.fleet.members:
-        return (
-            f"hub.start_with = {job.hub.start_with}, and several hubs begin with all members",
-            "leave it out, or take one hub",
-        )
-    if job.fleet.gateways and found.hubs > 1:
-        return "a gateway is a member of one hub", "take one hub, or gateways = false"
-    if job.strategy.ranges < 2:
-        return (
-            "strategy.ranges = 1, and reducers share ranges of the vector",
-            "strategy.ranges = 16",
-        )
-    return None
+    return _first((
+        (not strategy.in_step, f"{strategy.spelled} is out of step, and each would take other "
+         "contributions into a round", "take one hub, or dga"),
+        (strategy.ranges > 1, f"{strategy.spelled} exchanges a fragment a round",
+         "take one hub, or dga"),
+        (found.mask_terms is not None, "masks are made for the whole vector", "take one hub"),
+        (not found.merge.sum_only, f"strategy.merge = '{job.strategy.merge}' compares members, and "
+         "each sees a part of what they give", "take one hub, or merge = 'mean'"),
+        (job.privacy.unit == "member" and job.privacy.where == "hub",
+         "with privacy.where = 'hub' each would cut a contribution by itself",
+         "take one hub, or privacy.where = 'member'"),
+        (job.first_members < job.fleet.members, f"hub.start_with = {job.hub.start_with}, and "
+         "several hubs begin with all members", "leave it out, or take one hub"),
+        (job.fleet.gateways and found.hubs > 1, "a gateway is a member of one hub",
+         "take one hub, or gateways = false"),
+        (job.strategy.ranges < 2, "strategy.ranges = 1, and reducers share ranges of the vector",
+         "strategy.ranges = 16"),
+    ))  # fmt: skip
 
 
 def _check_foretelling(found: Resolved) -> None:
-    """What members learn from replies, where those are noised for each member."""
     if found.strategy.learns_from_replies and found.job.privacy.unit == "member":
         raise ConfigError(
             f"{found.strategy.spelled} and privacy.unit = 'member': the noise in a reply is larger "
@@ -499,77 +460,55 @@ def _check_foretelling(found: Resolved) -> None:
 def _check_codecs(found: Resolved) -> None:
     """Codecs made for gradients. Momentum belongs to the gradients of the members."""
     strategy, codec, reply_codec = found.strategy, found.codec, found.reply_codec
-    momentum = found.job.train.optimizer.get("momentum")
+    momentum, named = found.job.train.optimizer.get("momentum"), f"strategy.codec = '{codec.name}'"
     _check_auto(found)
-    for key, each in (("codec", codec), ("reply_codec", reply_codec)):
-        if strategy.has_variates and each.few_elements:
-            raise ConfigError(
-                f"strategy.{key} = '{each.name}': {strategy.name} compares contributions with "
-                "replies, and elements that are left out would count as steps not taken",
-                "take int8, or fedavg",
-            )
-    if codec.gradients_only and strategy.moves_params and not codec.two_trips:
-        raise ConfigError(
-            f"strategy.codec = '{codec.name}': {strategy.name} sends displacements, which have the "
-            "optimizer's momentum in them",
-            f"take '{codec.for_displacements().name}', or sync-sgd",
-        )
-    if codec.momentum and momentum:
-        raise ConfigError(
-            f"train.optimizer.momentum = {momentum} and the codec '{codec.name}' would count "
-            "momentum twice",
-            "say optimizer.momentum=0: the codec has it, where it can be corrected",
-        )
-    if codec.two_trips and strategy.moves_params:
-        raise ConfigError(
-            f"strategy.codec = '{codec.name}': two trips a step are for gradients",
-            f"take '{codec.for_displacements().name}', or sync-sgd",
-        )
-    if codec.two_trips != reply_codec.two_trips:
-        raise ConfigError(
-            f"strategy.reply_codec = '{reply_codec.name}', strategy.codec = '{codec.name}'",
-            "both trips of powersgd go both ways: leave reply_codec out",
-        )
-    if reply_codec.momentum:
-        raise ConfigError(
-            f"strategy.reply_codec = '{reply_codec.name}': members have their momentum already",
-            f"take '{reply_codec.for_replies().name}'",
-        )
+    instead = f"take '{codec.for_displacements().name}', or sync-sgd"
+    _refuse_first((
+        *((strategy.has_variates and each.few_elements, f"strategy.{key} = '{each.name}': "
+           f"{strategy.name} compares contributions with replies, and elements that are left out "
+           "would count as steps not taken", "take int8, or fedavg")
+          for key, each in (("codec", codec), ("reply_codec", reply_codec))),
+        (codec.gradients_only and strategy.moves_params and not codec.two_trips,
+         f"{named}: {strategy.name} sends displacements, which have the optimizer's momentum in "
+         "them", instead),
+        (codec.momentum and momentum, f"train.optimizer.momentum = {momentum} and the codec "
+         f"'{codec.name}' would count momentum twice",
+         "say optimizer.momentum=0: the codec has it, where it can be corrected"),
+        (codec.two_trips and strategy.moves_params, f"{named}: two trips a step are for gradients",
+         instead),
+        (codec.two_trips != reply_codec.two_trips,
+         f"strategy.reply_codec = '{reply_codec.name}', {named}",
+         "both trips of powersgd go both ways: leave reply_codec out"),
+        (reply_codec.momentum, f"strategy.reply_codec = '{reply_codec.name}': members have their "
+         "momentum already", f"take '{reply_codec.for_replies().name}'"),
+    ))  # fmt: skip
 
 
 def _check_auto(found: Resolved) -> None:
     """A codec that follows what links carry while a round is computed."""
     strategy, codec, reply_codec = found.strategy, found.codec, found.reply_codec
-    if codec != reply_codec and (isinstance(codec, Auto) or isinstance(reply_codec, Auto)):
-        raise ConfigError(
-            f"strategy.codec = '{codec.name}', strategy.reply_codec = '{reply_codec.name}': "
-            "members encode as the last reply was encoded",
-            "leave reply_codec out, or name two codecs",
-        )
-    if isinstance(codec, Auto) and not strategy.has_local_steps:
-        raise ConfigError(
-            f"strategy.codec = '{codec.name}': {strategy.name} waits for each message at each "
-            "step, so there is no time in which a denser one would cost nothing",
-            "choose dga, fedavg or local-sgd, or a codec: topk(0.01) | q2",
-        )
+    is_auto = isinstance(codec, Auto)
+    _refuse_first((
+        (codec != reply_codec and (is_auto or isinstance(reply_codec, Auto)),
+         f"strategy.codec = '{codec.name}', strategy.reply_codec = '{reply_codec.name}': members "
+         "encode as the last reply was encoded", "leave reply_codec out, or name two codecs"),
+        (is_auto and not strategy.has_local_steps, f"strategy.codec = '{codec.name}': "
+         f"{strategy.name} waits for each message at each step, so there is no time in which a "
+         "denser one would cost nothing",
+         "choose dga, fedavg or local-sgd, or a codec: topk(0.01) | q2"),
+    ))  # fmt: skip
 
 
 def _check_mask_terms(found: Resolved) -> None:
     table, terms = found.job.strategy, found.mask_terms
     if terms is None:
-        if table.honest_hub:
-            raise ConfigError(
-                "strategy.honest_hub = true is for masked contributions",
-                "say strategy.secure=true, or leave it out",
-            )
-        if table.threshold:
-            raise ConfigError(
-                f"strategy.threshold = {table.threshold} is for masked contributions",
-                "say strategy.secure=true, or leave it out",
-            )
-        return
-    refused = masks.why_not(terms.members, terms.threshold, table.honest_hub)
-    if refused:
+        way_out = "say strategy.secure=true, or leave it out"
+        _refuse_first((
+            (table.honest_hub, "strategy.honest_hub = true is for masked contributions", way_out),
+            (table.threshold, f"strategy.threshold = {table.threshold} is for masked contributions",
+             way_out),
+        ))  # fmt: skip
+    elif refused := masks.why_not(terms.members, terms.threshold, table.honest_hub):
         raise ConfigError(f"strategy.secure = true: {refused}")
 
 
@@ -578,25 +517,18 @@ def _check_masked(found: Resolved) -> None:
     if found.mask_terms is None:
         return
     table = found.job.strategy
-    if found.job.hub.deadline_s == AUTO:
-        raise ConfigError(
-            "hub.deadline_s = 'auto' and strategy.secure: a masked contribution that comes late "
-            "counts in no round",
-            "say how many seconds a round waits: hub.deadline_s = 60",
-        )
-    if not found.codec.verbatim:
-        raise ConfigError(
-            f"strategy.codec = '{table.codec}' and strategy.secure: masked numbers are as "
-            "random as noise, and only whole vectors of fixed point numbers can be added under "
-            "masks",
-            "leave codec out (32 bits an element are sent), and compress replies with reply_codec",
-        )
-    if not found.merge.sum_only:
-        raise ConfigError(
-            f"strategy.merge = '{table.merge}' and strategy.secure: the rule compares the "
-            "contributions of single members, and the hub sees only their sum",
-            "choose merge = 'mean', or do without secure",
-        )
+    _refuse_first((
+        (found.job.hub.deadline_s == AUTO, "hub.deadline_s = 'auto' and strategy.secure: a masked "
+         "contribution that comes late counts in no round",
+         "say how many seconds a round waits: hub.deadline_s = 60"),
+        (not found.codec.verbatim, f"strategy.codec = '{table.codec}' and strategy.secure: masked "
+         "numbers are as random as noise, and only whole vectors of fixed point numbers can be "
+         "added under masks",
+         "leave codec out (32 bits an element are sent), and compress replies with reply_codec"),
+        (not found.merge.sum_only, f"strategy.merge = '{table.merge}' and strategy.secure: the "
+         "rule compares the contributions of single members, and the hub sees only their sum",
+         "choose merge = 'mean', or do without secure"),
+    ))  # fmt: skip
     masks.require()
 
 
@@ -636,26 +568,18 @@ def _check_out_of_step(found: Resolved) -> None:
     strategy, job = found.strategy, found.job
     if strategy.in_step:
         return
-    if job.strategy.landing not in (0, AUTO):
-        raise ConfigError(
-            f"strategy.landing = {job.strategy.landing:g} and {strategy.spelled}: members come to "
-            "the end at different times",
-            "leave it out, or choose dga or fedavg",
-        )
-    if job.hub.quorum > 1:
-        raise ConfigError(
-            f"hub.quorum = {job.hub.quorum} and {strategy.spelled}: the strategy says how many "
-            "contributions make a reply",
-            "leave quorum out, or choose dga or fedavg",
-        )
-    if job.hub.deadline_s == AUTO:
-        raise ConfigError(
-            f"hub.deadline_s = 'auto' and {strategy.spelled}: no member is late where each goes at "
-            "its own pace",
-            "say seconds, or leave it out",
-        )
+    landing, spelled = job.strategy.landing, strategy.spelled
+    _refuse_first((
+        (landing not in (0, AUTO), f"strategy.landing = {_shown(landing)} and {spelled}: "
+         "members come to the end at different times", "leave it out, or choose dga or fedavg"),
+        (job.hub.quorum > 1, f"hub.quorum = {job.hub.quorum} and {spelled}: the strategy says how "
+         "many contributions make a reply", "leave quorum out, or choose dga or fedavg"),
+        (job.hub.deadline_s == AUTO, f"hub.deadline_s = 'auto' and {spelled}: no member is late "
+         "where each goes at its own pace", "say seconds, or leave it out"),
+    ))  # fmt: skip
     members = job.fleet.members
-    rule = strategy.closing_rule(ArrivalTerms(members, found.every, job.hub.deadline_s))
+    pace = ArrivalTerms(members, found.every, job.hub.longest_deadline_s)
+    rule = strategy.closing_rule(pace)
     for parameter, value in zip(strategy.parameters, strategy.arguments, strict=True):
         if parameter.most_members and value > job.first_members:
             raise ConfigError(
@@ -753,27 +677,22 @@ def _why_not_collective(found: Resolved) -> Refusal | None:
     """What speaks against rounds in which members add up each other's sums."""
     table, strategy, job = found.job.strategy, found.strategy, found.job
     star = "say topology = 'star'"
-    if found.mask_terms is not None:
-        return (
-            "members add to each other's sums, and masks are removed from one sum, at the hub",
-            star,
-        )
-    for key, codec in (("codec", found.codec), ("reply_codec", found.reply_codec)):
-        if not codec.lossless:
-            why = f"strategy.{key} = '{codec.name}': the next member adds to what one has rounded"
-            return why, f"leave {key} out, or {star}"
-    if not found.merge.sum_only:
-        return (
-            f"strategy.merge = '{table.merge}' compares members, which only sums go between",
-            star,
-        )
-    if not strategy.in_step:
-        return f"{strategy.spelled} is out of step: its members have no rounds together", star
-    if strategy.ranges > 1:
-        return f"{strategy.spelled} exchanges a fragment a round", f"take fedavg, or {star}"
-    if job.privacy.unit == "member" and job.privacy.where == "hub":
-        return "with privacy.where = 'hub' the hub has to see contributions", star
-    return None
+    return _first((
+        (found.mask_terms is not None,
+         "members add to each other's sums, and masks are removed from one sum, at the hub", star),
+        *((not codec.lossless,
+           f"strategy.{key} = '{codec.name}': the next member adds to what one has rounded",
+           f"leave {key} out, or {star}")
+          for key, codec in (("codec", found.codec), ("reply_codec", found.reply_codec))),
+        (not found.merge.sum_only,
+         f"strategy.merge = '{table.merge}' compares members, which only sums go between", star),
+        (not strategy.in_step,
+         f"{strategy.spelled} is out of step: its members have no rounds together", star),
+        (strategy.ranges > 1, f"{strategy.spelled} exchanges a fragment a round",
+         f"take fedavg, or {star}"),
+        (job.privacy.unit == "member" and job.privacy.where == "hub",
+         "with privacy.where = 'hub' the hub has to see contributions", star),
+    ))  # fmt: skip
 
 
 def _check_gateways(found: Resolved) -> None:
@@ -793,45 +712,38 @@ def refuse_gateways(job: Job) -> None:
 
 def _why_no_gateways(found: Resolved) -> Refusal | None:
     """Why a site's contributions cannot be merged before they reach the hub."""
-    table, strategy = found.job.strategy, found.strategy
-    if found.job.first_members < found.job.fleet.members:
-        return f"hub.start_with = {found.job.hub.start_with}, and sites begin whole", "leave it out"
-    if table.secure:
-        return "masks are removed from the sum of all members at one hub", "leave out secure"
-    if table.merge != "mean":
-        return f"strategy.merge = '{table.merge}' judges members one by one", "say merge = 'mean'"
-    if not strategy.in_step:
-        return f"{strategy.name}: its members have no rounds together", "choose dga or fedavg"
-    if strategy.ranges > 1:
-        return (
-            f"{strategy.name}: a round is of one fragment, and a gateway passes on whole vectors",
-            "choose diloco",
-        )
-    if table.ranges > 1:
-        return f"strategy.ranges = {table.ranges}: a gateway has the whole vector", "leave it out"
-    if found.codec.sums_only or found.codec.two_trips:
-        return (
-            f"strategy.codec = '{found.codec.name}': its payloads mean something at one hub only",
-            "choose fp16, int8 or topk",
-        )
-    if found.job.privacy.unit == "member" and found.job.privacy.where == "hub":
-        return (
-            "privacy.where = 'hub': the hub cuts each member's contribution to its length",
-            "say where = 'member'",
-        )
-    return None
+    job, table, strategy = found.job, found.job.strategy, found.strategy
+    return _first((
+        (job.first_members < job.fleet.members,
+         f"hub.start_with = {job.hub.start_with}, and sites begin whole", "leave it out"),
+        (table.secure, "masks are removed from the sum of all members at one hub",
+         "leave out secure"),
+        (table.merge != "mean", f"strategy.merge = '{table.merge}' judges members one by one",
+         "say merge = 'mean'"),
+        (not strategy.in_step, f"{strategy.name}: its members have no rounds together",
+         "choose dga or fedavg"),
+        (strategy.ranges > 1, f"{strategy.name}: a round is of one fragment, and a gateway passes "
+         "on whole vectors", "choose diloco"),
+        (table.ranges > 1, f"strategy.ranges = {table.ranges}: a gateway has the whole vector",
+         "leave it out"),
+        (found.codec.sums_only or found.codec.two_trips, f"strategy.codec = '{found.codec.name}': "
+         "its payloads mean something at one hub only", "choose fp16, int8 or topk"),
+        (job.privacy.unit == "member" and job.privacy.where == "hub",
+         "privacy.where = 'hub': the hub cuts each member's contribution to its length",
+         "say where = 'member'"),
+    ))  # fmt: skip
 
 
 def _why_not_among_members(found: Resolved) -> Refusal | None:
     """What speaks against members that add up, whatever way they do it."""
-    if len(found.job.hub.hubs) > 1:
-        return "hub.hubs names several hubs, and the members add up", "name one hub"
-    if found.job.first_members < found.job.fleet.members:
-        few = found.job.hub.start_with
-        return f"hub.start_with = {few}, and members begin together", "leave it out"
-    if found.job.fleet.gateways:
-        return "fleet.gateways = true, and a gateway adds up for its site", "say gateways = false"
-    return None
+    hub, fleet = found.job.hub, found.job.fleet
+    return _first((
+        (len(hub.hubs) > 1, "hub.hubs names several hubs, and the members add up", "name one hub"),
+        (found.job.first_members < fleet.members,
+         f"hub.start_with = {hub.start_with}, and members begin together", "leave it out"),
+        (fleet.gateways, "fleet.gateways = true, and a gateway adds up for its site",
+         "say gateways = false"),
+    ))  # fmt: skip
 
 
 # -- privacy --------------------------------------------------------------------------------------
@@ -868,12 +780,8 @@ def _refuse_idle(table: Privacy) -> None:
 def _why_not_example(found: Resolved) -> Refusal | None:
     """Every strategy, codec and merge rule may follow the noised gradient."""
     where = found.job.privacy.where
-    if where != "member":
-        return (
-            f"privacy.where = '{where}': examples are seen by their member only",
-            "leave it out, or protect members: unit = 'member'",
-        )
-    return None
+    what = f"privacy.where = '{where}': examples are seen by their member only"
+    return _first(((where != "member", what, "leave it out, or protect members: unit = 'member'"),))
 
 
 def _why_not(found: Resolved) -> Refusal | None:
@@ -922,14 +830,12 @@ def _why_not_span(found: Resolved) -> Refusal | None:
 
 
 def _why_not_hub(found: Resolved) -> Refusal | None:
-    if not found.reply_codec.lossless:
-        table = found.job.strategy
-        return (
-            f"replies as '{table.reply_codec or table.codec}' with privacy.where = 'hub': a hub "
-            "that is restored merges again, with other noise, and both would get out",
-            "say reply_codec = 'fp32'",
-        )
-    return None
+    table = found.job.strategy
+    return _first((
+        (not found.reply_codec.lossless, f"replies as '{table.reply_codec or table.codec}' with "
+         "privacy.where = 'hub': a hub that is restored merges again, with other noise, and both "
+         "would get out", "say reply_codec = 'fp32'"),
+    ))  # fmt: skip
 
 
 def _why_not_sum() -> Refusal:
