@@ -47,7 +47,6 @@ def flags_of(parser: argparse.ArgumentParser) -> set[str]:
 def chosen(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace
 ) -> argparse.ArgumentParser:
-    """The parser of the verb, and verb of a verb, that these arguments name."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             name = getattr(arguments, action.dest, None)

@@ -42,7 +42,6 @@ _BEFORE_S = 120.0
 
 
 def add_verb(verbs: Any) -> None:
-    """Add bench to `edgetrain devices`."""
     bench = verbs.add_parser(
         "bench", help="measure how fast devices train", epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -76,7 +76,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan all jobs, run each both ways, print and draw the errors."""
     if not 1 <= arguments.draws <= 1000:
         raise ConfigError(f"--draws {arguments.draws}", "allowed are 1 to 1000")
     jobs, beside = jobs_of(arguments)
@@ -148,7 +147,6 @@ class _Progress:
         self._began = clock()
 
     def begin(self, name: str, how: str) -> None:
-        """A run of this kind begins."""
         number = self._begun.setdefault(name, len(self._begun) + 1)
         left = ""
         if number > 1:

@@ -171,7 +171,6 @@ def heading_of(job: Job, question: CapacityQuestion) -> str:
 
 
 def _plain(answer: Answer) -> dict[str, Any]:
-    """An answer as plain values, for tables, pictures and --json."""
     found = dataclasses.asdict(answer) | {"efficiency": answer.efficiency}
     del found["round_seconds"]
     return found

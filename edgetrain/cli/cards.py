@@ -376,7 +376,6 @@ def _ask_secret(question: str) -> str:
 
 
 def _answer(ask: Callable[[], str]) -> str:
-    """What the user types; "" for the end of the input (Ctrl-D)."""
     try:
         return ask()
     except EOFError:

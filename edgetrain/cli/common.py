@@ -89,7 +89,6 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
 
 
 def runner(arguments: argparse.Namespace) -> Callable[..., dict[str, Any]]:
-    """The function that runs a planned job: emulated, or simulated with --simulate."""
     if not arguments.simulate:
         from edgetrain.training import emulated
 
@@ -107,7 +106,6 @@ def simulator() -> Callable[..., dict[str, Any]]:
 
 
 def add_output(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
-    """Add --runs, and --json unless `json` is False."""
     parser.add_argument(
         "--runs", default=RUNS, type=Path, help="folder of run folders (default: %(default)s)"
     )
@@ -143,7 +141,6 @@ def add_track(parser: argparse.ArgumentParser) -> None:
 
 
 def _tracked(text: str) -> list[str]:
-    """The words behind `edgetrain track RUN --to`."""
     from edgetrain.cli.parser import parser
 
     try:
@@ -228,7 +225,6 @@ def try_again(parser: argparse.ArgumentParser) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line to stdout without control characters, and flush it."""
     print(units.printable_lines(text), flush=True)
 
 
@@ -294,13 +290,11 @@ def with_host_pace(arguments: argparse.Namespace, found: Resolved, beside: Path 
 
 
 def tell(arguments: argparse.Namespace, text: str) -> None:
-    """Print a line on what is going on: to stdout, or to stderr if stdout is for programs."""
     for_programs = arguments.json or getattr(arguments, "print_commands", False)
     print(text, file=sys.stderr if for_programs else sys.stdout, flush=True)
 
 
 def warn(text: str) -> None:
-    """Print a line to stderr, without control characters."""
     print(units.printable_lines(text), file=sys.stderr, flush=True)
 
 
@@ -336,7 +330,6 @@ def status_of(summaries: Iterable[Mapping[str, Any]]) -> int:
 
 
 def say_pictures(pictures: Iterable[Path | None]) -> None:
-    """Say where the pictures are that were drawn."""
     for path in pictures:
         if path is not None:
             say(f"picture: {path}")
@@ -348,7 +341,6 @@ def say_end(
     pictures: Iterable[Path | None],
     folder: Path,
 ) -> None:
-    """Print the `answer` with --json, else where the pictures and the run folder are."""
     if arguments.json:
         say(json.dumps({**answer, "folder": str(folder)}))
     else:

@@ -96,7 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _variants(arguments: argparse.Namespace, job: Job) -> list[Job]:
-    """The jobs to compare. ConfigError."""
     from edgetrain.jobs.grid import in_topologies, variants
     from edgetrain.strategies.spelling import split_list
 

@@ -206,7 +206,6 @@ def bash(commands: list[Command], shell: str = "bash") -> str:
 
 
 def _table(name: str, key: str, rows: dict[str, list[str]]) -> str:
-    """A shell function that prints the words of a key."""
     cases = "".join(
         f"        {shlex.quote(row)}) echo {shlex.quote(' '.join(found))} ;;\n"
         for row, found in rows.items()
@@ -219,7 +218,6 @@ def _table(name: str, key: str, rows: dict[str, list[str]]) -> str:
 
 
 def fish(commands: list[Command]) -> str:
-    """The script for fish."""
     lines = ["# completion of edgetrain, written by `edgetrain completion fish`"]
     for command in commands:
         seen = _fish_condition(command)

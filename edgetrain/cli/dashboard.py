@@ -28,7 +28,6 @@ Ctrl-C ends it.
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the verb."""
     parser = common.verb(
         subparsers,
         "dashboard",
@@ -76,7 +75,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until Ctrl-C."""
     from edgetrain.runs.dashboard.serve import ListensAt, serve
 
     tell = None

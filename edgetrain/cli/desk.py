@@ -63,7 +63,6 @@ def add_verbs(verbs: Any) -> None:
 def _desk(
     arguments: argparse.Namespace, found: Cluster, *, keeps: bool = True
 ) -> Iterator[DeviceDesk]:
-    """The chosen devices of a cluster, and ssh to them."""
     from edgetrain.provisioning.desk import DeviceDesk
 
     with reach(arguments, found, keeps=keeps) as (remote, devices):
@@ -71,7 +70,6 @@ def _desk(
 
 
 def _report(arguments: argparse.Namespace, results: Sequence[DeviceResult]) -> int:
-    """Say what became of each device; the exit status."""
     lines = [f"{r.name:16} {'ok' if r.ok else 'FAILED':8} {r.said}" for r in results]
     bad = sum(not r.ok for r in results)
     if bad:
@@ -241,7 +239,6 @@ def run_on_cluster(arguments: argparse.Namespace) -> int:
 
 
 def follow(hub: _HubProcess, folder: Path, members: int) -> None:
-    """Show the hub's run folder until the hub has ended."""
     from edgetrain.cli.screen import Screen
 
     with Screen(f"hub of {members} devices") as screen:

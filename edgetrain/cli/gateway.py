@@ -84,7 +84,6 @@ ROUTE_S = 10.0
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Find the hub above, listen, serve until the job is over."""
     with Stop().installed() as stop:
         job = _job_of(arguments)
         from edgetrain.exchange.addresses import rotated, wait_for_route

@@ -106,7 +106,6 @@ def _add_number(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Listen, say where, serve until the job is over."""
     common.check_track(arguments)
     with Stop().installed() as stop:
         from edgetrain.jobs.resolved import with_all_members

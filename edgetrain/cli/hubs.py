@@ -47,7 +47,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Give the order, wait, print the hubs."""
     order, folder = _read(arguments.words)
     from edgetrain.training.orders import give_order
 
@@ -64,7 +63,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read(words: list[str]) -> tuple[list[str], Path]:
-    """The order, and the run folder. Raises ConfigError."""
     match words:
         case ["add" | "remove" as verb, run, address]:
             split_address(address)

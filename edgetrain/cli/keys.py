@@ -112,7 +112,6 @@ def _add_known_hosts(verbs: Any) -> argparse.ArgumentParser:
 
 
 def _ring(arguments: argparse.Namespace) -> Keyring:
-    """The keys of this machine, and those that may join a hub here."""
     from edgetrain.exchange.keys.keyring import Keyring, keys_folder
 
     return Keyring(keys_folder(arguments.keys))

@@ -270,7 +270,6 @@ def _trainer(device: str, checkpoint: Path | None) -> Callable[..., None]:
 
 
 def _credentials(arguments: argparse.Namespace, job: Job) -> list[Credentials | None]:
-    """Those for each hub."""
     from edgetrain.exchange.keys.credentials import credentials as credentials_for
 
     places = [[hub] for hub in job.hub.hubs] if len(job.hub.hubs) > 1 else [arguments.hub]

@@ -52,7 +52,6 @@ def add_parser(subparsers: Any) -> None:
 def _verb(
     verbs: Any, run: Callable[[argparse.Namespace], int], name: str, text: str, example: str
 ) -> argparse.ArgumentParser:
-    """The parser of one verb, which calls `run`."""
     made: argparse.ArgumentParser = common.verb(
         verbs,
         name,
@@ -160,7 +159,6 @@ def table(rows: Iterable[Sequence[str]], headings: Sequence[str]) -> list[str]:
 
 
 def summary(p: Profile) -> dict[str, Any]:
-    """Return a profile with its sources as JSON values."""
     return {
         "name": p.name,
         "title": p.title,

@@ -77,7 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _plan_stages(arguments: argparse.Namespace, job: Job, beside: Path | None) -> int:
-    """Print what each member of a pipeline over members has."""
     from edgetrain.jobs.plan import plan as planned_of
     from edgetrain.runs.reports.placement_table import stages_text
     from edgetrain.training.pipelined.planning import plan_stages

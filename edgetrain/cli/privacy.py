@@ -48,7 +48,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer for the numbers given, or for a job."""
     given = [arguments.noise is not None, arguments.epsilon is not None]
     if arguments.job and not any(given):
         return _of_job(arguments)

@@ -197,7 +197,6 @@ def _print_commands(
 
 
 def _report(arguments: argparse.Namespace, summary: dict[str, Any], folder: Path) -> None:
-    """Say what the run came to, then draw it."""
     from edgetrain.jobs.privacy.promise import said
     from edgetrain.runs.reports.comparison import compare
     from edgetrain.runs.reports.comparison_table import text

@@ -176,7 +176,6 @@ def driver_of(arguments: argparse.Namespace, chosen: Sweep) -> sweep.Run:
 
 
 def sweep_of(arguments: argparse.Namespace) -> tuple[Sweep, Path | None]:
-    """The sweep given on the command line, and its folder if it is resumed. Raises ConfigError."""
     from edgetrain.cli.run import SIMULATED
     from edgetrain.jobs import grid, reading
     from edgetrain.jobs.grid import Sweep, is_sweep, load, resume, split

@@ -49,7 +49,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Tell it, wait for the answer, print that."""
     what, member = arguments.what, arguments.member
     if (what == "remove") is (member is None):
         raise ConfigError(

@@ -101,7 +101,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _begun(folder: Path) -> list[Path]:
-    """The runs in a folder that have begun; none yet where nothing has."""
     from edgetrain.runs.folder import runs_in
 
     try:

@@ -42,7 +42,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show what runs in the folder, one after the other, then the closing table."""
     from edgetrain.runs.folder import JOB, newest_whole, read_summary, runs_in
     from edgetrain.runs.reports.comparison import compare
     from edgetrain.runs.reports.comparison_table import text
@@ -97,7 +96,6 @@ def _quiet(active: Sequence[Path]) -> str:
 
 
 def _runs(folder: Path) -> list[Path]:
-    """The runs in a folder that have begun."""
     from edgetrain.runs.folder import runs_in
 
     try:

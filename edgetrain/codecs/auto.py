@@ -98,7 +98,6 @@ class Auto(BaseCodec):
 
     @property
     def chosen(self) -> BaseCodec:
-        """The codec of the rung that it encodes on."""
         return RUNGS[self.rung]
 
     def encode(self, vector: Vector) -> list[Buffer]:
@@ -159,11 +158,9 @@ class OnRungs(Feedback):
 
     @property
     def rung(self) -> int:
-        """The rung of the next payload."""
         return int(self._rung[0])
 
     def climb(self, rung: int) -> None:
-        """Encode on this rung from now on."""
         self.codec = self._auto = self._auto.at(rung)
         self._rung[0] = self._auto.rung
 

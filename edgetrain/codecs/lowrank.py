@@ -38,7 +38,6 @@ class Matrix:
     rank: int
 
     def view(self, vector: Vector) -> Vector:
-        """The matrix as it lies in a flat vector."""
         stop = self.start + self.rows * self.columns
         return vector[self.start : stop].reshape(self.rows, self.columns)
 
@@ -123,7 +122,6 @@ class _Numbers:
     count: int
 
     def copy_to(self, out: Vector, first: int, weight: float | None = None) -> None:
-        """out = the numbers from `first` on, or += weight * these."""
         self.codec.read(self.payload, self.count, first, out, weight)
 
     def largest(self, start: int, stop: int) -> float:
@@ -247,7 +245,6 @@ class TwoTrips(Unbound):
         self.name = f"powersgd({rank})"
 
     def for_displacements(self) -> LowRank:
-        """The factors of one member's matrices, in one trip."""
         return LowRank(self.rank)
 
     def bind(self, layout: Layout) -> BaseCodec:
@@ -272,7 +269,6 @@ class BoundTwoTrips(BaseCodec):
         self._layout = layout
 
     def for_displacements(self) -> BaseCodec:
-        """The factors of one member's matrices, in one trip."""
         return LowRank(self._rank).bind(self._layout)
 
     def factors(self) -> PowerSGD:

@@ -65,7 +65,6 @@ class BoundRanges:
         return values
 
     def write_elements(self, values: Vector, vector: Vector) -> None:
-        """Write `values` to the ranges of `vector`."""
         if len(self.ranges) == 1 and np.shares_memory(values, vector):
             return
         at = 0

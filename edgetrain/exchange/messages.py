@@ -81,8 +81,6 @@ def _flag(**kwargs: Any) -> Any:
 
 
 def _listed(check: Check, allowed: str, **kwargs: Any) -> Any:
-    """A list, each item of which passes the check."""
-
     def check_all(value: Any) -> bool:
         return isinstance(value, list | tuple) and all(map(check, value))
 
@@ -90,7 +88,6 @@ def _listed(check: Check, allowed: str, **kwargs: Any) -> Any:
 
 
 def _named(value: Any, is_number: Check) -> bool:
-    """Whether this is a pair of a name and such a number."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         return False
     return _is_text(value[0], 64) and is_number(value[1])

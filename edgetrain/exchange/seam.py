@@ -195,7 +195,6 @@ class CatchUp:
 
     @classmethod
     def of(cls, start: Start, base: Vector | None) -> Self:
-        """As the hub says it."""
         return cls(
             start.round, start.delay, start.applied, start.checksum, base, start.every,
             start.merged, start.complete,

@@ -24,7 +24,6 @@ def folder(kind: str) -> Path:
 
 
 def names(kind: str) -> list[str]:
-    """Return the names of all profiles of a catalog, sorted."""
     return sorted(path.stem for path in folder(kind).glob("*.toml"))
 
 

@@ -36,8 +36,6 @@ LOCAL_HOSTS = ("local", "localhost", "127.0.0.1")
 
 @dataclass(frozen=True)
 class HubPlace:
-    """The hub's addresses."""
-
     addresses: tuple[str, ...]
     """tcp://HOST:PORT; devices take the first that answers."""
 
@@ -164,7 +162,6 @@ class Cluster:
         return tuple(d for d in self.devices if not names or d.name in names)
 
     def index(self, device: DeviceEntry) -> int:
-        """The member's index of a device."""
         return self.devices.index(device)
 
 

@@ -38,11 +38,9 @@ class Presence:
 
     @property
     def is_steady(self) -> bool:
-        """Whether no member is ever away."""
         return not self.absences and not self.stays_s
 
     def is_off_at_first(self, member: int) -> bool:
-        """Whether an absence of this member begins with the training."""
         mine = (each for each in self.absences if not each.members or member in each.members)
         return any(absence.at_s == 0 for absence in mine)
 

@@ -66,7 +66,6 @@ class SshTrouble(StrEnum):
 
     @property
     def way_out(self) -> str:
-        """What to do about it."""
         return _WAYS_OUT[self]
 
 
@@ -172,7 +171,6 @@ class Remote(Protocol):
 
 
 def argv(target: str, script: str, options: Sequence[str] = ()) -> list[str]:
-    """The ssh that runs a line of shell on a machine."""
     return ["ssh", *OPTIONS, *options, "--", target, script]
 
 
@@ -286,7 +284,6 @@ class SshClient:
         self.close()
 
     def close(self) -> None:
-        """End the connections that are kept."""
         _end_connections(self._folder.glob("c*"))
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -30,7 +30,6 @@ def why_never(job: Job) -> str:
 
 
 def steps_in(job: Job) -> bool:
-    """Whether a group steps in for devices that go."""
     return not why_never(job)
 
 

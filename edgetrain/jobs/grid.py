@@ -160,7 +160,6 @@ class Sweep:
 
     @property
     def called(self) -> str:
-        """What its folder and its pictures are named for."""
         return self.name or str(self.job.get("name") or self.job["task"].rpartition(":")[2])
 
     def joined(self, job: Job, axes: Iterable[Axis], seeds: int | None) -> Sweep:

@@ -187,7 +187,6 @@ class HubTable:
 
     @property
     def longest_deadline_s(self) -> float:
-        """`deadline_s`, or what an automatic one is at most."""
         return 60.0 if self.deadline_s == AUTO else self.deadline_s
 
 

@@ -33,8 +33,6 @@ SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Card:
-    """What a device has of a job."""
-
     job: bytes
     modules: Collection[str]
     """Names of the modules in its worker archive."""
@@ -106,7 +104,6 @@ def _lay_out(card: Card, scratch: Path) -> set[str]:
 
 
 def _place_of(name: str) -> Path | None:
-    """The file or folder of a module of this machine."""
     try:
         found = importlib.util.find_spec(name)
     except (ImportError, ValueError):

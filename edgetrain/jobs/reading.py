@@ -76,7 +76,6 @@ _OPEN = ("data", "optimizer")
 
 
 def keys() -> dict[str, dataclasses.Field[Any]]:
-    """Every dotted key of a job, with its field."""
     found = {f.name: f for f in dataclasses.fields(Job) if f.name not in _TABLES}
     for name, cls in _TABLES.items():
         found |= {f"{name}.{f.name}": f for f in dataclasses.fields(cls)}
@@ -113,7 +112,6 @@ def _full_key(key: str) -> str:
 
 
 def _split(override: str) -> tuple[list[str], str]:
-    """The full key's parts, and the text of the value."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"'{override}' is not an override", "it reads key=value, as steps=200")

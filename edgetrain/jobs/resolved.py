@@ -136,7 +136,6 @@ class Resolved:
 
     @property
     def all_sites(self) -> tuple[Site, ...]:
-        """The sites, with the gateways that stand there."""
         if not self.gateways:
             return self.sites
         first = len(self.hub_links)
@@ -303,7 +302,6 @@ def strategy_of(table: StrategyTable) -> Strategy:
 
 
 def journal_settings(job: Job) -> JournalSettings:
-    """How the job's journal is kept; ConfigError."""
     if job.hub.when_full not in ("stop", "go on"):
         raise ConfigError(f"hub.when_full = '{job.hub.when_full}'", "allowed are 'stop', 'go on'")
     stop = job.hub.when_full == "stop"

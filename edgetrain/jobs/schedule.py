@@ -92,7 +92,6 @@ def parse(text: str, steps: int) -> Schedule | None:
 
 
 def _steps(name: str, what: str, text: str, steps: int) -> int:
-    """A number of steps that is within the run."""
     found = whole(name, what, text, 1)
     if found > steps:
         raise ConfigError(

@@ -52,8 +52,6 @@ def archive_protocol(path: Path) -> int:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """How one device is."""
-
     name: str
     state: str
     """unreachable, not enrolled, refused, waiting, training, done, off, on trial, stuck"""
@@ -207,8 +205,6 @@ class DeviceDesk:
         return on_each(self.hosts, one)
 
     def stop(self) -> list[DeviceResult]:
-        """Let all members leave their job."""
-
         def one(host: SshHost) -> DeviceResult:
             return _result(host, self.call(host, "stop"), lambda _: "stopped")
 
@@ -312,7 +308,6 @@ class DeviceDesk:
 
 
 def _put(folder: Path, content: bytes) -> Path:
-    """A file named by its SHA-256."""
     path = folder / hashlib.sha256(content).hexdigest()
     path.write_bytes(content)
     return path

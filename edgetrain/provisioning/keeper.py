@@ -87,7 +87,6 @@ class DeviceFiles:
         first_boot.write(path, content, mode)
 
     def link(self, path: Path, target: str) -> None:
-        """Let a link lead there, in one rename."""
         first_boot.relink(path, target)
 
     def rename(self, path: Path, to: Path) -> None:
@@ -104,7 +103,6 @@ class DeviceFiles:
             path.unlink(missing_ok=True)
 
     def unpack(self, file: BinaryIO, into: Path, mode: str = "r|") -> None:
-        """A tar file, into an empty folder."""
         into.mkdir(parents=True)
         with tarfile.open(fileobj=file, mode=mode) as tar:  # type: ignore[call-overload]
             first_boot.extract(tar, into)
@@ -123,19 +121,15 @@ class UnitState:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its member was welcomed by a hub, and runs."""
         return self.active in ("active", "reloading")
 
     @property
     def is_done(self) -> bool:
-        """Whether its job is over."""
         return self.active == "inactive" and self.result == "success"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """An update on trial: trial.json."""
-
     old: str
     new: str
     phase: str = "switching"
@@ -219,7 +213,6 @@ class DeviceKeeper:
         return str(link.readlink()) if link.is_symlink() else ""
 
     def unit(self) -> UnitState:
-        """The member's unit."""
         words = ["systemctl", "show", UNIT, *(f"--property={name}" for name in SHOWN)]
         return unit_of(self._run(words, {})[1])
 
@@ -377,7 +370,6 @@ class DeviceKeeper:
         return {"trial": True}
 
     def _fill(self, slot: str, digest: str) -> None:
-        """Put a worker archive into a slot that is not used."""
         source, part = self._arrived(digest), self.slots / f"{slot}.part"
         self._disk.remove(self.slots / f"{slot}.json")
         for path in (part, self.slots / slot):
@@ -446,7 +438,6 @@ class DeviceKeeper:
                 trial = self._look(trial)
 
     def _look(self, trial: Trial) -> Trial | None:
-        """One look at the member of the new version."""
         verdict, after = judge(self.unit(), trial, POLL_S)
         if verdict == "taken":
             facts = self._slot_facts(trial.new)
@@ -463,7 +454,6 @@ class DeviceKeeper:
         return after
 
     def _switch(self, slot: str) -> None:
-        """Let the member run from this slot."""
         self._systemctl("stop", UNIT)
         self._disk.link(self.slots / "current", slot)
         for words in (["reset-failed", UNIT], ["start", "--no-block", UNIT]):

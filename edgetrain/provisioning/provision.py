@@ -67,7 +67,6 @@ class Provisioned:
 def call(
     remote: Remote, host: SshHost, root: str, *words: str, seconds: float = LOOK_S
 ) -> SshAnswer:
-    """Call `onsite` on a device, as root."""
     return calling.call(remote, host, root, calling.ONSITE, *words, seconds=seconds)
 
 
@@ -225,8 +224,6 @@ class Provisioner:
 def remove(
     devices: Sequence[SshHost], ring: Keyring, remote: Remote, root: str = "/"
 ) -> list[Provisioned]:
-    """Take all of edgetrain off these devices, and then their keys off the hub's list."""
-
     def work(host: SshHost) -> Provisioned:
         answer = call(remote, host, root, "remove", seconds=SET_UP_S)
         if not answer.ok:

@@ -213,7 +213,6 @@ def read_environment(folder: Path) -> dict[str, Any]:
 
 
 def _shaped(path: Path, table: dict[str, Any], shape: shapes.Shape) -> dict[str, Any]:
-    """The table; ConfigError if a value has not its shape."""
     if said := shapes.wrong(table, shape):
         raise ConfigError(f"{path}: {said}", "it is damaged, or another program wrote it")
     return table

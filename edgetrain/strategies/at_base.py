@@ -23,7 +23,6 @@ class AtBase(Gradient):
         return None
 
     def apply(self, reply: Iterable[Vector]) -> None:
-        """Add the reply to the parameters."""
         start = 0
         for piece in reply:
             self.params[start : start + piece.size] += piece

@@ -67,7 +67,6 @@ class FirstRounds:
         self._touched += int(np.count_nonzero(touched_blocks(own[here])))
 
     def end_round(self) -> None:
-        """All tiles of a round were added."""
         self.rounds += 1
         self._swings = self._swings and FEW * self._touched > block_count(self._elements)
         self._touched = 0
@@ -85,12 +84,10 @@ class FirstRounds:
 
     @property
     def is_apart(self) -> bool:
-        """Whether data count as unequal."""
         return self.apart >= APART
 
     @property
     def chosen(self) -> str:
-        """The correction: "drift", "leave" or "own"."""
         return "drift" if self.is_apart else "leave" if self._swings else "own"
 
     @property

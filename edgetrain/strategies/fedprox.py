@@ -38,7 +38,6 @@ class FedProx(Displacement):
         self._tile: Vector = np.empty(min(TILE, params.size), np.float32)
 
     def before_step(self) -> None:
-        """Add mu (params - base) to the gradient, one tile at a time."""
         for here in tiles(self.params.size):
             pull = self._tile[: here.stop - here.start]
             np.subtract(self.params[here], self.base[here], out=pull)

@@ -199,7 +199,6 @@ class Lbfgs:
         self.start(0)
 
     def start(self, elements: int) -> None:
-        """Begin anew, for vectors of this length."""
         self._pairs: list[tuple[Vector, Vector]] = []
         self.phase: Phase = "at rest"
         self.t = 0.0

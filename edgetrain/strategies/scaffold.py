@@ -79,7 +79,6 @@ class Scaffold(Displacement):
         return super().after_step()
 
     def _add(self, share: np.float32) -> None:
-        """Add this share of the variates to the parameters."""
         for here in tiles(self.params.size):
             self.params[here] += np.multiply(
                 self.variates[here], share, out=self._tile[: here.stop - here.start]

@@ -53,7 +53,6 @@ class Parameter:
         return number(strategy, self.name, text, self.low, self.high)
 
     def spell(self, value: float) -> float | str:
-        """The value as a spelling has it."""
         return self.words[int(value)] if 0 <= value < len(self.words) else value
 
 

@@ -121,7 +121,6 @@ def _checked(named: Named) -> Named:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The values of a tensor, in main memory."""
     values = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
     raw = values.cpu().contiguous().reshape(-1).view(torch.uint8)
     return raw.numpy().data if raw.numel() else memoryview(b"")

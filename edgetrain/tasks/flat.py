@@ -337,13 +337,11 @@ def _refuse_shared(name: str, other: str) -> None:
 
 
 def _end(tensor: torch.Tensor) -> int:
-    """The address behind the last element."""
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _addresses(tensor: torch.Tensor) -> NDArray[np.int64]:
-    """The address of each element."""
     found = np.array([tensor.data_ptr()])
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         found = (found[:, None] + np.arange(size) * stride * tensor.element_size()).ravel()
@@ -420,6 +418,5 @@ def _zeros(total: int, like: torch.Tensor) -> tuple[torch.Tensor, Vector]:
 
 
 def _host(tensor: torch.Tensor) -> Vector:
-    """A float32 copy in main memory."""
     host: Vector = tensor.detach().to("cpu", torch.float32).numpy()
     return host

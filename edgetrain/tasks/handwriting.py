@@ -123,7 +123,6 @@ def mnist(
 
 
 def _mnist_model() -> nn.Module:
-    """Two convolutions and a linear layer, 20,490 parameters."""
     return he_init(
         nn.Sequential(
             nn.Conv2d(1, 16, 3, padding=1, stride=2),

@@ -40,7 +40,6 @@ class LayerWise(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _each(self, *vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """The same tensor of each of these, one after the other."""
         if self.pieces is None:
             yield vectors
             return

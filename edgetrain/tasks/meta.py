@@ -38,7 +38,6 @@ def outline_of(task: Task) -> Outline:
 
 
 def gpus() -> list[int]:
-    """Bytes of memory of each GPU that torch finds here."""
     if not torch.cuda.is_available():
         return []
     return [

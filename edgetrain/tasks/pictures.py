@@ -59,7 +59,6 @@ def cifar10(
 
 
 def _batches(where: Path, download: bool | str) -> list[tuple[Pixels, Labels]]:
-    """The five training batches and the test batch."""
     for folder in (where, where / "cifar-10-batches-bin"):
         there = [(folder / name).is_file() for name in BATCH_FILES]
         if all(there):

@@ -87,7 +87,6 @@ def _poisson(sampling: Sampling, task: Task, source: Source) -> Iterator[Batch |
 
 
 def _shuffled(sampling: Sampling, task: Task) -> Iterator[Batch | None]:
-    """The task's own batches."""
     samples = task.samples(sampling.member, sampling.members)
     if sampling.batch > samples:
         raise ConfigError(

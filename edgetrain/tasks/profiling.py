@@ -282,7 +282,6 @@ class _Watch(TorchDispatchMode):
 
     @property
     def at(self) -> int:
-        """The layer that is being computed."""
         return self._at
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -28,8 +28,6 @@ COPIED_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class MeasuredSpeed:
-    """What was measured on one machine."""
-
     dispatch_s: float
     train_gflops: float
     memory_gbyte_s: float

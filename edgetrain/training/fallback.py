@@ -48,8 +48,6 @@ PROGRAM = "edgetrain.training.servers.stepping_in"
 
 @dataclass(frozen=True)
 class Told:
-    """What the process of a group is told."""
-
     job: Job
     hub: str
     """Its address, from its own machine."""
@@ -243,7 +241,6 @@ class SteppingIn:
         self._keep_running(self._rule.is_in, now)
 
     def _keep_running(self, is_in: bool, now: float) -> None:
-        """Start a group if one is to be there and is not."""
         if self._group is not None and (why := self._group.ended()) is not None:
             self._group.kill()
             self._group, self._is_done = None, not why

@@ -115,7 +115,6 @@ class HubRequest:
         return self.job.fleet.members if self.uplink is None else self.uplink.members
 
     def reducers_in_words(self, found: Resolved) -> str:
-        """Who adds up what, as this hub sees it."""
         return found.reducers_in_words(0 if self.uplink is None else self.members)
 
     @property
@@ -256,7 +255,6 @@ def _looked_up(request: HubRequest, say: Say, warn: Say) -> Resolved:
 def _open(
     request: HubRequest, found: Resolved, listening: Listening, gate: Gate | None
 ) -> HubSocket:
-    """The socket that members join."""
     _check_resume(request)
     _check_replica(request, listening)
     if request.any_job and request.job.fleet.topology in (DIRECT, *COLLECTIVES):

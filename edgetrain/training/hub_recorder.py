@@ -105,7 +105,6 @@ class HubRecorder:
         """Who adds up what, which is recorded as training begins; "": one hub everything."""
 
     def __call__(self, effect: Observed) -> None:
-        """Record an effect: the observer that `serve` calls."""
         if isinstance(effect, Closed):
             self._round(effect)
             return
@@ -192,13 +191,10 @@ class HubRecorder:
 
 
 class Statuses:
-    """The newest report of each member."""
-
     def __init__(self) -> None:
         self._newest: dict[str, Telemetry] = {}
 
     def __len__(self) -> int:
-        """Members with a report."""
         return len(self._newest)
 
     def keys_of(

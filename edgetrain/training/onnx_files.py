@@ -156,7 +156,6 @@ class Compared(nn.Module):
         """Greatest output of the model so far, without its sign."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The file's outputs."""
         try:
             found = self._session.run(None, {"inputs": inputs.cpu().numpy()})[0]
         except Exception as error:

@@ -88,7 +88,6 @@ def simulate_cell(beside: Path | None, job: Job, inside: Path) -> dict[str, Any]
 def _summaries(
     cells: Sequence[Cell], folder: Path, run_cell: Run, executor: Executor | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The summary of each cell by its digest, as it comes."""
     if executor is None:
         for cell in cells:
             yield cell.digest, _run_cell(cell, folder, run_cell)
@@ -103,7 +102,6 @@ def _summaries(
 
 
 def results_of(sweep: Sweep, folder: Path, rows: Sequence[Row]) -> dict[str, Any]:
-    """The summary of a whole sweep, for summary.json in its folder."""
     axes = {each.name: each.labels for each in sweep.axes}
     return {
         "name": folder.name,
@@ -117,7 +115,6 @@ def results_of(sweep: Sweep, folder: Path, rows: Sequence[Row]) -> dict[str, Any
 
 
 def rows_so_far(sweep: Sweep, folder: Path) -> list[Row]:
-    """The rows of the cells that are finished, of a sweep that was interrupted."""
     found = ((cell, finished(folder / cell.digest)) for cell in sweep.cells())
     return [_row(sweep, cell, summary) for cell, summary in found if summary is not None]
 

@@ -25,7 +25,6 @@ def blob_part(part: int, size: int) -> slice:
 
 
 def blob_parts(blob: Buffer) -> Iterator[memoryview]:
-    """The parts of a blob, as views of it."""
     whole = memoryview(blob).cast("B")
     for part in range(blob_part_count(whole.nbytes)):
         yield whole[blob_part(part, whole.nbytes)]

@@ -26,5 +26,4 @@ def base_part(part: int, elements: int) -> slice:
 
 
 def base_parts(elements: int) -> Iterator[slice]:
-    """The slices of a base, one for each part."""
     return (base_part(part, elements) for part in range(base_part_count(elements)))

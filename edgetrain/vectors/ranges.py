@@ -89,7 +89,6 @@ class Stretch:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the whole vector."""
         return self.end - self.first == self.count
 
     def of(self, elements: int) -> slice:

@@ -49,7 +49,6 @@ def current() -> Kernels:
 
 
 def backend() -> Backend:
-    """The implementation in use, and why."""
     return _loaded()[1]
 
 

@@ -72,12 +72,10 @@ class Blocks:
         return 512 if self.width == 5 else 256
 
     def code_bytes(self, elements: int) -> int:
-        """Bytes of the codes of that many elements."""
         whole, rest = divmod(elements, self.block)
         return whole * self._bytes(self.block) + self._bytes(rest)
 
     def scale_bytes(self, elements: int) -> int:
-        """Bytes of the scales of that many elements."""
         return 4 * -(-elements // self.block)
 
     def _bytes(self, m: int) -> int:

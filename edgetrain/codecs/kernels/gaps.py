@@ -128,7 +128,6 @@ def first_parameter(count: int, elements: int) -> int:
 def _steps(
     values: npt.NDArray[np.signedinteger[Any]], before: int
 ) -> npt.NDArray[np.signedinteger[Any]]:
-    """Each value minus the one before it."""
     steps = values.copy()
     steps[1:] -= values[:-1]
     steps[:1] -= before

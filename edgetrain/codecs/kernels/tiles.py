@@ -50,7 +50,6 @@ def from_half(stored: npt.NDArray[np.uint16]) -> Vector:
 
 
 def tiles_of(vector: Vector, tile: int = TILE) -> Iterator[tuple[int, Vector]]:
-    """(start, view) of each tile."""
     for start in range(0, vector.size, tile):
         yield start, vector[start : start + tile]
 
@@ -114,7 +113,6 @@ def scales_of(payload: Bytes, first: int, rows: int) -> Vector:
 
 
 def apply_to(decoded: Vector, out: Vector, weight: float | None) -> None:
-    """out = decoded, or out += weight * decoded."""
     if weight is None:
         out[:] = decoded
     else:
@@ -163,7 +161,6 @@ def pack_codes(level: npt.NDArray[np.int32], width: int) -> Bytes:
 def unpack_codes(
     codes: Bytes, shape: tuple[int, ...], width: int
 ) -> npt.NDArray[np.signedinteger[Any]]:
-    """The levels in rows of that shape."""
     rows, m = shape
     if width == 8:
         return codes.view(np.int8).reshape(rows, m)

@@ -98,7 +98,6 @@ class SiteRounds(Rounds):
         self._next_up = record.round + 1
 
     def place(self, session: int, name: str, index: int) -> Above:
-        """This site's place at the hub above, for the journal."""
         kept = tuple(self.kept[round] for round in sorted(self.kept))
         return Above(session, name, index, self._next_up, kept)
 

@@ -45,7 +45,6 @@ class AgreedModel:
 
     @property
     def base_elements(self) -> int:
-        """Elements of the base that this hub has and hands out."""
         return self.stretch.size(self.elements) if self.elements else 0
 
     def layout(self) -> Layout:

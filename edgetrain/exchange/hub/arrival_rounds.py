@@ -95,7 +95,6 @@ class ArrivalRounds:
         return entry if self._rule.due(_View(entry, self), now) else None
 
     def weigh(self, entry: OpenRound, round: int) -> tuple[int, ...]:
-        """Weigh the contributions of a round that closes as reply `round`; their ages."""
         ages = []
         given = {m.name for m in self.active()} | set(entry.members)
         counted = {k: c for k, c in entry.contributions.items() if c.weight > NO_WEIGHT}

@@ -80,13 +80,11 @@ class FirstBase:
         return len(self._payloads)
 
     def expect_from(self, uploader: MemberRecord | None) -> None:
-        """Let this member upload the base, from the beginning."""
         self.uploader = uploader
         self._asked, self._came = 1, 0
         self.drop_parts()
 
     def expect_again(self) -> None:
-        """The uploader asked again, and is asked again for all of the base."""
         self._asked += 1
         self.drop_parts()
 
@@ -134,7 +132,6 @@ class FirstBase:
         return None
 
     def is_whole(self, model: AgreedModel) -> bool:
-        """Whether all parts of the base of a model are here."""
         return len(self._payloads) >= _part_count(model)
 
     def messages(self, model: AgreedModel) -> list[Base]:

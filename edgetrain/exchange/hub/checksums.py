@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping
 
 
 class BaseChecksums:
-    """Checksums of base, by the number of replies in it."""
-
     def __init__(self, known: Mapping[int, int] | None = None) -> None:
         self._known = dict(known or {})
         self._reported: dict[int, dict[str, int]] = {}
@@ -22,7 +20,6 @@ class BaseChecksums:
         return self._known[applied]
 
     def __len__(self) -> int:
-        """How many bases anything is remembered of."""
         return len(self._known.keys() | self._reported.keys())
 
     def get(self, applied: int, default: int = 0) -> int:
@@ -44,7 +41,6 @@ class BaseChecksums:
         self._reported.pop(applied, None)
 
     def forget_base(self, applied: int) -> None:
-        """No member is compared with this base any more."""
         self._known.pop(applied, None)
         self._reported.pop(applied, None)
 

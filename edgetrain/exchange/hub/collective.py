@@ -82,7 +82,6 @@ class CollectiveHub(DirectHub):
 
     @property
     def _is_counting(self) -> bool:
-        """Whether members are in that average among themselves."""
         return self._is_welcoming and not self.is_star
 
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:

@@ -95,7 +95,6 @@ class _Hand:
     """From a slice that went out to its answer."""
 
     def note_answer(self, seconds: float, now: float) -> None:
-        """An answer has come, this long after its slice went out."""
         if not self.answers:
             self.first, self.quickest = now, seconds
         self.answers, self.last = self.answers + 1, now
@@ -176,7 +175,6 @@ class Deal:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every slice has an answer."""
         return self.round >= 0 and not self._left and not self._out
 
     @property
@@ -238,7 +236,6 @@ class Deal:
         return None
 
     def accept(self, name: str, slice: int, now: float) -> None:
-        """This member's answer is the first one for the slice."""
         holders = self._out.pop(slice)
         for each in holders:
             self._hands[each].held.discard(slice)

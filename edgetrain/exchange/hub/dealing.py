@@ -106,7 +106,6 @@ class DealingHub(Hub):
         return Send(member.sender, Assign(self.round, of, wants, tuple(slices)))
 
     def _hand_more(self, member: MemberRecord, now: float) -> list[Effect]:
-        """Give a member that has answered the next slice."""
         if not _can_work(member):
             return []
         slice = self.deal.give(member.name, now)

@@ -122,7 +122,6 @@ class Wish:
 
 
 def is_turn(round: int) -> bool:
-    """Whether the fleet agrees on an automatic delay when this round closes."""
     turns, odd = divmod(round + 1, AUTO_ROUNDS)
     return round == 0 or (not odd and turns.bit_count() == 1)
 
@@ -241,7 +240,6 @@ class AgreedDelay:
         return next((steps for since, steps in reversed(self._lengths) if since <= applied), 0)
 
     def _note_length(self, round: int) -> None:
-        """This round is merged, and its reply says how long rounds are from then on."""
         if self.every != self._lengths[-1][1]:
             self._lengths.append((round + 1, self.every))
 

@@ -144,7 +144,6 @@ class AgreedDensity:
 def _told(
     rung: int, then: int, fits: int, elements: int, rate: float, spare: float, name: str
 ) -> str:
-    """One line for people."""
     change = f"{RUNGS[then].name} from now on"
     if then != rung:
         change += f" ({RUNGS[rung].name} before)"

@@ -140,7 +140,6 @@ class DirectHub(MappingHub):
     # -- a reducer is lost ---------------------------------------------------------------------
 
     def _take_over(self, now: float) -> list[Effect]:
-        """Find reducers that are lost, and go on with each."""
         effects = self._warn_early()
         for span, name in self.places.holders().items():
             lost = self.members.named(name) is None and name not in self._done
@@ -281,7 +280,6 @@ class DirectHub(MappingHub):
         return effects
 
     def _words(self) -> str:
-        """Who reduces what, for people."""
         places, ranges = self.places, self.terms.stretch.count
         if LEAD not in places.stretches:
             whom = ", ".join(places.stretches)

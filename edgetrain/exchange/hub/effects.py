@@ -71,8 +71,6 @@ class Dealt:
 
 @dataclass(frozen=True)
 class Closed:
-    """A round has been merged."""
-
     round: int
     members: tuple[str, ...]
     missing: tuple[str, ...]

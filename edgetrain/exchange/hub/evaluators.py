@@ -23,7 +23,6 @@ class Evaluators:
         self._is_ending = False
 
     def note_gone(self, member: MemberRecord, event: Event, reason: str) -> None:
-        """A member has gone, for this reason."""
         self._is_ending = self._is_ending or (event == "left" and reason == DONE)
         self._one_is_lost = self._one_is_lost or member.evaluates
 

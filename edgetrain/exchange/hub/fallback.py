@@ -82,7 +82,6 @@ class Fallback:
         """When the pace began to be measured, and the steps by then."""
 
     def note_left(self, name: str, reason: str) -> None:
-        """A member has left, and gave this reason."""
         if name in self._names and reason == DONE:
             self._done.add(name)
         elif name in self._names and lacks_memory(reason):

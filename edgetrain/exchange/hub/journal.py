@@ -286,7 +286,6 @@ class Journal:
         return log
 
     def _postpone(self, round: int, error: OSError) -> None:
-        """Try the next snapshot when one is due again."""
         if not self._postponed:
             self._say(
                 f"no snapshot after round {round} in the journal {self.folder}: {error.strerror}; "
@@ -374,6 +373,5 @@ def _bytes_of(state: State) -> int:
 
 
 def _next_name(path: Path, segments: list[Path]) -> float:
-    """The round that the segment after this one begins with."""
     later = [int(other.stem) for other in segments if other.stem > path.stem]
     return min(later, default=float("inf"))

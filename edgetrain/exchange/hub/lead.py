@@ -281,7 +281,6 @@ class LeadHub(AskingHub):
     # -- maps ----------------------------------------------------------------------------------
 
     def _maps(self) -> list[Map]:
-        """The map in force, and the one to come."""
         maps = [self._map(self.settled)] if self.settled.rows or self.settled.number else []
         return maps if self.pending is None else [*maps, self._map(self.pending)]
 

@@ -76,7 +76,6 @@ class MaskedRounds:
 
     @property
     def next_first(self) -> int:
-        """The first round that a newcomer can contribute to."""
         return self.aggregator.next_first
 
     def reach(self, round: int) -> int:
@@ -129,7 +128,6 @@ class MaskedRounds:
         return None
 
     def forget_secrets(self, name: str) -> None:
-        """A member of this name has started anew."""
         self.aggregator.drop_secrets(name)
 
     def add_contribution(self, name: str, round: int, payloads: Sequence[Buffer]) -> None:
@@ -137,7 +135,6 @@ class MaskedRounds:
         self.aggregator.add_contribution(name, round, payloads)
 
     def forget_round(self, round: int) -> None:
-        """A round has been answered."""
         self.aggregator.forget_round(round)
 
     def advance(self, oldest: int, delay: AgreedDelay, now: float) -> tuple[Outgoing, list[str]]:

@@ -176,7 +176,6 @@ class MemberRecord:
         return not key or key == owner_of(sender)
 
     def is_waited_for(self, round: int) -> bool:
-        """Whether the round lacks its contribution."""
         return (
             self.next_round <= round
             and self.first_round <= round
@@ -194,7 +193,6 @@ class MemberRecord:
         return self.next_round < round <= self.clock
 
     def seat(self) -> Seat:
-        """What the journal keeps of it."""
         several = len(self.merged_by_range) > 1
         return Seat(
             self.name, self.sender, self.session, self.index, self.weight, self.first_round,
@@ -243,7 +241,6 @@ class MemberRecord:
         self.unreachable_since = now
 
     def mark_late(self) -> None:
-        """A round closed without it."""
         self._change_state("misses a round")
 
     def mark_astray(self) -> None:

@@ -47,8 +47,6 @@ Cuts = tuple[tuple[str, float, str], ...]
 
 @dataclass(frozen=True)
 class RoundResult:
-    """A merged round."""
-
     counted: Sequence[Contribution]
     """The contributions that are in it."""
     payloads: list[Buffer]
@@ -168,7 +166,6 @@ class Merger:
 
     @property
     def weighted(self) -> bool:
-        """Whether members count by their weights."""
         return self._terms.strategy.weighted
 
     @property
@@ -193,7 +190,6 @@ class Merger:
     # -- the form of a contribution -----------------------------------------------------------
 
     def parts(self, round: int) -> int:
-        """The number of parts of a contribution to a round."""
         return len(self.codec.slices(self.ranges.size(round)))
 
     def expected(self, round: int, part: int, exact: bool = False) -> tuple[int, int]:
@@ -227,7 +223,6 @@ class Merger:
     # -- a round ------------------------------------------------------------------------------
 
     def _borrow(self, round: int) -> Vector:
-        """A vector for a round's range."""
         return self._memory.borrow_vector()[: self.ranges.size(round)]
 
     def close_round(
@@ -323,7 +318,6 @@ class Merger:
         return self._masked or self._terms.gateways or self.outer is not None
 
     def _merged_again(self, record: Round) -> Vector:
-        """The merged vector of a record with inputs."""
         if self._keeps_mean:
             return np.frombuffer(record.inputs[0][0], np.float32)
         return self._merge(
@@ -461,7 +455,6 @@ def _moved(
 
 
 def _told(inputs: Sequence[Buffer]) -> BatchMean:
-    """What a journal has of a batch's mean."""
     *gradient, loss = inputs
     vector = np.frombuffer(gradient[0], np.float32) if gradient else None
     return BatchMean(float(np.frombuffer(loss, np.float64)[0]), vector)

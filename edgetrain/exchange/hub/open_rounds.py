@@ -22,8 +22,6 @@ Key = tuple[str, int]
 
 @dataclass
 class OpenRound:
-    """The contributions to one round."""
-
     opened: float = math.inf
     """When the first whole contribution came, apart from late ones that came before the round's
     turn; infinity: there are only such ones."""
@@ -50,11 +48,9 @@ class OpenRound:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The names of the members that contributed, once for each contribution."""
         return tuple(name for name, _ in sorted(self.contributions))
 
     def counted(self) -> tuple[CountedOnce, ...]:
-        """The contributions as the journal names them."""
         return tuple(
             CountedOnce(*key, self.contributions[key].weight) for key in sorted(self.contributions)
         )
@@ -73,7 +69,6 @@ class Seen(NamedTuple):
 
     @property
     def opened(self) -> float:
-        """When the first whole contribution came."""
         return self.entry.opened
 
     @property
@@ -129,11 +124,9 @@ class OpenRounds:
         return len(self._open)
 
     def sizes(self) -> Mapping[int, int]:
-        """Whole contributions by round, of the rounds that have any."""
         return {round: len(entry.contributions) for round, entry in self._open.items()}
 
     def __iter__(self) -> Iterator[tuple[int, OpenRound]]:
-        """The rounds that have contributions."""
         return iter(self._open.items())
 
     def get(self, round: int) -> OpenRound | None:
@@ -165,7 +158,6 @@ class OpenRounds:
         return entry.lacks <= 0 or self._closing.due(self._seen(round, entry), now)
 
     def withdraw(self, name: str) -> None:
-        """Drop all contributions of a member."""
         for round, entry in list(self._open.items()):
             for key in [key for key in entry.contributions if key[0] == name]:
                 del entry.contributions[key], entry.senders[key]

@@ -112,7 +112,6 @@ class Places:
             self._answers[member.name] = {name: 1e-4 * trip for name, trip in message.reached}
 
     def map_to(self, member: MemberRecord) -> Send:
-        """The newest map, to a member."""
         return Send(member.sender, replace(self._map, name=member.name))
 
     def update(
@@ -153,7 +152,6 @@ class Places:
         return self._announce(members, epoch)
 
     def _announce(self, members: Members, epoch: int, trying: bool = False) -> list[Effect]:
-        """A map with a higher number, to all."""
         number = max(self._map.number + 1, (epoch << 32) + 1)
         ticket = self._map.ticket or _ticket(members)
         rows = self._rows(members)
@@ -172,7 +170,6 @@ class Places:
         return (*found, *self.moved.values())
 
     def holders(self) -> dict[tuple[int, int], str]:
-        """The members that reduce each stretch."""
         first = {span: name for name, span in self.stretches.items() if name != LEAD}
         return first | {span: peer.name for span, peer in self.moved.items()}
 

@@ -151,7 +151,6 @@ class Hub:
 
     @property
     def epoch(self) -> int:
-        """How often the hub was restored."""
         return self.membership.epoch
 
     @property
@@ -296,7 +295,6 @@ class Hub:
         return effects + (self._close_rounds(now) if self.rounds.masks else [])
 
     def _accept_part(self, member: MemberRecord, message: Contribute, now: float) -> list[Effect]:
-        """See the module's table."""
         accepted = self.rounds.accept(member, message, self.steering.time(now))
         if accepted.outcome == "gap":
             return self._handle_gap(member, accepted.reason, now)

@@ -215,6 +215,5 @@ def _private(path: str, flags: int) -> int:
 
 
 def _unused(path: Path) -> Path:
-    """A name beside `path` for what is damaged."""
     numbers = (path.with_name(f"{path.name}.damaged{n}") for n in ("", *range(2, 1_000_000)))
     return next(name for name in numbers if not name.exists())

@@ -90,7 +90,6 @@ class Replica:
         return (self.epoch // EPOCHS + 1) * EPOCHS
 
     def hub_is_silent(self, now: float) -> bool:
-        """Whether the hub counts as silent."""
         return now - self._heard >= SILENT_BEATS * self.beat_s
 
     # -- the hub ------------------------------------------------------------------------------

@@ -164,7 +164,6 @@ class Rounds:
             self.masks.start(epoch)
 
     def restore(self, state: State) -> None:
-        """Go on from a journal's snapshot."""
         self.merger.restore(state)
         self.round = state.round
         self.delay.restore(state.delay, state.every)

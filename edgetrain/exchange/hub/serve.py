@@ -193,7 +193,6 @@ class _Driver:
             self._standstill.note_sent(effect.to, effect.message, self._clock())
 
     def note_received(self, sender: bytes, message: Message) -> None:
-        """The hub has handled this message."""
         if self._standstill is not None:
             self._standstill.note_received(sender, message, self._clock())
 

@@ -96,7 +96,6 @@ class SharedHub(Hub):
 
     @property
     def is_spare(self) -> bool:
-        """Whether it waits for ranges."""
         own = self.terms.stretch
         return not self.leads and own.first == own.end and not self.started
 
@@ -216,7 +215,6 @@ class SharedHub(Hub):
         ]
 
     def _has(self, asked: Handover) -> bool:
-        """Whether this hub's ranges are as asked already."""
         own = self.terms.stretch
         return (own.first, own.end) == (asked.first, asked.end)
 
@@ -294,7 +292,6 @@ class SharedHub(Hub):
         return [*begun, Send(to, told)]
 
     def _keep(self, asked: Handover, now: float) -> list[Effect]:
-        """Go on with these ranges alone."""
         own = self.terms.stretch
         kept = Stretch(own.count, asked.first, asked.end)
         self._given = b""

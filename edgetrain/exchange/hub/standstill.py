@@ -34,7 +34,6 @@ class _Heard:
     """In the last report."""
 
     def note(self, message: Message, now: float) -> bool:
-        """Take in a message. Returns whether it is movement."""
         self.at = now
         if isinstance(message, Beat | Refuse | Standby):
             return False
@@ -45,7 +44,6 @@ class _Heard:
         return True
 
     def said(self, now: float) -> str:
-        """What passed last, and when."""
         if self.at is None:
             return "nothing yet"
         beat = f"a sign of life {now - self.at:.1f} s ago"

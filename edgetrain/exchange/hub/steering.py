@@ -70,12 +70,10 @@ class Steering:
 
     @property
     def stands(self) -> bool:
-        """Whether no round closes."""
         return self.course != ""
 
     @property
     def is_over(self) -> bool:
-        """Whether the job was ended, and all have left."""
         return self.course == "stopped" and not self._members
 
     def time(self, now: float) -> float:

@@ -121,7 +121,6 @@ class Turns:
 
     @property
     def is_averaging(self) -> bool:
-        """Whether a turn of a round is going on."""
         goal = self._goal
         is_round = goal is not None and not goal.is_base
         return is_round and not self._is_over and not self._is_agreed()

@@ -120,7 +120,6 @@ class Gate:
         return [ENROL, b"ok", name.encode()], ""
 
     def _reread_list(self) -> None:
-        """Read the list again if it has changed; looks every LOOK_S at most."""
         if self._clock() - self._looked < LOOK_S:
             return
         self._looked = self._clock()

@@ -272,7 +272,6 @@ class Keyring:
     # -- hubs that this machine knows ---------------------------------------------------------
 
     def hubs(self) -> dict[str, Public]:
-        """The pinned public keys of hubs, by address."""
         where = f"the public key in {self.path / 'hubs'}"
         lines = self._lines("hubs", 2)
         if not all("://" in address for address, _ in lines):
@@ -281,7 +280,6 @@ class Keyring:
         return {address: read_key(key, where) for address, key in lines}
 
     def hub_key(self, address: str) -> Public | None:
-        """The pinned key of the hub at an address, or None."""
         return self.hubs().get(address)
 
     def pin_hub(self, address: str, key: Public) -> None:

@@ -90,7 +90,6 @@ class HubBlock:
 
     @property
     def end(self) -> int:
-        """The first round after the block."""
         return self.first + self.rounds
 
     def waits_for(self) -> tuple[Collection[str], Collection[str]]:
@@ -100,7 +99,6 @@ class HubBlock:
         return self.names, self.shares
 
     def place(self, name: str) -> int:
-        """A member's place in the list of keys."""
         return self.names.index(name)
 
     def row(self, place: int, round: int) -> tuple[bytes, bytes]:
@@ -310,7 +308,6 @@ class Aggregator:
         )
 
     def is_closed(self, round: int) -> bool:
-        """Whether a round takes no more contributions."""
         entry = self._open.get(round)
         return entry is not None and (entry.asked is not None or entry.end is not None)
 

@@ -105,7 +105,6 @@ class MemberBlock:
 
     @property
     def end(self) -> int:
-        """The first round after the block."""
         return self.first + self.rounds
 
     @property
@@ -318,7 +317,6 @@ class Masker:
         )
 
     def _hold_shares(self, block: MemberBlock, place: int, plain: bytes) -> None:
-        """Keep the shares that a place has given to this member."""
         for at in range(block.rounds):
             start = 2 * SEED_BYTES * at
             own = plain[start : start + SEED_BYTES]

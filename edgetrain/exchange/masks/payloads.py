@@ -20,12 +20,10 @@ TAG_BYTES = 16
 
 
 def block_context(block: int) -> bytes:
-    """Bytes that bind a key to its block."""
     return struct.pack("<Q", block)
 
 
 def round_context(block: int, round: int) -> bytes:
-    """Bytes that bind a key to a round of its block."""
     return struct.pack("<QQ", block, round)
 
 

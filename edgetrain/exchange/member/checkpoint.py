@@ -231,7 +231,6 @@ class Keeper:
 
     @property
     def due(self) -> bool:
-        """Whether it is time for a save."""
         return self._clock() >= self._next
 
     def save(self, make: Callable[[], Saved]) -> None:

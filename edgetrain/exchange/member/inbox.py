@@ -110,7 +110,6 @@ class Inbox:
         arrival.at = at
 
     def is_whole(self, round: int) -> bool:
-        """Whether all parts of a round's reply are here."""
         arrival = self._arrivals.get(round)
         return arrival is not None and arrival.parts >= len(self._parts(round))
 

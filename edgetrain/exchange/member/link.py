@@ -304,12 +304,10 @@ class Link(Entrance):
 
     @property
     def name(self) -> str:
-        """As the hub calls this member."""
         return self._session.name
 
     @property
     def next_round(self) -> int:
-        """The next round to contribute to."""
         return self._session.next_round
 
     @property
@@ -340,7 +338,6 @@ class Link(Entrance):
         return self._clock() - self._silence.heard
 
     def statistics(self) -> LinkStatistics:
-        """Where this link is."""
         outbox = self.outbox
         return LinkStatistics(self._session.epoch, outbox.kept, outbox.waiting, self.inbox.rounds)
 

@@ -158,7 +158,6 @@ class Outbox:
             yield round
 
     def messages(self, round: int) -> Sequence[Contribute]:
-        """The messages of a contribution that is kept, part by part."""
         return self._kept[round]
 
     def keep(self, head: Contribute, payloads: Sequence[Buffer]) -> None:

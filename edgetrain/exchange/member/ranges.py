@@ -295,7 +295,6 @@ class RangedExchange:
         )
 
     def whose(self, link: Link) -> str:
-        """Who is at the other end, for people."""
         return "the hub"
 
     def _catch_up(self, found: Sequence[RoundReply | CatchUp | None]) -> CatchUp:
@@ -345,7 +344,6 @@ class RangedExchange:
 
 
 def _sum_of(link: Link, whole: Vector) -> int:
-    """The checksum of a hub's stretch of a vector."""
     return checksum(whole[link.own], link.own.start)
 
 

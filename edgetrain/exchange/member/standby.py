@@ -121,7 +121,6 @@ class StandbyEnd:
         self._end = self._hub
 
     def _stay(self) -> None:
-        """The replica is the hub now."""
         assert self._replica is not None
         self._before = _sum(self._before, self._hub.traffic())
         self._hub.close()

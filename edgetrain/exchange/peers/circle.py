@@ -43,11 +43,9 @@ class Turn:
     """Samples behind the contribution of each place."""
 
     def is_before(self, segment: Segment) -> bool:
-        """Whether a segment is of a later attempt."""
         return (segment.round, segment.attempt) > (self.round, self.number)
 
     def has(self, segment: Segment) -> bool:
-        """Whether a segment is of this one."""
         return (segment.round, segment.attempt) == (self.round, self.number)
 
 

@@ -73,7 +73,6 @@ class Dialled(WrappedEnd):
             self._end.send(frames)
 
     def greet(self) -> None:
-        """Say who this is."""
         self._ask(())
 
     def _ask(self, question: Sequence[Buffer]) -> None:
@@ -201,7 +200,6 @@ class _Attempt:
         end.greet()
 
     def poll(self, timeout_s: float) -> None:
-        """Look for an answer."""
         if self.is_over:
             return
         before = self._end.greeted
@@ -218,5 +216,4 @@ class _Attempt:
             self._end.greet()
 
     def close(self) -> None:
-        """Hang up."""
         self._end.close()

@@ -59,12 +59,10 @@ class Neighbours:
 
     @property
     def name(self) -> str:
-        """The member that sees them so."""
         return self.map.name
 
     @cached_property
     def by_name(self) -> Mapping[str, Peer]:
-        """All members, this one too, by name."""
         return {peer.name: peer for peer in reversed(self.map.peers)}
 
     @cached_property
@@ -74,7 +72,6 @@ class Neighbours:
 
     @property
     def own(self) -> Peer:
-        """This member."""
         return self.by_name[self.name]
 
     @property

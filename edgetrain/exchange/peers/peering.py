@@ -72,7 +72,6 @@ class Peering:
 
     @property
     def is_client(self) -> bool:
-        """Whether no member can connect to this one."""
         return self._listener is None
 
     def accept(self, map: Map) -> Reached | None:

@@ -144,7 +144,6 @@ class ReducerLink(Link):
 
     @property
     def given_out(self) -> int:
-        """See the class."""
         return self._place.applied
 
     def add_given_out(self, base: Vector, applied: int) -> int:
@@ -177,7 +176,6 @@ _OTHER_BASE = "ahead", "diverged"
 
 
 def _added(base: Vector, reply: RoundReply) -> Vector:
-    """The same base, with the reply added to it."""
     at = 0
     for piece in reply.pieces:
         base[at : at + piece.size] += piece

@@ -163,7 +163,6 @@ class SumOrder:
 
     @cached_property
     def _segments_of(self) -> tuple[range, ...]:
-        """The numbers of the segments of each chunk."""
         found, first = [], 0
         for chunk in self.chunks:
             count = -(-(chunk.stop - chunk.start) // self.segment)

@@ -84,7 +84,6 @@ class Summing:
         self._at += 1
 
     def _scaled(self, segment: int) -> Vector:
-        """A segment of the contribution, times its share."""
         values = self._own[self._segments[segment]]
         return values if self._first == 1 else values * self._first
 

@@ -122,7 +122,6 @@ class RunningEnd(WrappedEnd):
 
     @property
     def is_running(self) -> bool:
-        """Whether a run is going on."""
         return self._attempt is not None and not self._attempt.done.is_set()
 
     def stop(self) -> None:

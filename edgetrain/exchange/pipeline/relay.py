@@ -99,7 +99,6 @@ class Relay:
 
     @property
     def finished(self) -> bool:
-        """Whether the job is over."""
         return self.committed == self._terms.steps
 
     @property
@@ -129,7 +128,6 @@ class Relay:
                 return self._expel(place, "order", f"{type(message).__name__} in a pipeline")
 
     def tick(self, now: float) -> list[Send | Observed]:
-        """A beat to every member, when one is due."""
         if now < self._beat_at:
             return []
         self._beat_at = now + self._terms.beat_s
@@ -138,7 +136,6 @@ class Relay:
         return [Send(each.sender, beat) for each in self._places if each.sender]
 
     def unreachable(self, to: bytes) -> list[Send | Observed]:
-        """This connection is gone."""
         place = next((each for each in self._places if to and each.sender == to), None)
         return [] if place is None else self._lose(place, "gone", "its connection broke")
 
@@ -168,7 +165,6 @@ class Relay:
         return joined if missing else joined + self._begin()
 
     def _begin(self) -> list[Send | Observed]:
-        """All stages begin, from the last states that are all here."""
         terms, step = self._terms, self.committed
         first = self.generation == 0
         self.generation += 1

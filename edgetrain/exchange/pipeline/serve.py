@@ -53,8 +53,6 @@ AGAIN_S = 2.0
 
 
 class StageLink:
-    """A stage at its hub: messages in, work done, messages out."""
-
     def __init__(
         self,
         desk: StageDesk,

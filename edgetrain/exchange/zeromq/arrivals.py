@@ -88,7 +88,6 @@ class Arrivals:
         return iter(self._known)
 
     def add(self, descriptor: int) -> None:
-        """A connection was accepted."""
         self._known.pop(descriptor, None)  # the newest is the last
         self._known[descriptor] = _Connection()
 
@@ -97,7 +96,6 @@ class Arrivals:
         self._known.pop(descriptor, None)
 
     def count_message(self, descriptor: int, owner: bytes) -> None:
-        """A whole message of a member has been read."""
         connection = self._known.get(descriptor)
         if connection is not None:
             connection.owner = owner

@@ -21,8 +21,6 @@ from edgetrain.exchange.zeromq.member_socket import MemberSocket, wait_for_messa
 
 @dataclass(frozen=True)
 class Enrolment:
-    """What an enrolled device knows."""
-
     name: str
     """Of the device, on the hub's list."""
     hub: str

@@ -151,7 +151,6 @@ class Newcomers:
         self._explained = False
 
     def message_came(self, descriptor: int) -> None:
-        """A message came over the connection with this descriptor."""
         if descriptor in self._silent:
             self._silent.discard(descriptor)
             self._proved = max(0, self._proved - 1)

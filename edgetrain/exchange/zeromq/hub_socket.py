@@ -112,7 +112,6 @@ class HubSocket:
         """The buffers sent last and their frames: a reply goes to every member."""
 
     def _bind(self, shown: str, host: str, port: int) -> int:
-        """Listen; returns the port."""
         try:
             self._socket.bind(f"tcp://{shown}:{port or '*'}")
         except zmq.ZMQError as error:

@@ -102,7 +102,6 @@ class ConnectionsAt:
 
 
 def traffic_of_process() -> Traffic:
-    """Of all connections that this process has now."""
     found = NO_TRAFFIC
     for _, connection in _connections():
         with connection, contextlib.suppress(OSError):

@@ -97,12 +97,10 @@ class _Share:
         return self._joules
 
     def _counters(self, now: float) -> tuple[float, float, float]:
-        """Return the machine's joules, this process's CPU seconds and those of all processes."""
         return self._sensor.joules(now), self._cpu_seconds(), _busy_seconds(self._root)
 
 
 def _busy_seconds(root: Path) -> float:
-    """Return the CPU seconds during which cores were not idle (proc(5), /proc/stat)."""
     first = (root / "proc/stat").read_text().partition("\n")[0].split()[1:]
     user, nice, system, _idle, _iowait, irq, softirq = map(int, first[:7])
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")

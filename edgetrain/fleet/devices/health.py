@@ -168,7 +168,6 @@ def _lines(path: Path) -> list[str]:
 
 
 def _flags_of(root: Path, mailbox: FirmwareMailbox) -> Callable[[], int | None]:
-    """The reader of the firmware's flags on this board."""
     platform = root / "sys/devices/platform"
     for pattern in _THROTTLED:
         for file in sorted(platform.glob(pattern)):

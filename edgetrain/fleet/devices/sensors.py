@@ -102,7 +102,6 @@ class Ina3221(PowerSensor):
         super().__init__(now)
 
     def _power(self) -> float:
-        """Return watts, from millivolts times milliamperes or from milliwatts."""
         return math.prod(int(_read(file)) / 1e3 for file in self._files)
 
 

@@ -34,7 +34,6 @@ def node_name(node: int) -> str:
 
 
 def by_node(members: Sequence[Profile], hubs: Sequence[Profile]) -> dict[int, Profile]:
-    """The profile of each node's access link."""
     return {**dict(enumerate(members)), **{hub_node(k): hub for k, hub in enumerate(hubs)}}
 
 

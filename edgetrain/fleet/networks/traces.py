@@ -65,7 +65,6 @@ def _point(row: list[str], where: str) -> tuple[float, float]:
 
 
 def mean_rate_mbit(file: str) -> float:
-    """Return the mean rate of a packet-delivery trace."""
     times = read_rate(file)
     return len(times) * DELIVERY_BYTES * 8 / (times[-1] * 1000)
 

@@ -246,7 +246,6 @@ class Star:
         return Ports(len(self._home), len(ways), service_s, self._home)
 
     def _bytes(self) -> tuple[int, int]:
-        """What a member sends and receives in a round."""
         if self._hubs.gateways:
             return self.whole[0].bytes, self.whole[1].bytes
         shards = self._hubs.shards
@@ -415,7 +414,6 @@ class _Funnel:
     """Lines at whose end many streams of a round come together; only the last one counts."""
 
     def __init__(self, line: Indices, total_s: Array) -> None:
-        """The line of each stream, and what each line needs for all of them."""
         self._line, self._total_s = line, total_s
         self._free = np.full(len(total_s), -math.inf)
         self.busy_s = np.zeros(len(total_s))

@@ -213,7 +213,6 @@ class _Run:
     # -- the rounds --------------------------------------------------------------------------------
 
     def run(self) -> Answer:
-        """All steps of all members, round by round."""
         every, rounds = self.question.exchange.every, self.question.rounds
         flights: deque[_Flight] = deque()
         ends, waits = [], []
@@ -258,7 +257,6 @@ class _Run:
         return flight.delay
 
     def _exchange(self, step: int) -> _Flight:
-        """One round, from its submission to the arrival of its replies."""
         question, submitted = self.question, self.now
         arrives = self.averaging.average(submitted)
         self.averagings.append(float(arrives.max() - submitted.max()))

@@ -51,7 +51,6 @@ class StepTimesOfMany:
     """
 
     def __init__(self, devices: Sequence[Device], seconds: Sequence[float], rng: Random) -> None:
-        """Device and undisturbed step time of each member."""
         self.seconds = np.asarray(seconds, np.float64)
         self._rng = rng
         self._jitter = column(devices, lambda d: _or(d.step_jitter, 0.0))
@@ -367,7 +366,6 @@ class AccessStreams:
         return wandered
 
     def _restart(self, now: Array) -> None:
-        """After an idle timeout the window halves for each one that has passed."""
         small = self._window_after(now)
         idle = small < self._window
         if not idle.any():

@@ -57,7 +57,6 @@ def contribution(elements: int, codec: Codec, ratio: float = 0.0) -> Parcel:
 
 
 def reply(elements: int, codec: Codec, ratio: float = 0.0) -> Parcel:
-    """What the hub sends back to each member."""
     example = Reply(
         round=100, part=0, parts=1, members=100, delay=20, checksum=_U64, settled=True,
         payload=b"",

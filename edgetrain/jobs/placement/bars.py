@@ -46,7 +46,6 @@ class Bar:
 
     @property
     def note(self) -> str:
-        """A line for a plan."""
         return f"left out are {', '.join(self.words) or 'all groups'}: {self.reason}"
 
 

@@ -215,7 +215,6 @@ def _as_told(
 
 
 def _idle(placement: Placement, work: Work) -> list[str]:
-    """What too few micro-batches cost."""
     stages, parts = placement.pipeline, placement.microbatches * work.accumulate
     if parts >= stages:
         return []

@@ -90,7 +90,6 @@ class RankLink:
     beta: float
 
     def send(self, size: float) -> float:
-        """Seconds of one message."""
         return self.alpha + size / self.beta
 
     def all_reduce(self, ranks: int, size: float) -> float:

@@ -40,7 +40,6 @@ class Servers:
 
     @property
     def ranks(self) -> int:
-        """Accelerators of all."""
         return sum(server.accelerators for server in self.servers)
 
     @property

@@ -347,7 +347,6 @@ def _is_chosen(servers: Servers, room: list[Slot]) -> bool:
 
 
 def _lengths(room: int, layers: int) -> list[int]:
-    """Numbers of pipeline ranks to try."""
     most = min(room, layers)
     if most <= 8:
         return list(range(1, most + 1))

@@ -86,7 +86,6 @@ class Placement:
 
     @property
     def width(self) -> int:
-        """Ranks that hold one stage."""
         return self.data * self.sequence * self.tensor
 
     @property
@@ -109,7 +108,6 @@ class Placement:
         return self.sequence // self.ulysses
 
     def recomputes(self, layer: int) -> bool:
-        """Whether this layer is computed again."""
         return self.recompute if isinstance(self.recompute, bool) else layer in self.recompute
 
     @property
@@ -250,7 +248,6 @@ def _ranges(layers: tuple[int, ...]) -> str:
 
 
 def _layers(text: str) -> tuple[int, ...]:
-    """The layers of such a text. ValueError."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")

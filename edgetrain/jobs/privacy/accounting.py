@@ -64,7 +64,6 @@ class Promise:
     noise_source: str = "the operating system's generator"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for a summary."""
         return dataclasses.asdict(self)
 
 

@@ -195,7 +195,6 @@ def _entry(name: str, size: int) -> tarfile.TarInfo:
 
 
 def _modules(folder: Path) -> Iterator[str]:
-    """Names of modules and packages in a folder, as an import statement has them."""
     for path in sorted(folder.iterdir()):
         name = path.name.partition(".")[0]
         is_code = path.suffix in (".py", ".so") or (
@@ -206,7 +205,6 @@ def _modules(folder: Path) -> Iterator[str]:
 
 
 def installed(folder: Path) -> dict[str, str]:
-    """Names and versions of the packages in a folder that pip filled."""
     versions = {}
     for info in sorted(folder.glob("*.dist-info")):
         name, _, version = info.name.removesuffix(".dist-info").rpartition("-")

@@ -26,12 +26,10 @@ class BootFiles:
         self._image = f"{path}@@{partition.start}"
 
     def read(self, name: str) -> bytes | None:
-        """A file's bytes; None if it is not there."""
         done = self._run("mcopy", "-n", f"::{name}", "-")
         return done.stdout if not done.returncode else None
 
     def free(self) -> int:
-        """Bytes that are free."""
         done = self._run("mdir", "::")
         match = re.search(rb"([\d ]+) bytes free", done.stdout)
         if done.returncode or not match:
@@ -71,7 +69,6 @@ class BootFiles:
                     raise ConfigError(f"{name} did not read back from the card", "throw it away")
 
     def _digest_of(self, name: str) -> bytes | None:
-        """SHA-256 of a file; None if it cannot be read."""
         digest = hashlib.sha256()
         with subprocess.Popen(
             self._words("mcopy", "-n", f"::{name}", "-"), bufsize=0, env=_ENVIRONMENT,

@@ -61,8 +61,6 @@ class Later(Exception):
 
 
 class FirstBoot:
-    """The steps, on one root."""
-
     def __init__(self, root: Path, boot: str, python: str, run: Callable[..., int]) -> None:
         """root: "/" on a device; boot: the boot partition's folder below it; python: a program;
         run: runs a command with an environment, returns its exit status."""
@@ -224,7 +222,6 @@ class FirstBoot:
                 write(table, after.encode(), 0o644)
 
     def start(self) -> None:
-        """Start the worker now and at each boot."""
         for words in (
             ["systemctl", "daemon-reload"],
             ["systemctl", "enable", "--now", "--no-block", UNIT],
@@ -274,18 +271,15 @@ class Hashing:
         self._file, self._hash = file, hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
-        """Read, and hash."""
         data = self._file.read(size)
         self._hash.update(data)
         return data
 
     def finish(self) -> None:
-        """Read what is left."""
         while self.read(1 << 20):
             pass
 
     def digest(self) -> str:
-        """The SHA-256 so far, in hexadecimal."""
         return self._hash.hexdigest()
 
 
@@ -374,7 +368,6 @@ def sync_tree(folder: Path) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line to the journal."""
     print(f"edgetrain first boot: {text}", flush=True)
 
 

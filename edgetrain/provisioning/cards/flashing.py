@@ -95,8 +95,6 @@ def read_whole(image: Image, progress: Callable[[float], None] = lambda _: None)
 
 
 class Archives:
-    """The worker archive for each system that is found on a card."""
-
     def __init__(self, workers: Workers, given: Path | None, folder: Path) -> None:
         """given: the one to use; None: the system's own, in `folder`."""
         self._workers = workers

@@ -55,8 +55,6 @@ class Partition:
 
 @dataclass(frozen=True)
 class ImageDescription:
-    """The description of an image."""
-
     release: str
     """Operating system, as in RELEASES, or another name of the same kind."""
     python: tuple[int, int]
@@ -68,7 +66,6 @@ class ImageDescription:
     root: Partition
 
     def describe(self) -> str:
-        """One line for a person."""
         name = RELEASES.get(self.release, self.release)
         return f"{name}, Python {self.python[0]}.{self.python[1]}, {self.machine}"
 
@@ -210,7 +207,6 @@ def _release(files: Files) -> str:
 
 
 def _first_boot(files: Files, release: str) -> str:
-    """The format that sets the image up at its first boot."""
     has_cloud_init = files.exists("/usr/bin/cloud-init")
     if not release.startswith("raspberry-pi-os"):
         if not has_cloud_init:
@@ -226,7 +222,6 @@ def _first_boot(files: Files, release: str) -> str:
 
 
 def _machine(program: bytes) -> str:
-    """The machine of an ELF program."""
     if program[:4] != b"\x7fELF" or len(program) < 20:
         return "an unknown machine"
     order = "<" if program[5] == 1 else ">"

@@ -75,8 +75,6 @@ class DeviceNetwork:
 
 @dataclass(frozen=True)
 class Personal:
-    """One device, as its card describes it."""
-
     name: str
     user: str
     ssh_keys: tuple[str, ...]
@@ -341,7 +339,6 @@ def _nm(name: str, text: str) -> str:
 
 
 def _here(path: str, mode: str, text: str) -> str:
-    """Shell lines that write a file."""
     return f"install -D -m {mode} /dev/stdin {shlex.quote(path)} << 'EDGETRAIN'\n{text}EDGETRAIN\n"
 
 

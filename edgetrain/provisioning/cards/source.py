@@ -54,7 +54,6 @@ class Source:
 
     @property
     def position(self) -> int:
-        """Bytes of the decoded image so far."""
         return self._at
 
     def chunks(self) -> Iterator[tuple[int, memoryview]]:
@@ -91,7 +90,6 @@ class Source:
             )
 
     def close(self) -> None:
-        """Close the file."""
         with contextlib.suppress(Exception):
             self._stream.close()
         self._file.close()

@@ -86,7 +86,6 @@ class CardState:
 
     @property
     def ok(self) -> bool:
-        """Whether it is written, read back and bootable."""
         return self.state == "done"
 
     def fail(self, error: str) -> None:
@@ -319,7 +318,6 @@ class _Hashes:
         return future
 
     def close(self) -> None:
-        """Wait until all are done."""
         self._pool.shutdown()
 
 
@@ -428,7 +426,6 @@ class _Writer:
         self._different = 0
 
     def write(self, block: Chunk) -> None:
-        """Bring a block to the card. Raises OSError."""
         data = _ZEROS[: block.length] if block.data is None else block.data
         if (self._compare or block.data is None) and self._is_there(block.offset, data):
             self._card.skipped += block.length
@@ -524,7 +521,6 @@ def _finish(
 
 
 def _each(cards: Sequence[CardState], work: Callable[[CardState], None]) -> None:
-    """Do it for all cards that are well, at the same time."""
     threads = [threading.Thread(target=_guarded, args=(card, work)) for card in _alive(cards)]
     for thread in threads:
         thread.start()

@@ -118,7 +118,6 @@ class Desk:
         self._channels: dict[str, Channel] = {}
 
     def rows(self) -> dict[str, Any]:
-        """The list of runs."""
         return {"runs": self._hall.rows()}
 
     async def states(self) -> list[tuple[str, RunState]]:
@@ -142,7 +141,6 @@ class Desk:
 
     @property
     def readers(self) -> int:
-        """Streams that are open."""
         return sum(channel.readers for channel in self._channels.values())
 
 
@@ -188,7 +186,6 @@ async def _body(request: Request) -> bytes:
 
 
 def _teller(hall: Hall, tell: Tell | None) -> Callable[[Request], Awaitable[Response]]:
-    """What answers a POST to /tell/RUN."""
     from starlette.responses import JSONResponse
 
     one_at_a_time = asyncio.Semaphore()

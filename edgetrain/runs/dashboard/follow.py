@@ -129,7 +129,6 @@ class Following:
             self._put("timeline", self._timeline())
 
     def state(self) -> RunState:
-        """The run as it was at the last look."""
         return self._watch.state()
 
     def since(self, seen: dict[str, int]) -> bytes:

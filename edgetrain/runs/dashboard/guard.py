@@ -126,7 +126,6 @@ class Guard:
         return _same(headers.get("authorization", ""), f"Bearer {self.token}")
 
     async def _enter(self, headers: dict[str, str], send: Send) -> None:
-        """Give the cookie for the token."""
         if not self._has_token(headers):
             await _answer(send, 401, "this is not the token of the server that runs now")
             return

@@ -17,7 +17,6 @@ class Counter:
     last: float = 0.0
 
     def report(self, value: float) -> None:
-        """Take in the sum that the process reports now."""
         self.total += value - self.last if value >= self.last else value
         self.last = value
 
@@ -212,7 +211,6 @@ class Tally:
             self._of(str(record.get("about") or member)).add_status(record)
 
     def add_all(self, records: Iterable[Record]) -> Self:
-        """Add all of these records and return self."""
         for record in records:
             self.add(record)
         return self

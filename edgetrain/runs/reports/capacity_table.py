@@ -48,7 +48,6 @@ def text(heading: str, row: Row, table: Sequence[Row], picture: Path | None = No
 
 
 def columns_of(table: Sequence[Row]) -> list[Column]:
-    """A line for each size of the fleet."""
     return [
         column("members", (f"{row['members']:,}".rjust(7) for row in table)),
         column("time", (duration(row["seconds_per_step"]) for row in table), below="per step"),

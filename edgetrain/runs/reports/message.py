@@ -132,7 +132,6 @@ def speeds_message(axis: str, end: str, speeds: Mapping[str, float], base: str) 
 
 
 def sweep_message(axis: str, labels: Sequence[str], lines: Mapping[str, Line], metric: str) -> str:
-    """The result of a sweep along one axis: how speed, or else the final figure, changes."""
     first, last = labels[0], labels[-1]
     ends = {
         name: (line[first], line[last]) for name, line in lines.items() if {first, last} <= {*line}

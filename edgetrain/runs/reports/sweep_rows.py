@@ -21,7 +21,6 @@ Row = dict[str, Any]
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """All rows as CSV, with a column for each key of any of them."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, keys, lineterminator="\n")

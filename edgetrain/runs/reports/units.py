@@ -82,7 +82,6 @@ def natural(name: str) -> tuple[int, str]:
 
 
 def beside(name: str, enrolled: str) -> str:
-    """A member's name, and that of its machine beside it."""
     return f"{name} {enrolled}" if enrolled not in ("", name) else name
 
 

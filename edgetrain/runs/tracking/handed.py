@@ -50,7 +50,6 @@ class HandedRun:
             self._tracker.close(read_summary(self._folder) is not None)
 
     def hand_over(self, is_over: bool) -> None:
-        """All lines that are there."""
         while records := self._lines.read():
             for at in range(0, len(records), _PART):
                 self._write(records[at : at + _PART])

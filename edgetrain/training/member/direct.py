@@ -104,7 +104,6 @@ def lost_after(job: Job) -> float:
 
 
 def _listen(found: Resolved, pair: Pair | None, at: str) -> tuple[Listener, str]:
-    """A listener there, and the address under which others reach it."""
     listening = listen_on(*split_address(at))
     listener, bound = listen(listening.bind, pair, message_limit(found.codec))
     return listener, _spelled(listening.reachable[0].address, split_address(bound)[1])

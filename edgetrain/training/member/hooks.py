@@ -139,7 +139,6 @@ class StepHooks:
                 self._end()
 
     def before_other(self, optimizer: Optimizer) -> None:
-        """Any optimizer of the process is about to step."""
         if self._is_stray(optimizer):
             self._begun_before = self._begun
 
@@ -236,7 +235,6 @@ def plain_optimizers(given: Optimizer | Sequence[Optimizer]) -> tuple[Optimizer,
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.nn.Parameter]:
-    """All parameters that an optimizer steps."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 

@@ -100,7 +100,6 @@ class Keeping:
     # -- writing -------------------------------------------------------------------------------
 
     def save(self, driver: Driver, request: Request) -> None:
-        """Write a checkpoint now, between two steps."""
         self.keeper.save(lambda: self._saved(driver, request))
 
     def _saved(self, driver: Driver, request: Request) -> Saved:

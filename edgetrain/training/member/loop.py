@@ -50,8 +50,6 @@ class Steps:
 
 
 class Progress(Protocol):
-    """How far a member is."""
-
     @property
     def round(self) -> int:
         """Rounds submitted so far."""
@@ -127,8 +125,6 @@ class Seconds:
 
 
 class Loop:
-    """The steps of one member, and their record."""
-
     def __init__(
         self,
         steps: Steps,
@@ -169,7 +165,6 @@ class Loop:
 
     @property
     def evaluates(self) -> bool:
-        """Whether this member evaluates."""
         return self._evaluate_every > 0
 
     def run(self) -> None:

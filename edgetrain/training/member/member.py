@@ -164,12 +164,10 @@ class Member:
 
     @property
     def wait_s(self) -> float:
-        """Seconds that all steps so far waited for replies."""
         return self._driver.wait_s
 
     @property
     def exchange_s(self) -> float:
-        """Seconds that all steps so far spent on handing over and applying."""
         return self._driver.exchange_s
 
     def observe_exchanges(self, observe: Callable[[Exchanged], None]) -> None:
@@ -221,7 +219,6 @@ class Member:
             raise
 
     def _end_step(self) -> None:
-        """What follows the optimizer's step."""
         driver = self._driver
         self._exchange(driver.end_step)
         if self._keeping is not None and not self.half.local_steps and self._keeping.keeper.due:

@@ -35,8 +35,6 @@ AWAY_S = 10.0
 
 
 class Service:
-    """The process's service manager, or none."""
-
     def __init__(
         self,
         environment: Mapping[str, str] = os.environ,

@@ -54,8 +54,6 @@ from edgetrain.vectors.noise import Source, system
 
 @dataclass(frozen=True)
 class Place:
-    """Which member of the job this is."""
-
     index: int
     device: str
     beside: Path | None = None
@@ -71,7 +69,6 @@ class Place:
 
     @property
     def name(self) -> str:
-        """As the hub and the metrics call it."""
         return NAME if self.missing else f"m{self.index}"
 
 
@@ -93,7 +90,6 @@ class Made:
 
 
 def make_alone(found: Resolved, place: Place, on_task: Callable[[Task], None]) -> Made:
-    """What a member trains in one process."""
     task = task_of(found.job, place.beside, place.keys)
     on_task(task)
     found = settle(found, samples_of(found.job, task))

@@ -33,7 +33,6 @@ _STATES = "stages"
 
 
 def terms_of(found: Resolved) -> RelayTerms:
-    """What the members of a planned pipeline agree on."""
     plan, job = _plan(found), found.job
     placement = plan.placement
     return RelayTerms(
@@ -126,7 +125,6 @@ class _Record:
         return self._log
 
     def step(self, step: int, loss: float) -> None:
-        """A step is over."""
         log, now, traffic = self._begin(), self._clock(), self.transport.traffic()
         compute_s = self.stage.computed_s - self._computed
         wait_s = self.link.wait_s - self._waited
@@ -148,7 +146,6 @@ class _Record:
         self._ended = now
 
     def end(self, steps: int) -> None:
-        """The job is over."""
         self._begin().event("finished", f"{steps} steps")
 
     def close(self) -> None:

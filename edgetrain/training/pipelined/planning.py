@@ -191,7 +191,6 @@ def _trip_s(found: Resolved) -> float:
 
 
 def _times(found: Resolved, model: Model, placement: Placement, stage: int) -> tuple[float, float]:
-    """Seconds of a micro-batch on a stage's device, forward and backward."""
     edges = [0, *placement.cuts, len(model.layers)]
     layers = model.layers[edges[stage] : edges[stage + 1]]
     rate, dispatch_s = _speed(found.device_profiles[found.devices[stage]])

@@ -51,7 +51,6 @@ class Agent:
         self._number, self._began = -1, False
 
     def say(self, **message: Any) -> None:
-        """Write a line."""
         self._answers.write(json.dumps(message) + "\n")
         self._answers.flush()
 
@@ -77,7 +76,6 @@ class Agent:
             self.say(stopped=message["stop"])
 
     def look(self) -> None:
-        """Report what has changed."""
         elapsed = self._here.elapsed_s
         if elapsed is not None and not self._began:
             self._began = True
@@ -88,7 +86,6 @@ class Agent:
                 self.say(ended=rank, code=end.code, error=end.error, number=self._number)
 
     def close(self) -> None:
-        """End all ranks."""
         self._here.close()
 
 

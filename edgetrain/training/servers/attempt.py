@@ -38,7 +38,6 @@ class Attempt:
     """The members that the group stands in for; (): none."""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
         paths = {"folder": str(self.folder), "beside": str(self.beside) if self.beside else None}
         return {**asdict(self), "job": self.job.to_dict(), **paths}
 
@@ -53,8 +52,6 @@ class Attempt:
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How a rank ended."""
-
     code: int
     """0: well; 1: a bug; 2: an EdgetrainError; negative: a signal."""
     error: str = ""

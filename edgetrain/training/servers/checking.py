@@ -76,7 +76,6 @@ class Alone:
 
     @property
     def length(self) -> float:
-        """Of the gradient."""
         return _length(self.gradients.values())
 
     def off(self, other: Alone) -> tuple[float, float]:
@@ -355,7 +354,6 @@ def _share(apart: float, of: float) -> float:
 
 
 def _told(text: str) -> str:
-    """What the leader says, on all ranks."""
     said = text.encode()
     size = torch.tensor([len(said)])
     dist.broadcast(size, 0)

@@ -31,7 +31,6 @@ class Crew:
         self.lost: set[int] = set()
 
     def name(self, server: int) -> str:
-        """What the cluster file calls a server."""
         return self._cluster.servers[server].name if self._cluster else "local"
 
     def side(self, server: int) -> Here | There:
@@ -59,7 +58,6 @@ class Crew:
                 )  # fmt: skip
 
     def gone(self, used: Sequence[int]) -> list[int]:
-        """Those of these servers that are gone."""
         return [server for server in used if self.side(server).gone]
 
     def give_up(self, servers: Sequence[int]) -> None:
@@ -105,7 +103,6 @@ class Crew:
     # -- an attempt ----------------------------------------------------------------------------
 
     def ended(self, used: Sequence[int]) -> dict[int, RankEnd]:
-        """The ranks of the attempt that have ended, and how."""
         return {rank: end for server in used for rank, end in self.side(server).ended().items()}
 
     @property
@@ -124,13 +121,11 @@ class Crew:
             time.sleep(seconds)
 
     def stop(self, used: Sequence[int]) -> None:
-        """End the ranks of the attempt."""
         for server in used:
             if server in self._sides:
                 self._sides[server].stop()
 
     def close(self) -> None:
-        """End all sides."""
         for side in (*self._sides.values(), *self.returning.values()):
             with contextlib.suppress(OSError):
                 side.close()

@@ -36,7 +36,6 @@ class Disks:
 
     @property
     def are_one(self) -> bool:
-        """Whether all ranks see the leader's folder."""
         return not self._blind
 
     def collect(self, folder: Path, pattern: str) -> None:

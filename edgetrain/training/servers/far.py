@@ -30,7 +30,6 @@ AGENT = "edgetrain.training.servers.agent"
 
 
 def argv_of(entry: ServerEntry) -> list[str]:
-    """What starts the agent of a server."""
     if entry.host in LOCAL_HOSTS:
         return [entry.python or sys.executable, "-m", AGENT]
     python = shlex.quote(entry.python or "python3")
@@ -99,7 +98,6 @@ class There:
 
     @property
     def problem(self) -> str:
-        """Why it is gone, in a line."""
         if self._refused:
             return self._refused
         told = f": {self._said[-1]}" if self._said else ""
@@ -120,13 +118,11 @@ class There:
         return None if since is None else time.monotonic() - since
 
     def ended(self) -> dict[int, RankEnd]:
-        """The ranks of the attempt that have ended, and how."""
         return dict(self._ended)
 
     # -- what it is told -----------------------------------------------------------------------
 
     def start(self, attempt: Attempt, ranks: Sequence[int]) -> None:
-        """Start these ranks of an attempt."""
         self._number, self._trains_since = attempt.number, None
         self._ended.clear()
         self._tell(start=attempt.plain(), ranks=list(ranks), interface=self.entry.interface)

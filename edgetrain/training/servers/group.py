@@ -93,7 +93,6 @@ def run(
 
 
 def _step_seconds(folder: Path) -> float | None:
-    """The median of a step's seconds on the leader."""
     found = sorted(
         record["compute_s"]
         for record in read_metrics(folder, "step")
@@ -138,7 +137,6 @@ class _Group:
 
     @property
     def found(self) -> Found:
-        """The placement of the last attempt."""
         return self._placed.found
 
     def run(self) -> str:
@@ -172,7 +170,6 @@ class _Group:
             self._record(event, verdict, f"{verdict.reason}; {said}")
 
     def _place_again(self, verdict: _Verdict) -> None:
-        """Take the placement of what is there now."""
         assert self._question is not None
         below = max(self.found.bytes) if verdict.kind == "memory" else float("inf")
         placed = place_again(self._question, self._crew.lost, below)
@@ -250,7 +247,6 @@ class _Group:
             del store
 
     def _start(self, placed: Placed, is_trial: bool = False) -> TCPStore:
-        """Start all ranks of a placement; the store that they meet at."""
         placement = placed.found.placement
         store = open_store(self._crew.address(list(placed.ranks)))
         attempt = Attempt(

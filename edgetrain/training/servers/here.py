@@ -27,7 +27,6 @@ class Here:
 
     @property
     def is_ready(self) -> bool:
-        """Whether ranks can be started."""
         return True
 
     def start(self, attempt: Attempt, ranks: Sequence[int], interface: str = "") -> None:
@@ -41,7 +40,6 @@ class Here:
             self._children[rank] = processes.start(self._context, f"r{rank}", _rank, *given)
 
     def ended(self) -> dict[int, RankEnd]:
-        """The ranks that have ended, and how."""
         found = {}
         for rank, child in self._children.items():
             if not child.running:
@@ -62,12 +60,10 @@ class Here:
             time.sleep(seconds)
 
     def stop(self) -> None:
-        """End all ranks that still run."""
         processes.stop_all(list(self._children.values()), 0.5)
         self._children.clear()
 
     def close(self) -> None:
-        """End everything."""
         self.stop()
 
 

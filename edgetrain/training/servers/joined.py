@@ -270,7 +270,6 @@ def task_here(job: Job, place: Place) -> Task:
 
 
 def made_by(together: JoinedRanks, found: Resolved, task: Task) -> Made:
-    """What the leader of a group trains."""
     held = together.rank.held
     assert held.whole is not None
     assert held.model is not None

@@ -124,7 +124,6 @@ class _Attempt:
 
     @property
     def taken(self) -> int:
-        """Steps that it took."""
         return 0 if self._together is None else self._together.taken
 
     def run(self, number: int, train: Callable[..., None]) -> None:

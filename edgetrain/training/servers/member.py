@@ -35,7 +35,6 @@ class RankProgress:
         self.round, self.checksum = step, 0
 
     def quiet_steps(self) -> int:
-        """All ranks step together."""
         return 0
 
 
@@ -76,7 +75,6 @@ class RankMember:
         self.begins_at = self.steps = progress.round
 
     def step(self) -> None:
-        """Step the optimizer; keep a snapshot if one is due."""
         self._rank.steps.step()
         self.steps += 1
         self.half.round = self.steps
@@ -86,7 +84,6 @@ class RankMember:
         assert not steps
 
     def drain(self, *, to_the_end: bool = False) -> None:
-        """Wait for the snapshot that is being written."""
         self._snapshots.wait()
 
     def fleet_model(self) -> contextlib.AbstractContextManager[None]:

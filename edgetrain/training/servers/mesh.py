@@ -66,19 +66,16 @@ class Ranks:
         return cls(placement, dist.get_rank(), mesh, device, slices, experts, owners)
 
     def place(self, axis: str) -> int:
-        """This rank's place along an axis."""
         return self.mesh.get_local_rank(axis)
 
     @property
     def data_rank(self) -> int:
-        """Which part of the batch this rank has."""
         return self.place("replicate") // self.placement.sequence * self.placement.divided + (
             self.place("shard")
         )
 
     @property
     def slice(self) -> int:
-        """Which slice of its sequences this rank has."""
         return self.place("replicate") % self.placement.sequence
 
     def rank_at(self, pipeline: int, within: int = 0) -> int:
@@ -87,7 +84,6 @@ class Ranks:
 
     @property
     def stages(self) -> list[int]:
-        """The stages that this rank holds."""
         return self.placement.stages_of(self.place("pipeline"))
 
     def holder(self, stage: int) -> int:

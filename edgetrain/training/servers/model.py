@@ -225,7 +225,6 @@ class Held:
 
     @torch.no_grad()
     def scatter(self) -> None:
-        """Fill all ranks from the leader's model."""
         theirs, held = self.parts.tensors(self._model), self.tensors
         for name, like in self.parts.tensors(self.parts.whole).items():
             full = (
@@ -353,7 +352,6 @@ class Held:
         return self.ranks.placement.width // parts
 
     def parameters(self) -> nn.ModuleList:
-        """This rank's stages as one module, for an optimizer."""
         return nn.ModuleList(self.modules)
 
 
@@ -385,7 +383,6 @@ def _move(module: nn.Module, device: torch.device) -> None:
 
 
 def _sent_back_contiguous(module: nn.Module, args: Any) -> None:
-    """The same of the gradients that a stage passes back."""
     for tensor in tree_leaves(args):
         if isinstance(tensor, Tensor) and tensor.requires_grad:
             tensor.register_hook(lambda gradient: gradient.contiguous())  # type: ignore[no-untyped-call]

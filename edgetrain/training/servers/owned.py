@@ -45,7 +45,6 @@ class OwnedOptimizer(ZeroRedundancyOptimizer):
             view.grad = None if parameter.grad is None else local_part(parameter.grad)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of the parameters themselves."""
         super().zero_grad(set_to_none)
         for parameter in self._parameters:
             parameter.grad = None
@@ -69,7 +68,6 @@ def state_of(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Any] | 
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -48,7 +48,6 @@ SNAPSHOTS = 10
 
 
 def name_of(rank: int) -> str:
-    """As the metrics call a rank."""
     return f"r{rank}"
 
 

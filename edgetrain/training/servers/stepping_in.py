@@ -59,7 +59,6 @@ def _end_with_the_hub() -> None:
 
 
 def main() -> int:
-    """Be told what to train, and train it."""
     logging.basicConfig(format="%(message)s")
     told = Told.of_json(sys.stdin.readline())
     threading.Thread(target=_end_with_the_hub, daemon=True).start()

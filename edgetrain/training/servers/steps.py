@@ -241,8 +241,6 @@ def _of_compiler(error: BaseException | None) -> str:
 
 
 class GroupSteps:
-    """What a rank does in a step: gradients, tied sums, the optimizer."""
-
     def __init__(
         self,
         schedule: Passes,

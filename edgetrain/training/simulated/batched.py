@@ -229,7 +229,6 @@ class _Block:
         return losses
 
     def _begin(self) -> None:
-        """Hand the requests to a worker."""
         answer, asked, work = self._answer, self._asked, self._work
         assert answer is not None
         self._answer, self._asked, self._work = None, [], []
@@ -286,7 +285,6 @@ class _Block:
         return means
 
     def step(self, rows: list[int]) -> None:
-        """Step the optimizer of these rows with their gradients."""
         tuning, group = self._tuning, self._optimizer.param_groups[0]
         if tuning.clip:
             for row in rows:

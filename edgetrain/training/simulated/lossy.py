@@ -134,7 +134,6 @@ class LossyStream(Stream):
             self._pump()
 
     def _send_all(self, now: int) -> None:
-        """Send what may be sent now."""
         sent = False
         while self._send_some(now):
             sent = True

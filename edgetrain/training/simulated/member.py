@@ -44,8 +44,6 @@ LINES = 64
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What all devices of a simulation share."""
-
     planned: Resolved
     world: World
     network: SimulatedNetwork
@@ -62,7 +60,6 @@ class Surroundings:
 
     @functools.cached_property
     def digest(self) -> str:
-        """The job's."""
         return self.planned.job.digest()
 
 

@@ -154,7 +154,6 @@ class SimulatedHost:
         self._dialled: list[MemberWire] = []
 
     def listen(self) -> tuple[Listener, str]:
-        """A listener on this machine, and its address."""
         peers = self._peers
         wire = peers.network.listen(self._index)
         address = f"tcp://10.0.0.1:{1024 + len(peers.listening)}"

@@ -168,7 +168,6 @@ class Simulation:
         return self.world.clock() - self._began
 
     def _hubs_of(self, index: int) -> Sequence[HubWire]:
-        """Where a member connects: its site's gateway, or all hubs."""
         gateway = self._planned.gateway_of(index)
         return [hub.wire for hub in self.hubs] if gateway is None else [self.network.hubs[gateway]]
 
@@ -181,7 +180,6 @@ class Simulation:
 
     @property
     def hub(self) -> SimulatedHub:
-        """The lead's machine."""
         return self.hubs[0]
 
     def make_hub(self, number: int) -> SimulatedHub:
@@ -194,7 +192,6 @@ class Simulation:
         return self._planned, self.world, self.network, observe, number
 
     def begin(self, began: float) -> None:
-        """Training begins, at this time of the world's clock."""
         self._began, self.began = began, utc()
         self.network.start_faults()
         for fault in self._planned.faults:
@@ -268,7 +265,6 @@ class Simulation:
         return self.began is None and left < self._planned.job.first_members
 
     def _others(self) -> list[Process]:
-        """Of hubs that do not lead, and of gateways."""
         hubs = [hub.process for hub in self.hubs[1:]]
         return hubs + [gateway.process for gateway in self.gateways]
 
@@ -305,7 +301,6 @@ class Simulation:
         return "incomplete" if told else "finished"
 
     def carried_at_sites(self) -> dict[str, Any]:
-        """What the summary says of gateways."""
         each = [gateway.wire.traffic() for gateway in self.gateways]
         return at_gateways([(one.sent_bytes, one.received_bytes) for one in each])
 
@@ -317,7 +312,6 @@ class Simulation:
             weights.save(self._gradients.model_at(training.half.base), path)
 
     def report(self) -> dict[str, Any]:
-        """What belongs in the run folder in place of the emulation's report."""
         return {
             "backend": "simulated",
             "reason": self._gradients.reason,

@@ -107,7 +107,6 @@ class Path:
 
     @property
     def down(self) -> bool:
-        """Whether a fault keeps its ends apart."""
         return self.passage.down
 
     def once(self, now: int, timeout: int) -> int:
@@ -162,7 +161,6 @@ class Stream:
         """Called instead of delivering the next message, whose bytes are damaged."""
 
     def send(self, frames: Frames, size: int) -> None:
-        """Queue a message."""
         self._backlog.append(Message(frames, size))
         if not self._waits:
             self._pump()

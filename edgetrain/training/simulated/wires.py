@@ -175,11 +175,9 @@ class HubWire:
         self._cached: tuple[Frames, int] | None = None
 
     def add_connection(self, wire: MemberWire) -> None:
-        """A member has connected."""
         self._members[wire.name] = wire
 
     def remove_connection(self, name: bytes) -> None:
-        """A member has closed its connection."""
         self._members.pop(name, None)
 
     def accept_message(self, sender: bytes, frames: Frames) -> None:
@@ -199,7 +197,6 @@ class HubWire:
         self._dead.clear()
 
     def restart(self) -> None:
-        """The hub's process runs again."""
         self.down = False
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
@@ -300,7 +297,6 @@ class SimulatedNetwork:
 
     @property
     def hub(self) -> HubWire:
-        """The lead's wire."""
         return self.hubs[0]
 
     def listen(self, node: int) -> HubWire:
@@ -353,18 +349,15 @@ class SimulatedNetwork:
         return trips
 
     def new_name(self, node: int) -> bytes:
-        """A name for a new connection of this node."""
         self._joined += 1
         return b"m%d-%d" % (node, self._joined)
 
     def add_connection(self, wire: MemberWire) -> None:
-        """A connection has been opened."""
         self._wires[wire.name] = wire
         if not wire.hub.down:
             wire.hub.add_connection(wire)
 
     def remove_connection(self, wire: MemberWire) -> None:
-        """A connection has been closed."""
         self._wires.pop(wire.name, None)
         wire.hub.remove_connection(wire.name)
 
@@ -404,7 +397,6 @@ class SimulatedNetwork:
             self._follow_outage(self._passages[ends])
 
     def _passage(self, source: int, target: int) -> Passage:
-        """What the faults are to two nodes, both ways."""
         if (source, target) not in self._passages:
             passage = self._passages[source, target] = Passage(self._schedule.apart(source, target))
             self._follow_outage(passage)

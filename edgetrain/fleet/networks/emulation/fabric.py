@@ -35,8 +35,6 @@ _SETTINGS = Path("/proc/sys/net/ipv4")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """An emulated host: its address, its namespace, and its interface in the emulator."""
-
     number: int
     address: str
     namespace: int  # descriptor
@@ -177,7 +175,6 @@ def wait_until_running(
 
 
 def _configure(host: Host, link: Netlink, congestion: str, first_window: int) -> None:
-    """Set address, route, congestion control and first window, from inside the namespace."""
     index = socket.if_nametoindex(INTERFACE)
     link.up("lo", 1)
     link.up(INTERFACE, index, arp=False)

@@ -19,8 +19,6 @@ _PATIENCE_SECONDS = 180.0
 
 
 class MeasuringEnd:
-    """One measuring process, attached to the emulated network."""
-
     def __init__(self, attachment: Attachment, role: str) -> None:
         host, _, port = attachment.address.removeprefix("tcp://").rpartition(":")
         namespace = dataclasses.asdict(attachment.namespace) if attachment.namespace else None

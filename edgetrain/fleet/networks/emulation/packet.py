@@ -155,7 +155,6 @@ class Emulator:
         return min(times)
 
     def _take_packets(self, source: int, port: Port) -> None:
-        """Process packets that a host has sent, each at the time at which the kernel saw it."""
         paths, numbers = self._paths, self._numbers
         address, end = gso.IP + 16, gso.IP + 20
         for arrived, packet in port.take_packets(_PACKETS_A_TURN):

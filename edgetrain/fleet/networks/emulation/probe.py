@@ -30,8 +30,6 @@ except OSError as error:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A backend and the reason for which it was chosen."""
-
     backend: str
     reason: str
 

@@ -218,7 +218,6 @@ class Proxy:
             self._parent.answer(self.report())
 
     def report(self) -> dict[str, Any]:
-        """Return lateness, carried bytes, and the CPU seconds of this process."""
         usage = time.process_time()
         return {**self._lateness.report(), "carried_bytes": self._carried, "cpu_s": usage}
 

@@ -154,7 +154,6 @@ class Parent:
             sys.exit(1)
 
     def commands(self) -> list[str]:
-        """Return the commands that have arrived completely."""
         with contextlib.suppress(BlockingIOError):
             piece = os.read(self.fd, 1 << 16)
             self._closed = self._closed or not piece

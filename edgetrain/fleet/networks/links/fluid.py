@@ -63,7 +63,6 @@ class Losses:
         return losses
 
     def loses_retransmission(self) -> bool:
-        """Draw whether a retransmission is lost too."""
         return self._random() < self._share
 
 

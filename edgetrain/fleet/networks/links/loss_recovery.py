@@ -97,7 +97,6 @@ class Segments:
 
     @property
     def count(self) -> int:
-        """Number of these segments."""
         return _count(self.start, self.end)
 
 

@@ -349,11 +349,9 @@ class LinkModel:
         self._quiet_since = max(self._quiet_since, now)
 
     def duplicated(self) -> bool:
-        """Draw whether a packet is duplicated."""
         return self.duplicates > 0 and self._random() < self.duplicates
 
     def corrupted(self) -> bool:
-        """Draw whether a packet is corrupted."""
         return self.corrupts > 0 and self._random() < self.corrupts
 
     def choose(self, count: int) -> int:

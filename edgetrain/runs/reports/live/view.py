@@ -166,7 +166,6 @@ class LiveView:
         return once
 
     def say_above(self, line: str) -> None:
-        """Print a line above the table, which stays."""
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:

@@ -52,7 +52,6 @@ class MemberState:
 
     @property
     def called(self) -> str:
-        """Its name, and that of its machine beside it."""
         return units.beside(self.name, self.enrolled)
 
     @property

@@ -221,7 +221,6 @@ def _exchanges(stories: Sequence[Story]) -> str:
         return ""
 
     def seconds(key: str) -> list[str]:
-        """A simulation knows none of these."""
         medians = [statistics.median(getattr(e, key) for e in each) for _, each in groups]
         return [units.duration(seconds or None) for seconds in medians]
 

@@ -58,14 +58,11 @@ class Step:
 
     @property
     def began(self) -> float:
-        """When what this line stands for began."""
         return self.t - sum(self.parts)
 
 
 @dataclass(frozen=True)
 class ExchangeTimes:
-    """One exchange: when its contribution was handed over, answered, and its reply applied."""
-
     round: int
     submitted: float
     arrived: float
@@ -81,8 +78,6 @@ class ExchangeTimes:
 
 @dataclass
 class MemberStory:
-    """One member's steps and exchanges, each in the order of time."""
-
     name: str
     steps: list[Step] = field(default_factory=list)
     exchanges: list[ExchangeTimes] = field(default_factory=list)
@@ -109,7 +104,6 @@ class MemberStory:
 
     @property
     def count(self) -> int:
-        """Steps in all."""
         return sum(step.steps for step in self.steps)
 
 
@@ -141,7 +135,6 @@ class Story:
         return sorted(self.members.values(), key=lambda member: units.natural(member.name))
 
     def bytes_at(self, t: float) -> float:
-        """Bytes that all members had sent and received by then."""
         total = 0.0
         for member in self.members.values():
             place = bisect.bisect_right(member.sent, (t, float("inf")))

@@ -96,7 +96,6 @@ def figure(body: Sequence[str], width: float, height: float, title: str) -> str:
 
 
 def axes(x: Scale, y: Scale, width: float = WIDTH, height: float = HEIGHT) -> list[str]:
-    """Grid, ticks and labels of a chart."""
     right, bottom = width - _RIGHT, height - _BOTTOM
     drawn = []
     for tick in y.ticks():

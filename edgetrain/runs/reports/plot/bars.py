@@ -74,7 +74,6 @@ def draw_stacked(
 
 
 def busy_seconds(parts: tuple[float, ...]) -> float:
-    """Parts of a step in which the member is at work."""
     return sum(parts[part] for part in _BUSY if part < len(parts))
 
 

@@ -58,7 +58,6 @@ def _draw_growth(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _draw_sizes(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draw a bar for each size of the fleet, with its bottleneck beside it."""
     parts = [(row["compute_s"], row["wait_s"], 0.0) for row in rows]
     names = [f"{row['members']:,}" for row in rows]
     draw_stacked(axes, names, parts, ["#000000"] * len(rows))

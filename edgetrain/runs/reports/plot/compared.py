@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 def comparison_figure(folders: Sequence[Path], path: Path) -> Path:
-    """Draw runs of one job, compared with the first."""
     return save(lambda: draw_comparison(folders), path)
 
 

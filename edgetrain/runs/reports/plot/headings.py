@@ -25,7 +25,6 @@ NOTE_CHARACTERS = 120
 
 
 def heading_of(summary: Mapping[str, Any], *more: str | None) -> str:
-    """Task, `more`, members, device and network, as far as they are known."""
     task = str(summary["task"] or "").rpartition(":")[2]
     members, device = summary["members"], summary["device"]
     mixed = not isinstance(device, str) or ":" in device or "," in device

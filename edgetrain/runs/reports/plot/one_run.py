@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 
 def run_figure(folder: Path, path: Path) -> Path:
-    """Draw one run's metric, loss, its members' steps and its traffic."""
     return save(lambda: draw_run(folder), path)
 
 
@@ -136,7 +135,6 @@ def _top(losses: Sequence[tuple[float, float, float, float]]) -> float:
 
 
 def _draw_members(axes: Axes, tally: Tally, most: int = 10) -> None:
-    """Draw the members that are busy longest in a step, the busiest first."""
     bars = [(as_text(name), member.parts) for name, member in tally.members.items() if member.lines]
     # To a microsecond: what is noise must not decide the order.
     bars.sort(key=lambda item: -round(busy_seconds(item[1]), 6))

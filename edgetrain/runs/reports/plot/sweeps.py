@@ -94,7 +94,6 @@ def draw_sweep(
 
 
 def seeds_in_words(points: Sequence[Mapping[str, Any]]) -> str:
-    """From how many runs each mark comes."""
     seeds = max((point["runs"] + point.get("failed", 0) for point in points), default=1)
     if seeds == 1:
         return "one seed: how far a mark is off by chance is not known"
@@ -102,7 +101,6 @@ def seeds_in_words(points: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _ends(panel: Axes) -> list[LineEnd]:
-    """The ends of the lines of a panel that have a name."""
     ends = []
     for line in panel.get_lines():
         points: Any = line.get_xydata()
@@ -113,7 +111,6 @@ def _ends(panel: Axes) -> list[LineEnd]:
 
 
 def _from_zero(axes: Axes) -> None:
-    """Set the vertical axis from 0 to a little above the highest mark."""
     axes.set_ylim(0, 1.06 * (axes.dataLim.y1 if axes.dataLim.y1 > 0 else 1.0))
 
 
