@@ -108,11 +108,11 @@ def _report(arguments: argparse.Namespace, pairs: list[CalibratedPair], folder: 
     """Say, draw and save how far off simulations were. Returns whether the folder is whole."""
     from edgetrain.runs.folder import write_summary
     from edgetrain.runs.reports import calibration
-    from edgetrain.runs.reports.plot import calibration_figure
+    from edgetrain.runs.reports.plot import draw_calibration
 
     if not arguments.json:
         common.say(calibration.text(pairs))
-    picture = common.picture(partial(calibration_figure, pairs, folder / "calibration.png"))
+    picture = common.picture(folder / "calibration.png", draw_calibration, pairs)
     answer = calibration.as_json(pairs, picture)
     common.say_end(arguments, answer, [picture], folder)
     return common.saved(lambda: write_summary(folder, {"name": folder.name, "calibration": answer}))

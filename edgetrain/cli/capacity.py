@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,12 +119,12 @@ def _report(
     """Say and draw the answer, and leave it in `folder`. Returns whether the folder is whole."""
     from edgetrain.runs.folder import write_summary
     from edgetrain.runs.reports.capacity_table import text
-    from edgetrain.runs.reports.plot import capacity_figure
+    from edgetrain.runs.reports.plot import draw_capacity
 
     row, rows = _plain(found), [_plain(each) for each in table]
     if not arguments.json:
         common.say(text(heading, row, rows))
-    picture = common.picture(partial(capacity_figure, rows, folder / "capacity.png", heading))
+    picture = common.picture(folder / "capacity.png", draw_capacity, rows, heading)
     answer = row | {
         "heading": heading,
         "round_seconds": list(found.round_seconds),

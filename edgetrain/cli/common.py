@@ -298,13 +298,16 @@ def warn(text: str) -> None:
     print(units.printable_lines(text), file=sys.stderr, flush=True)
 
 
-def picture(draw: Callable[[], Path]) -> Path | None:
-    """Draw a picture and return its path, or say in one line on stderr why there is none."""
+def picture(path: Path, draw: Callable[..., Any], *arguments: Any) -> Path | None:
+    """Save what `draw` makes of these arguments and return its path, or say in one line on stderr
+    why there is no picture."""
+    from edgetrain.runs.reports.plot import save
+
     try:
         if find_spec("matplotlib") is None:
             raise ConfigError("matplotlib is not installed", "pip install 'edgetrain[lab]'")
         with _while_waiting("drawing the picture …"):
-            return draw()
+            return save(lambda: draw(*arguments), path)
     except Exception as error:
         told = error if isinstance(error, EdgetrainError) else f"{type(error).__name__}: {error}"
         warn(f"no picture: {' '.join(str(told).split())}")

@@ -139,7 +139,7 @@ def _report(
     from edgetrain.runs.folder import write_summary
     from edgetrain.runs.reports import comparison
     from edgetrain.runs.reports.comparison_table import text
-    from edgetrain.runs.reports.plot import comparison_figure
+    from edgetrain.runs.reports.plot import draw_comparison
 
     labels = [each.name for each in folders] if arguments.topologies else []
     compared = comparison.compare(summaries, labels[: len(summaries)])
@@ -155,6 +155,6 @@ def _report(
     if not summaries:
         return status
     drawn = folders[: len(summaries)]
-    picture = common.picture(partial(comparison_figure, drawn, folder / "compare.png"))
+    picture = common.picture(folder / "compare.png", draw_comparison, drawn)
     common.say_end(arguments, compared.as_json(picture), [picture], folder)
     return status

@@ -200,7 +200,7 @@ def _report(arguments: argparse.Namespace, summary: dict[str, Any], folder: Path
     from edgetrain.jobs.privacy.promise import said
     from edgetrain.runs.reports.comparison import compare
     from edgetrain.runs.reports.comparison_table import text
-    from edgetrain.runs.reports.plot import run_figure
+    from edgetrain.runs.reports.plot import draw_run
 
     if arguments.json:
         common.say(json.dumps(summary | {"folder": str(folder)}))
@@ -209,7 +209,7 @@ def _report(arguments: argparse.Namespace, summary: dict[str, Any], folder: Path
         if summary.get("privacy"):
             common.say(said(summary["privacy"]))
         common.say(f"run folder: {folder}")
-    picture = common.picture(partial(run_figure, folder, folder / "run.png"))
+    picture = common.picture(folder / "run.png", draw_run, folder)
     if not arguments.json:
         common.say_pictures([picture])
 

@@ -266,23 +266,14 @@ def _about(chosen: Sweep) -> str:
 
 def _draw(summary: dict[str, Any], folder: Path, about: str) -> list[Path]:
     """A picture for each axis with several values, titled `about` by default; their paths."""
-    from edgetrain.runs.reports.plot import sweep_figure
+    from edgetrain.runs.reports.plot import draw_sweep
 
     axes, found, metric, title = (summary[key] for key in ("axes", "points", "metric", "title"))
+    several = [axis for axis, labels in axes.items() if len(labels) > 1]
+    titles = {axis: title or f"{about}, along {axis}" for axis in several}
     pictures = [
-        common.picture(
-            partial(
-                sweep_figure,
-                axis,
-                axes,
-                found,
-                metric,
-                folder / _file_name(axis),
-                title or f"{about}, along {axis}",
-            )
-        )
-        for axis, labels in axes.items()
-        if len(labels) > 1
+        common.picture(folder / _file_name(axis), draw_sweep, axis, axes, found, metric, heading)
+        for axis, heading in titles.items()
     ]
     return [picture for picture in pictures if picture is not None]
 

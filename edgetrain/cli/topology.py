@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not options.step_s:
         named = common.with_host_pace(arguments, named, beside)
     from edgetrain.jobs import topology
-    from edgetrain.runs.reports.plot import topology_figure
+    from edgetrain.runs.reports.plot import draw_topologies
     from edgetrain.runs.reports.topology_table import text
 
     question = question_of(named, options, beside)
@@ -77,8 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     answer = {"heading": heading, "table": plain, "auto": choice}
     common.answer(arguments, answer, text(heading, plain, choice))
     if arguments.picture:
-        draw = partial(topology_figure, plain, arguments.picture, heading, choice)
-        picture = common.picture(draw)
+        picture = common.picture(arguments.picture, draw_topologies, plain, heading, choice)
         if not arguments.json:
             common.say_pictures([picture])
     return 0

@@ -42,7 +42,7 @@ def size_of(path: Path) -> tuple[int, int]:
 
 
 def test_a_comparison_is_written_whole(usual: list[Path], tmp_path: Path) -> None:
-    path = plot.comparison_figure(usual, tmp_path / "compare.png")
+    path = plot.save(lambda: plot.draw_comparison(usual), tmp_path / "compare.png")
     assert size_of(path) == (1800, 1200)
     assert [found.name for found in tmp_path.iterdir()] == ["compare.png"]
 
@@ -117,7 +117,7 @@ def test_a_run_has_a_picture_of_its_own(tmp_path: Path, members: int) -> None:
     folder = write_run(tmp_path / "fedavg", story)
     texts = check(plot.draw_run(folder))
     assert f"digits, fedavg, {members} x raspberry-pi-4b, wan-200ms" in texts
-    assert size_of(plot.run_figure(folder, folder / "run.png")) == (1800, 1200)
+    assert size_of(plot.save(lambda: plot.draw_run(folder), folder / "run.png")) == (1800, 1200)
 
 
 def test_a_name_is_never_taken_for_a_formula(tmp_path: Path) -> None:
@@ -143,9 +143,9 @@ def test_a_long_run_is_drawn_from_a_few_hundred_points() -> None:
 
 def test_no_run_and_no_room_are_clear_errors(usual: list[Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run to draw"):
-        plot.comparison_figure([], tmp_path / "compare.png")
+        plot.save(lambda: plot.draw_comparison([]), tmp_path / "compare.png")
     with pytest.raises(ConfigError, match="No such file or directory"):
-        plot.run_figure(usual[0], tmp_path / "absent" / "run.png")
+        plot.save(lambda: plot.draw_run(usual[0]), tmp_path / "absent" / "run.png")
 
 
 def test_without_matplotlib_the_way_out_is_named(
@@ -153,7 +153,7 @@ def test_without_matplotlib_the_way_out_is_named(
 ) -> None:
     monkeypatch.setattr(style, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"edgetrain\[lab\]"):
-        plot.comparison_figure(usual, tmp_path / "compare.png")
+        plot.save(lambda: plot.draw_comparison(usual), tmp_path / "compare.png")
 
 
 def test_importing_loads_no_matplotlib() -> None:

@@ -349,7 +349,8 @@ def test_pictures_are_drawn_for_numbers_and_names(tmp_path):
         said = check(plot.draw_sweep(axis, axes, points, "accuracy", "a title $x$"))
         assert "final accuracy" in said
         assert set(labels) <= {text.replace("\\", "") for text in said}
-    path = plot.sweep_figure("rtt", axes, points, "accuracy", tmp_path / "rtt.png")
+    figure = plot.draw_sweep("rtt", axes, points, "accuracy")
+    path = plot.save(lambda: figure, tmp_path / "rtt.png")
     assert path.stat().st_size > 10_000
 
 

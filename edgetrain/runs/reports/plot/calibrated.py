@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain.runs.reports.calibration import GOOD, CalibratedPair
@@ -13,7 +12,6 @@ from edgetrain.runs.reports.plot.style import (
     TARGET,
     as_text,
     new_figure,
-    save,
     styled,
     write_heading,
 )
@@ -22,12 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def calibration_figure(pairs: Sequence[CalibratedPair], path: Path) -> Path:
-    """Draw a bar for each job: how much longer its steps are simulated than emulated."""
-    return save(lambda: draw_calibration(pairs), path)
-
-
 def draw_calibration(pairs: Sequence[CalibratedPair]) -> Figure:
+    """A bar for each job: how much longer its steps are simulated than emulated."""
     with styled():
         figure = new_figure((9.6, 2.0 + 0.5 * len(pairs)))
         title = calibration_message([pair.time_error for pair in pairs], GOOD)

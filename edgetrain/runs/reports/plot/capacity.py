@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
@@ -14,7 +13,6 @@ from edgetrain.runs.reports.plot.style import (
     TARGET,
     as_text,
     new_figure,
-    save,
     styled,
     write_heading,
 )
@@ -24,15 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def capacity_figure(rows: Sequence[Mapping[str, Any]], path: Path, title: str = "") -> Path:
-    """Draw throughput and the time of a step against the number of members.
+def draw_capacity(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
+    """Throughput and the time of a step against the number of members.
 
     Each row has `members`, `speed_up`, `compute_s`, `wait_s` and `bottleneck`.
     """
-    return save(lambda: draw_capacity(rows, title), path)
-
-
-def draw_capacity(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
     if not rows:
         raise ConfigError("there is no fleet to draw")
     with styled():

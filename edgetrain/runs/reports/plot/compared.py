@@ -21,16 +21,12 @@ from edgetrain.runs.reports.plot.quality import (
     step_ends,
     time_ends,
 )
-from edgetrain.runs.reports.plot.style import INCHES, new_figure, save, styled
+from edgetrain.runs.reports.plot.style import INCHES, new_figure, styled
 from edgetrain.runs.summary import summarise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-def comparison_figure(folders: Sequence[Path], path: Path) -> Path:
-    return save(lambda: draw_comparison(folders), path)
 
 
 def draw_comparison(folders: Sequence[Path]) -> Figure:

@@ -25,16 +25,12 @@ from edgetrain.runs.reports.plot.ends import LineEnd, label_ends
 from edgetrain.runs.reports.plot.headings import draw_header, draw_notes, heading_of
 from edgetrain.runs.reports.plot.marks import legend_of
 from edgetrain.runs.reports.plot.quality import draw_against_time
-from edgetrain.runs.reports.plot.style import COLOURS, TARGET, as_text, new_figure, save, styled
+from edgetrain.runs.reports.plot.style import COLOURS, TARGET, as_text, new_figure, styled
 from edgetrain.runs.summary import summarise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-def run_figure(folder: Path, path: Path) -> Path:
-    return save(lambda: draw_run(folder), path)
 
 
 def draw_run(folder: Path) -> Figure:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.runs.reports import units
@@ -14,7 +13,6 @@ from edgetrain.runs.reports.plot.style import (
     legend_points,
     look_of,
     new_figure,
-    save,
     styled,
     write_heading,
     write_legend,
@@ -26,22 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def sweep_figure(
-    axis: str,
-    axes: Mapping[str, Sequence[str]],
-    points: Sequence[Mapping[str, Any]],
-    metric: str,
-    path: Path,
-    title: str = "",
-) -> Path:
-    """Draw speed, final metric, time to the target and bytes along one axis of a sweep.
-
-    `axes` has the labels of every axis, in order; `points` are those of `sweep_rows.points` for
-    these axes.
-    """
-    return save(lambda: draw_sweep(axis, axes, points, metric, title), path)
-
-
 def draw_sweep(
     axis: str,
     axes: Mapping[str, Sequence[str]],
@@ -49,6 +31,11 @@ def draw_sweep(
     metric: str,
     title: str = "",
 ) -> Figure:
+    """Speed, final metric, time to the target and bytes along one axis of a sweep.
+
+    `axes` has the labels of every axis, in order; `points` are those of `sweep_rows.points` for
+    these axes.
+    """
     labels = axes[axis]
     lines = series(axis, list(axes), [dict(point) for point in points])
     with styled():

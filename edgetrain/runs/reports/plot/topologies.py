@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
@@ -14,7 +13,6 @@ from edgetrain.runs.reports.plot.style import (
     TARGET,
     as_text,
     new_figure,
-    save,
     styled,
     write_heading,
 )
@@ -26,15 +24,11 @@ _BARS = (("open_s", "windows open", 0.0), ("averaging_s", "in this job", 0.27),
          ("idle_s", "from idle", 0.54))  # fmt: skip
 
 
-def topology_figure(rows: Sequence[Mapping[str, Any]], path: Path, title: str, choice: str) -> Path:
-    """Draw a group of bars for each topology.
+def draw_topologies(rows: Sequence[Mapping[str, Any]], title: str, choice: str) -> Figure:
+    """A group of bars for each topology.
 
     Each row has `name`, `open_s`, `averaging_s`, `idle_s` and `refused`.
     """
-    return save(lambda: draw_topologies(rows, title, choice), path)
-
-
-def draw_topologies(rows: Sequence[Mapping[str, Any]], title: str, choice: str) -> Figure:
     if not rows:
         raise ConfigError("there is no topology to draw")
     with styled():
