@@ -39,6 +39,7 @@ from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.tasks.protocol import evaluating
+from edgetrain.training.pipelined.hub import terms_of
 
 HERE = Path(__file__).resolve().parent
 WIDTH, LAYERS, SAMPLES, STAGES = 353, 8, 8, 4
@@ -125,30 +126,31 @@ def reference(found: Resolved) -> dict[str, Tensor]:
 
 def as_hub(found: Resolved) -> None:
     """Pass on."""
-    from edgetrain.training.pipelined.member import terms_of
-
     socket = HubSocket(f"tcp://0.0.0.0:{HUB_PORT}")
-    relay_messages(Relay(terms_of(found)), socket, time.monotonic, lambda effect: None)
+    relay_messages(Relay(terms_of(found.job)), socket, time.monotonic, lambda effect: None)
     socket.close()
 
 
 def as_stage(found: Resolved, stage: int) -> None:
     """One stage of ours: prints how far it is from one process; the first one, what a step took."""
-    from edgetrain.training.pipelined.stage import TorchStage, tree_of
+    from edgetrain.training.pipelined.stage import TorchStage, Watcher, tree_of
+
+    class Times(Watcher):
+        def step(self, step: int, loss: float) -> None:
+            ended.append(time.monotonic())
 
     stages = found.stages
     ended: list[float] = []
     assert stages is not None
-    computes = TorchStage(
-        found.job, Wide(), stages, stage, lambda step, loss: ended.append(time.monotonic())
-    )
+    computes = TorchStage(found.job, Wide(), stages, stage, Times())
     placement, job = stages.placement, found.job
     desk = StageDesk(
         stage, STAGES, placement.microbatches, job.train.steps, stages.save_every,
         stages.windows[stage], computes,
     )  # fmt: skip
     socket = MemberSocket(f"tcp://{os.environ['EDGETRAIN_HUB']}:{HUB_PORT}")
-    join = Join(PROTOCOL, job.digest(), "", stages.elements, f"m{stage}", 1.0, 0)
+    weight = float(placement.microbatches)
+    join = Join(PROTOCOL, job.digest(), "", stages.elements, f"m{stage}", weight, 0)
     StageLink(desk, join, socket, time.monotonic, 60.0).run()
     socket.close()
     expected = reference(found)

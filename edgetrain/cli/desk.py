@@ -182,7 +182,6 @@ def run_on_cluster(arguments: argparse.Namespace) -> int:
     Ctrl-C asks whether to stop, or to leave it training; without a terminal it stops.
     """
     from edgetrain.fleet import cluster
-    from edgetrain.jobs.pipeline import refuse_pipeline
     from edgetrain.jobs.reading import load
     from edgetrain.runs.folder import read_summary
 
@@ -196,7 +195,6 @@ def run_on_cluster(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "--cluster: devices and hub read one job file", "edgetrain run JOB --cluster FILE"
         )
-    refuse_pipeline(load(arguments.job[0]), "devices at work do not train in")
     job = _job_for(arguments, found, arguments.job[0])
     assert found.hub
     port = found.hub.addresses[0].rpartition(":")[2]

@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         job, beside_job = _job_of(arguments)
         job = with_all_members(job)
-        from edgetrain.training.hub import HubRequest, serve_job
+        from edgetrain.training.hub import HubRequest, serve_job, serve_pipeline
 
         request = HubRequest(
             job,
@@ -140,7 +140,8 @@ def run(arguments: argparse.Namespace) -> int:
 
         with Screen(heading) as screen, contextlib.ExitStack() as beside:
             if arguments.replica_of is None:
-                rounds = serve_job(request, stop, screen.say, common.warn, follow=follow)
+                serve = serve_pipeline if fleet.placement else serve_job
+                rounds = serve(request, stop, screen.say, common.warn, follow=follow)
             else:
                 _check_replica(arguments)
                 from edgetrain.training.replica import serve_replica

@@ -232,14 +232,13 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     place = Place(arguments.index, device, beside, own_keys, listen, arguments.max_celsius)
     try:
         with screen:
-            _trainer(device, arguments.checkpoint)(
+            _trainer(job, device, arguments.checkpoint)(
                 found,
                 place,
                 job.hub.hubs if len(job.hub.hubs) > 1 else rotated(arguments.hub, hub),
                 record.open_log,
                 credentials=credentials,
                 stop=stop,
-                keeps_model=True,
                 metrics_bytes=int(1e6 * arguments.metrics_mb),
                 service=service,
                 patience_s=max(PATIENCE_S, wait_s),
@@ -256,17 +255,22 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     return 0
 
 
-def _trainer(device: str, checkpoint: Path | None) -> Callable[..., None]:
-    """What trains: a group keeps snapshots where others keep checkpoints."""
+def _trainer(job: Job, device: str, checkpoint: Path | None) -> Callable[..., None]:
+    """What trains: a group keeps snapshots where others keep checkpoints, and a stage's state is at
+    its hub."""
     from edgetrain.fleet.devices import SERVERS
 
+    if job.fleet.placement:
+        from edgetrain.training.pipelined.member import join_pipeline
+
+        return join_pipeline
     if device == SERVERS:
         from edgetrain.training.servers.leading import train_joined
 
-        return functools.partial(train_joined, folder=checkpoint)
+        return functools.partial(train_joined, folder=checkpoint, keeps_model=True)
     from edgetrain.training.member.train import train
 
-    return functools.partial(train, checkpoint=checkpoint)
+    return functools.partial(train, checkpoint=checkpoint, keeps_model=True)
 
 
 def _credentials(arguments: argparse.Namespace, job: Job) -> list[Credentials | None]:

@@ -702,7 +702,7 @@ class StageBegin:
     """hub -> member: you hold this stage of a pipeline; go on after `step` steps."""
 
     kind: ClassVar[bytes] = b"p"
-    generation: int = _integer(1, 1 << 32)
+    generation: int = _integer(1, MAX_COUNT)
     """Goes up each time that all stages begin: messages of an earlier one no longer count."""
     stage: int = _integer(0, MAX_STAGES - 1)
     stages: int = _integer(1, MAX_STAGES)
@@ -718,7 +718,7 @@ class Activation:
     by that, to the one before. The hub passes it on unread."""
 
     kind: ClassVar[bytes] = b"x"
-    generation: int = _integer(1, 1 << 32)
+    generation: int = _integer(1, MAX_COUNT)
     step: int = _integer(0, MAX_COUNT)
     """Steps of the job before this one."""
     micro: int = _integer(0, MAX_MICROBATCHES - 1)
@@ -736,7 +736,7 @@ class StageState:
     """Both ways: one part of a stage's parameters and optimizer after `step` steps."""
 
     kind: ClassVar[bytes] = b"k"
-    generation: int = _integer(1, 1 << 32)
+    generation: int = _integer(1, MAX_COUNT)
     step: int = _integer(1, MAX_COUNT)
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)

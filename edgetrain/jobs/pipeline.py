@@ -40,8 +40,6 @@ class StagePlan:
     """Parameters of the model."""
     most_bytes: int
     """Of one activation as it is passed on."""
-    most_state_bytes: int
-    """Of one stage's state."""
     save_every: int
 
 
@@ -88,6 +86,6 @@ def refuse_pipeline(job: Job, what: str) -> None:
     """ConfigError for members that are stages of a pipeline, where `what` cannot have them."""
     if job.fleet.placement:
         raise ConfigError(
-            f"fleet.placement = '{job.fleet.placement}': {what} a pipeline over members yet",
-            "`edgetrain run` emulates it; or leave placement out",
+            f"fleet.placement = '{job.fleet.placement}': {what} a pipeline over members",
+            "leave one of both out",
         )

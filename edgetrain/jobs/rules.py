@@ -26,7 +26,7 @@ from edgetrain.jobs.job import (
     Privacy,
     ServersTable,
 )
-from edgetrain.jobs.pipeline import pipeline_of
+from edgetrain.jobs.pipeline import pipeline_of, save_every
 from edgetrain.jobs.placement.words import EDGE, parse
 from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS, fix_noise
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
@@ -124,8 +124,8 @@ def _check_pipeline(found: Resolved) -> None:
          "stage"),
         (train.accumulate > 1, f"train.accumulate = {train.accumulate}: microbatches=… adds up"),
         (train.rate_for, f"train.rate_for = {train.rate_for}: there is one batch, of all members"),
-        (train.evaluate_every, f"train.evaluate_every = {train.evaluate_every}: the whole model is "
-         "there at the end only, and evaluated then"),
+        (train.evaluate_every % save_every(job), f"train.evaluate_every = {train.evaluate_every}: "
+         f"the whole model is at the hub every {save_every(job)} steps (hub.snapshot_every)"),
         (train.fixed != "equal", f"train.fixed = '{train.fixed}': no member has the whole model"),
         (train.accelerator == "cuda", "train.accelerator = 'cuda': stages compute on CPUs yet"),
         (hub.hubs or hub.replica, "several hubs or a replica: one hub passes activations on"),

@@ -90,10 +90,6 @@ def run(
         emulated = _Emulated(planned, folder, emulation, watch, poll_s)
         try:
             outcome.status = emulated.run()
-            if planned.stages is not None:
-                from edgetrain.training.pipelined.member import put_together
-
-                put_together(planned, folder, emulated.began_at)
         finally:
             outcome.network = emulation.report()
             outcome.extra["began"] = emulated.began
@@ -128,11 +124,6 @@ class _Emulated:
     def began(self) -> str | None:
         began = self._began.value
         return utc(time.monotonic() - began) if began else None
-
-    @property
-    def began_at(self) -> float:
-        """The same by `time.monotonic`; now, if it has not."""
-        return self._began.value or time.monotonic()
 
     def carried_at_sites(self) -> dict[str, Any]:
         return at_gateways([each[:] for each in self._carried])
@@ -262,10 +253,12 @@ def hub_process(
     told = Told(planned.job, socket.address, folder.resolve(), planned.beside, None, False)
     beside = SteppingIn(told, time.monotonic, observe)
     if planned.stages is not None:
-        from edgetrain.training.pipelined.member import serve_stages
+        from edgetrain.exchange.pipeline.relay import Relay
+        from edgetrain.exchange.pipeline.serve import relay_messages
+        from edgetrain.training.pipelined.hub import terms_of
 
         try:
-            serve_stages(planned, socket, recorder, folder)
+            relay_messages(Relay(terms_of(planned.job)), socket, time.monotonic, recorder)
         finally:
             recorder.close()
             socket.close()
@@ -334,11 +327,9 @@ def member_process(
 
         train_one = partial(train_joined, folder=folder / f"m{place[0]}")
     if planned.stages is not None:
-        from edgetrain.exchange.zeromq.member_socket import MemberSocket
-        from edgetrain.training.pipelined.member import train_stage
+        from edgetrain.training.pipelined.member import join_pipeline
 
-        with contextlib.closing(MemberSocket(attachment.hubs[0])) as socket:
-            train_stage(planned, Place(*place), socket, open_log)
+        join_pipeline(planned, Place(*place), attachment.hubs, open_log)
         return
     listen = f"tcp://{attachment.host}:0" if attachment.host else ""
     gateway = planned.gateway_of(place[0])

@@ -31,6 +31,8 @@ from edgetrain.exchange.hub.terms import ANY_JOB
 from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.keyring import Keyring, keys_folder
 from edgetrain.exchange.keys.pairs import spell
+from edgetrain.exchange.pipeline.relay import STATE_BYTES, Relay
+from edgetrain.exchange.pipeline.serve import relay_messages
 from edgetrain.exchange.transport import Traffic, owner_of
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.files.toml import read_toml
@@ -50,6 +52,7 @@ from edgetrain.training.fallback import SteppingIn, Told
 from edgetrain.training.gateway import Uplink
 from edgetrain.training.hub_recorder import HubRecorder
 from edgetrain.training.orders import taking_orders
+from edgetrain.training.pipelined.hub import MOST_BYTES, terms_of
 from edgetrain.training.several import Ways, shared_kind, why_fixed
 from edgetrain.training.stopping import Stop
 from edgetrain.vectors.ranges import Stretch, shared
@@ -219,6 +222,62 @@ def serve_job(
     return hub.round
 
 
+def serve_pipeline(
+    request: HubRequest,
+    stop: Stop,
+    say: Say,
+    warn: Say,
+    clock: Callable[[], float] = time.monotonic,
+    follow: Callable[[Path], None] = lambda folder: None,
+) -> int:
+    """As `serve_job`, of a job whose members are stages of a pipeline; returns the steps that are
+    over. Its journal holds the states of all stages, which `hub.snapshot_every` is about."""
+    for what, is_asked in (
+        ("--any-job has no job for", request.any_job), ("--spare takes no part in", request.spare),
+    ):  # fmt: skip
+        if is_asked:
+            refuse_pipeline(request.job, what)
+    _check_connections(request.members, warn)
+    resolve(request.job)
+    _check_resume(request)
+    listening = wait_to_listen(*split_address(request.bind), say=say)
+    gate, memory = gate_of(request, listening), free_memory() // LARGEST_SHARE
+    most_bytes = min(MOST_BYTES, memory)
+    relay = Relay(terms_of(request.job, max(1, memory // STATE_BYTES), most_bytes))
+    socket, journal = HubSocket(listening.bind, most_bytes, gate), None
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(socket.close)
+        folder, earlier_s = make_run_folder(request)
+        if request.journal is not False:
+            journal = Journal(_journal_folder(request, folder), journal_settings(request.job), warn)
+            on_error.callback(journal.close)
+            if journal.state is not None:
+                _refuse_begun(request, journal)
+                relay.restore(journal.state)
+                say(f"goes on after {relay.committed} steps")
+            journal.save(relay.state())
+        on_error.pop_all()
+    announce(listening.reachable, socket.port, gate, say)
+    say(f"waiting for {request.awaited}; run folder: {folder}")
+    began: list[str] = []
+    follow(folder)
+    recorder = HubRecorder(
+        folder, clock, socket.traffic, say=say, earlier_s=earlier_s, name_of=_names(gate),
+        on_start=lambda at: began.append(utc(clock() - at)),
+    )  # fmt: skip
+    socket.refusals.report = lambda line: recorder(Note("refused", "?", line))
+    try:
+        stop.defer()
+        relay_messages(relay, socket, clock, recorder, lambda: bool(stop.asked), journal)
+    finally:
+        _close(folder, {"began": began[0] if began else None}, recorder, socket, journal, warn)
+    if not relay.finished:
+        say(f"stopped after {relay.committed} steps; go on with: edgetrain hub --resume {folder}")
+        stop.check()
+    say(f"done: {relay.committed} steps")
+    return relay.committed
+
+
 def _beside(
     request: HubRequest,
     listening: Listening,
@@ -241,7 +300,7 @@ def _beside(
 def _looked_up(request: HubRequest, say: Say, warn: Say) -> Resolved:
     """The job with what it names; says what "auto" takes, and what may be amiss."""
     _check_connections(request.members, warn)
-    refuse_pipeline(request.job, "`edgetrain hub` does not serve")
+    refuse_pipeline(request.job, "a gateway does not serve")
     if request.any_job:
         refuse_fallback(request.job, "--any-job does not know the members of")
     found = take_star(resolve(request.job), _LINKS_UNKNOWN)
@@ -439,17 +498,22 @@ def _restored(
                 )
             say("the journal is empty: training had not begun")
         return hub
-    if request.resume is None:
-        raise ConfigError(
-            f"the journal {journal.folder} is of a job that has begun",
-            "go on with --resume RUN, or name another folder",
-        )
+    _refuse_begun(request, journal)
     if journal.state.agreed.endswith(ANY_JOB):
         hub = fresh(any_job=True)
     hub.restore(journal.state, journal.records(), clock())
     nobody = f"nobody; it waits {request.job.hub.deserted_s:g} s for its members to come back"
     say(f"goes on after {hub.round} rounds with {', '.join(hub.present) or nobody}")
     return hub
+
+
+def _refuse_begun(request: HubRequest, journal: Journal) -> None:
+    """ConfigError for a journal of a job that this hub is not to go on with."""
+    if request.resume is None:
+        raise ConfigError(
+            f"the journal {journal.folder} is of a job that has begun",
+            "go on with --resume RUN, or name another folder",
+        )
 
 
 def announce(reachable: tuple[Interface, ...], port: int, gate: Gate | None, say: Say) -> None:

@@ -1,5 +1,5 @@
 """A pipeline in one thread: a hub and its stages, messages between them in any order that TCP
-allows, and stages that die at any moment."""
+allows, and stages and hubs that die at any moment."""
 
 from __future__ import annotations
 
@@ -7,26 +7,35 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from edgetrain.exchange.hub.effects import Note, Send
+from edgetrain.errors import Refused
+from edgetrain.exchange.hub.effects import Note, Save, Send
+from edgetrain.exchange.hub.records import pack_state, unpack_state
 from edgetrain.exchange.messages import PROTOCOL, Join, Message, pack, unpack
 from edgetrain.exchange.pipeline.desk import Computes, StageDesk
 from edgetrain.exchange.pipeline.relay import Relay, RelayTerms
 
+HUB = -1
 
-def join_of(stage: int, job: str = "job", model: str = "model") -> Join:
+
+def join_of(
+    stage: int, job: str = "job", model: str = "model", generation: int = 0, microbatches: int = 6
+) -> Join:
     """What a member of the stage joins with."""
-    return Join(PROTOCOL, job, model, 10, f"m{stage}", 1.0, 0)
+    return Join(PROTOCOL, job, model, 10, f"m{stage}", float(microbatches), 0, session=generation)
 
 
 class PipelineRoom:
     """`make` makes what a stage computes; a stage that dies gets a new one of them. Every message
-    goes through its bytes."""
+    goes through its bytes, and so does what the hub keeps."""
 
     def __init__(
-        self, terms: RelayTerms, make: Callable[[int], Computes], windows: list[int], seed: int = 0
-    ) -> None:
+        self, terms: RelayTerms, make: Callable[[int], Computes], windows: list[int], seed: int = 0,
+        microbatches: int = 6,
+    ) -> None:  # fmt: skip
         self.terms, self._make, self._windows = terms, make, windows
         self.relay, self.notes = Relay(terms), []
+        self.saved = pack_state(self.relay.state())
+        self.microbatches, self.figures = microbatches, []
         self.rng, self.turns, self._lives = random.Random(seed), 0, 0
         self.up: dict[bytes, deque[Message]] = {}
         self.down: dict[bytes, deque[Message]] = {}
@@ -43,10 +52,16 @@ class PipelineRoom:
         sender = b"%d of %d" % (self._lives, stage)
         self.senders[stage] = sender
         self.desks[sender] = StageDesk(
-            stage, terms.stages, terms.microbatches, terms.steps, terms.save_every,
+            stage, terms.stages, self.microbatches, terms.steps, terms.save_every,
             self._windows[stage], self._make(stage),
         )  # fmt: skip
-        self.up[sender], self.down[sender] = deque([join_of(stage, terms.job)]), deque()
+        self.up[sender], self.down[sender] = deque(), deque()
+        self._join(sender)
+
+    def _join(self, sender: bytes) -> None:
+        desk, count = self.desks[sender], self.microbatches
+        join = join_of(desk.stage, self.terms.job, "model", desk.generation, count)
+        self.up[sender].append(join)
 
     def kill(self, stage: int) -> None:
         """The process of a stage dies: what it had sent may still arrive, what was on the way to it
@@ -59,9 +74,24 @@ class PipelineRoom:
         self._carry_out(self.relay.unreachable(sender))
         self.start(stage)
 
+    def kill_hub(self) -> None:
+        """The hub dies, with some of what was on its way, and is restored from what it kept. What
+        stages had queued for it comes first when they are back."""
+        self.relay = Relay(self.terms)
+        self.relay.restore(unpack_state(self.saved))
+        self.saved = pack_state(self.relay.state())
+        for sender, desk in self.desks.items():
+            for queue in (self.up[sender], self.down[sender]):
+                for _ in range(self.rng.randint(0, len(queue))):
+                    queue.popleft() if queue is self.up[sender] else queue.pop()
+            if not desk.is_over:
+                self._join(sender)
+
     def _carry_out(self, effects: list) -> None:
         for effect in effects:
             match effect:
+                case Save():
+                    self.saved = pack_state(effect.state)
                 case Send() if effect.to in self.down:
                     self.down[effect.to].append(unpack(pack(effect.message)))
                 case Send():
@@ -77,7 +107,7 @@ class PipelineRoom:
             if self.up[sender]:
                 ways.append(lambda s=sender: self._to_hub(s))
             if self.down[sender]:
-                ways.append(lambda s=sender, d=desk: d.handle(self.down[s].popleft()))
+                ways.append(lambda s=sender, d=desk: self._to_stage(s, d))
             ways.append(lambda s=sender, d=desk: self._work(s, d))
         self.rng.choice(ways)()
         for stage, sender in enumerate(self.senders):
@@ -89,15 +119,27 @@ class PipelineRoom:
         if self.relay.committed != self.commits[-1]:
             self.commits.append(self.relay.committed)
 
+    def _to_stage(self, sender: bytes, desk: StageDesk) -> None:
+        try:
+            desk.handle(self.down[sender].popleft())
+        except Refused as refused:
+            # What it had queued came before its Join; or it is a fresh process that came too late.
+            if refused.code not in ("ended", "unknown"):
+                raise
+            desk.is_over = refused.code == "ended"
+        if desk.figure is not None:
+            self.figures.append(desk.figure)
+
     def _work(self, sender: bytes, desk: StageDesk) -> None:
         self.up[sender] += [unpack(pack(each)) for each in desk.work() or ()]
 
     def run(self, kills: dict[int, int] | None = None, most: int = 1_000_000) -> None:
-        """To the end of the job; `kills`: the stage that dies before this turn."""
+        """To the end of the job; `kills`: the stage that dies before this turn, or HUB."""
         while not all(desk.is_over for desk in self.desks.values()):
             if kills and (stage := kills.pop(self.turns, None)) is not None:
-                if self.relay.finished:
-                    continue
-                self.kill(stage)
+                if stage == HUB:
+                    self.kill_hub()
+                else:
+                    self.kill(stage)
             self.turn()
             assert self.turns < most, "it stands still"

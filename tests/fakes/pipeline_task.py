@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.lookup import task_of
+from edgetrain.tasks.work import optimizer_for
+from edgetrain.training.servers.steps import batches_of
 
 
 class Two(nn.Module):
@@ -81,3 +87,25 @@ class Rows:
 def rows(odd: str = "", width: int = 12, dies: str = "", at: int = 0) -> Rows:
     """The factory that jobs name."""
     return Rows(odd, width, dies, at)
+
+
+def one_process(job: Job, microbatches: int) -> dict[str, Tensor]:
+    """What one process trains in the same steps, its micro-batches added up in their order."""
+    task = task_of(job)
+    torch.manual_seed(job.seed)
+    model, batches = task.model(), batches_of(task, job, 1, 0)
+    optimizer = optimizer_for(model, job.train.optimizer)
+    for _ in range(job.train.steps):
+        split = [tensor.tensor_split(microbatches) for tensor in next(batches)]
+        for micro in zip(*split, strict=True):
+            (task.loss(model, micro) / microbatches).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: tensor.detach() for name, tensor in model.named_parameters()}
+
+
+def assert_trained(folder: Path, job: Job, microbatches: int) -> None:
+    """The model in a run folder has the bits of one process."""
+    found, expected = load_file(folder / "model.safetensors"), one_process(job, microbatches)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -51,6 +51,6 @@ def test_what_does_not_go_together_is_refused(words, said):
 
 
 def test_who_cannot_have_one_says_so():
-    with pytest.raises(ConfigError, match="a simulation cannot have a pipeline over members yet"):
+    with pytest.raises(ConfigError, match="a simulation cannot have a pipeline"):
         refuse_pipeline(load(None, JOB), "a simulation cannot have")
     refuse_pipeline(load(None, JOB[:2]), "a simulation cannot have")

@@ -5,6 +5,8 @@
     waiting    StageBegin with parts, then StageState   training, once the last part is here
     training   an Activation of this step, or the next  training; it is kept until its turn
     training   StageBegin of a later generation         as when waiting: what was under way is void
+    training   StageBegin of this generation, and its   training; it is the first stage, and gets
+               StageStates                              the states of all stages, to be evaluated
     any        Refuse                                   over ("ended"), or Refused is raised
 
 The schedule is 1F1B (Narayanan et al., PipeDream, SOSP 2019) with a window as wide as the link is
@@ -22,7 +24,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from edgetrain.errors import BadMessage, Refused
-from edgetrain.exchange.messages import Activation, Message, Refuse, StageBegin, StageState
+from edgetrain.exchange.messages import (
+    Activation,
+    Figure,
+    Message,
+    Refuse,
+    StageBegin,
+    StageState,
+)
 from edgetrain.vectors.vector import Buffer
 
 PART_BYTES = 1 << 18
@@ -51,6 +60,10 @@ class Computes(Protocol):
         """Go on after this many steps from what `state` gave; b"": as the job's seed has it. What
         was under way is forgotten."""
 
+    def evaluate(self, step: int, stage: int, state: bytes) -> Figure | None:
+        """Take what `state` of a stage gave after this many steps; those of all stages come in
+        their order. Of the last one returns how good the model of all is."""
+
 
 def window_of(stage: int, stages: int, microbatches: int, trip_s: float, micro_s: float) -> int:
     """Micro-batches that a stage (from 0) has out at once, so that it is busy while the first one
@@ -78,7 +91,10 @@ class StageDesk:
         self.stage, self.generation, self.step = stage, 0, 0
         self.is_over = False
         """The hub has all that it needs, and the job is over."""
+        self.figure: Figure | None = None
+        """The newest evaluation, until it has been sent."""
         self._begin: StageBegin | None = None
+        """What the parts in `_state` are of."""
         self._state: list[Buffer] = []
         self._outgoing: deque[StageState] = deque()
         self._burst = 1
@@ -90,11 +106,8 @@ class StageDesk:
         self._outgoing.clear()
         self._forwards = self._backwards = 0
         self._loss = 0.0
-
-    @property
-    def is_waiting(self) -> bool:
+        self.is_waiting = True
         """Whether training has not begun, or begins anew, and its state is not here yet."""
-        return self.generation == 0 or self._begin is not None
 
     @property
     def under_way(self) -> int:
@@ -111,6 +124,8 @@ class StageDesk:
                 raise Refused(message.code, message.reason)
             case StageBegin() if message.generation > self.generation:
                 self._take_place(message)
+            case StageBegin() if message.generation == self.generation:
+                self._announce(message)
             case StageState() if message.generation == self.generation:
                 self._load(message)
             case Activation() if message.generation == self.generation:
@@ -128,7 +143,12 @@ class StageDesk:
         self._clear()
         self.generation, self._begin, self._state = begin.generation, begin, []
         if not begin.parts:
-            self._start(b"")
+            self._start(begin.step, b"")
+
+    def _announce(self, begin: StageBegin) -> None:
+        if self.is_waiting or self.stage or not begin.parts or begin.step > self.step:
+            raise BadMessage(f"the state of stage {begin.stage}, of which nothing is to be done")
+        self._begin, self._state = begin, []
 
     def _load(self, part: StageState) -> None:
         begin = self._begin
@@ -137,13 +157,18 @@ class StageDesk:
         ):  # fmt: skip
             raise BadMessage(f"part {part.part} of {part.parts} of a state that was not announced")
         self._state.append(part.payload)
-        if len(self._state) == begin.parts:
-            self._start(b"".join(self._state))
+        if len(self._state) < begin.parts:
+            return
+        whole = b"".join(self._state)
+        self._begin, self._state = None, []
+        if self.is_waiting:
+            self._start(begin.step, whole)
+        elif (figure := self._computes.evaluate(begin.step, begin.stage, whole)) is not None:
+            self.figure = figure
 
-    def _start(self, state: bytes) -> None:
-        assert self._begin is not None
-        self.step, self._begin, self._state = self._begin.step, None, []
-        self._computes.begin(self.step, state)
+    def _start(self, step: int, state: bytes) -> None:
+        self.step, self._begin, self.is_waiting = step, None, False
+        self._computes.begin(step, state)
 
     def _keep(self, given: Activation) -> None:
         key = (given.backward, given.step, given.micro)
@@ -167,7 +192,9 @@ class StageDesk:
         send. None: nothing can be done before another message is here."""
         if self.is_waiting:
             return None
-        sent = self._compute() if self.step < self._steps else None
+        sent: list[Message] | None = self._compute() if self.step < self._steps else None
+        if self.figure is not None:
+            sent, self.figure = [*(sent or ()), self.figure], None
         for _ in range(min(self._burst, len(self._outgoing))):
             sent = [*(sent or ()), self._outgoing.popleft()]
         return sent

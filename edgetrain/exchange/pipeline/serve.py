@@ -6,13 +6,15 @@ They read the clock and move messages; they decide nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-from edgetrain.errors import BadMessage, HubUnreachable, Refused
-from edgetrain.exchange.hub.effects import Note, Observed, Send
+from edgetrain.errors import BadMessage, HubUnreachable, Refused, Stopped
+from edgetrain.exchange.hub.effects import Note, Observed, Save, Send
+from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.limits import SenderRate
 from edgetrain.exchange.messages import Join, Leave, Message, pack, unpack
 from edgetrain.exchange.pipeline.desk import StageDesk
-from edgetrain.exchange.pipeline.relay import Relay
+from edgetrain.exchange.pipeline.relay import Effect, Relay
 from edgetrain.exchange.transport import HubTransport, MemberTransport, Reconnecting
 
 
@@ -22,18 +24,23 @@ def relay_messages(
     clock: Callable[[], float],
     observe: Callable[[Observed], None],
     stop: Callable[[], bool] = lambda: False,
+    journal: Journal | None = None,
 ) -> None:
-    """Serve a pipeline until its job is over or `stop` answers true, asked once a beat."""
+    """Serve a pipeline until its job is over or `stop` answers true, asked once a beat. States are
+    in the `journal` before anyone hears of them."""
     rate, garbled = SenderRate(), 0
 
-    def carry_out(effects: Iterable[Send | Observed]) -> None:
+    def carry_out(effects: Iterable[Effect]) -> None:
         for effect in effects:
-            if not isinstance(effect, Send):
+            if isinstance(effect, Save):
+                if journal is not None:
+                    journal.save(effect.state)
+            elif not isinstance(effect, Send):
                 observe(effect)
             elif not transport.send(effect.to, pack(effect.message)):
                 carry_out(relay.unreachable(effect.to))
 
-    while not relay.finished and not stop():
+    while not relay.is_over and not stop():
         for sender, frames in transport.poll(relay.beat_s / 4):
             if not rate.count_message(sender, clock()):
                 continue
@@ -60,21 +67,34 @@ class StageLink:
         transport: MemberTransport,
         clock: Callable[[], float],
         outage_s: float,
+        patience_s: float = 0.0,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        """A hub that is silent for `outage_s` seconds is given up."""
+        """A hub that is silent for `outage_s` seconds is given up; before it has let this member
+        in, for `patience_s` (0: the same). `check` is called all the time, and may raise what ends
+        it."""
         self._desk, self._join, self._transport = desk, join, transport
         self._clock, self._outage_s = clock, outage_s
+        self._silence_s, self._check = patience_s or outage_s, check
         self._connections, self._is_refused = 1, False
+        self._heard = self._asked = clock()
+        self.is_in = False
+        """Whether the hub has let this member in."""
         self.wait_s = 0.0
         """Seconds that all waiting for messages took."""
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which nothing has come from the hub."""
+        return self._clock() - self._heard
 
     def run(self) -> None:
         """Join, and work to the end of the job. Raises HubUnreachable, Refused, BadMessage, and
         what the stage's computing raises."""
-        self._send([self._join])
-        self._heard = self._asked = self._clock()
+        self._ask_again()
         try:
             while not self._desk.is_over:
+                self._check()
                 self._take_in(0.0)
                 sent = self._desk.work()
                 if sent is None:
@@ -83,7 +103,8 @@ class StageLink:
                     self.wait_s += self._clock() - began
                 else:
                     self._send(sent)
-        except Exception as error:
+            self._send([*([] if (f := self._desk.figure) is None else [f]), Leave("done")])
+        except (Exception, Stopped) as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             self._send([Leave("".join(filter(str.isprintable, reason)))])
             raise
@@ -99,6 +120,7 @@ class StageLink:
             self._heard = self._clock()
             try:
                 self._desk.handle(unpack(frames))
+                self.is_in, self._is_refused, self._silence_s = True, False, self._outage_s
             except Refused as refused:
                 # The hub has not noticed yet that this member's last process, or connection, died.
                 if refused.code not in ("name", "unknown"):
@@ -108,8 +130,8 @@ class StageLink:
 
     def _check_connection(self) -> None:
         now, transport = self._clock(), self._transport
-        if now - self._heard > self._outage_s:
-            raise HubUnreachable(f"nothing from the hub for {self._outage_s:g} s")
+        if now - self._heard > self._silence_s:
+            raise HubUnreachable(f"nothing from the hub for {self._silence_s:g} s")
         if not isinstance(transport, Reconnecting):
             return
         if transport.connections > self._connections:  # what was on the old one may be lost
@@ -124,4 +146,4 @@ class StageLink:
 
     def _ask_again(self) -> None:
         self._asked, self._is_refused = self._clock(), False
-        self._send([self._join])
+        self._send([replace(self._join, session=self._desk.generation)])

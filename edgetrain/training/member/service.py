@@ -47,7 +47,7 @@ class Service:
         self._told = self._seen = clock()
         self._longest_s = 0.0
         self._steps = 0
-        self._is_ready = self._is_away = False
+        self.is_ready = self._is_away = False
         self.describe: Callable[[], str] = lambda: ""
         """What the member is doing, in words."""
         self.away: Callable[[], float] = lambda: 0.0
@@ -70,7 +70,7 @@ class Service:
         self.tell(STATUS=self.describe())
 
     def ready(self) -> None:
-        self._is_ready = True
+        self.is_ready = True
         self.tell(READY="1", STATUS=self.describe())
         self._raise_watchdog(UNKNOWN_S)
 
@@ -90,7 +90,7 @@ class Service:
 
     def _state(self) -> dict[str, str]:
         away_s, was_away = self.away(), self._is_away
-        self._is_away = self._is_ready and away_s >= AWAY_S
+        self._is_away = self.is_ready and away_s >= AWAY_S
         if self._is_away:
             text = f"looking for the hub: nothing from it for {away_s:.0f} s"
             return {"STATUS": text} | ({} if was_away else {"RELOADING": "1"})

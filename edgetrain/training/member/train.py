@@ -31,7 +31,6 @@ from edgetrain.fleet.devices.health import Health
 from edgetrain.jobs.fallback import NAME
 from edgetrain.jobs.job import COLLECTIVES, DIRECT, Job
 from edgetrain.jobs.lookup import buffers_of, pace_of, samples_of, task_of, tuning_of, work_of
-from edgetrain.jobs.pipeline import refuse_pipeline
 from edgetrain.jobs.resolved import SHORTEST, Resolved
 from edgetrain.jobs.rules import refuse_checkpoint, settle, why_not_topology
 from edgetrain.jobs.shares import shares_of, weight_of
@@ -133,7 +132,7 @@ def train(
     """
     torch.set_num_threads(found.job.train.threads)
     made = make(found, place, on_task)
-    made.pace.cap = cap = _heat_cap(place.max_celsius, clock)
+    made.pace.cap = cap = heat_cap(place.max_celsius, clock)
     task, job = made.task, made.found.job
     keeping = None if checkpoint is None else _keeping(place, checkpoint, made)
     energy = devices.Energy(devices.load(place.device), clock)
@@ -176,7 +175,6 @@ def _exchange(
     patience_s: float,
 ) -> tuple[Way, Request]:
     """What this member exchanges through, and joins with. Several hubs have an address each."""
-    refuse_pipeline(found.job, "`edgetrain member` does not train in")
     request = request_of(found, place, task)
     hubs = [hub] if found.hubs == 1 or isinstance(hub, str) else hub
     if len(hubs) != found.hubs:
@@ -222,7 +220,7 @@ def _tell_welcome(service: Service, link: Way, members: int) -> None:
     service.ready()
 
 
-def _heat_cap(celsius: float, clock: Callable[[], float]) -> HeatCap | None:
+def heat_cap(celsius: float, clock: Callable[[], float]) -> HeatCap | None:
     """What keeps this machine below a temperature; None for 0. Raises ConfigError if the machine
     does not say how hot it is."""
     if not celsius:
@@ -266,13 +264,19 @@ def _tell_figure(
 ) -> None:
     """Let the hub know with the next status that this member evaluates and, unless that is hidden,
     how good the model is. NaN and infinity are not said."""
+    passed_s = at - member.began
+    found = Figure() if is_hidden else figure_of(task, figures, member.steps, passed_s)
+    member.telemeter.figure = found
+
+
+def figure_of(task: Task, figures: Mapping[str, float], step: int, passed_s: float) -> Figure:
+    """How good the model was after `step` steps, `passed_s` seconds after training began."""
     value = figures.get(task.metric)
-    figure = Figure()
-    if not is_hidden and isinstance(value, int | float) and abs(value) <= MOST_FIGURE:
-        metric = "".join(filter(str.isprintable, task.metric))[:40]
-        t_ms = max(0, round(1000 * (at - member.began)))
-        figure = Figure(metric, float(value), task.better == "lower", member.steps, t_ms)
-    member.telemeter.figure = figure
+    if not isinstance(value, int | float) or not abs(value) <= MOST_FIGURE:
+        return Figure()
+    metric = "".join(filter(str.isprintable, task.metric))[:40]
+    t_ms = max(0, round(1000 * passed_s))
+    return Figure(metric, float(value), task.better == "lower", step, t_ms)
 
 
 def _keeping(place: Place, folder: Path, made: Made) -> Keeping:
@@ -284,10 +288,14 @@ def _keeping(place: Place, folder: Path, made: Made) -> Keeping:
 
 
 def _keep_model(member: Member, model: torch.nn.Module, log: MetricsLog) -> None:
+    with member.fleet_model():
+        keep_model(model, log)
+
+
+def keep_model(model: torch.nn.Module, log: MetricsLog) -> None:
     """Write the fleet's model beside the log. Training is over: an error does not undo it."""
     try:
-        with member.fleet_model():
-            weights.save(model, log.path.with_name(weights.FILE))
+        weights.save(model, log.path.with_name(weights.FILE))
     except ConfigError as error:
         logging.getLogger("edgetrain").warning("the trained model is not kept: %s", error)
         log.event("error", f"the trained model is not kept: {error}")

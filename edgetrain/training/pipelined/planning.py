@@ -42,13 +42,14 @@ from edgetrain.training.servers.steps import batches_of
 
 MOST_MICROBATCHES = 64
 """Tried where the job does not say how many."""
-STATE_BYTES = 32
-"""Bytes a parameter that a stage's state has at most, names apart: five float32 values of an
-optimizer's, and room."""
 
 
-def plan_stages(found: Resolved) -> StagePlan:
-    """Cut the task's model over the members of a job that `plan` has looked up.
+def plan_stages(
+    found: Resolved, task: Task | None = None, trip_s: float | None = None
+) -> StagePlan:
+    """Cut the task's model over the members of a job that `plan.check` has looked up, if need be
+    with its task. `trip_s`: seconds from a member through the hub to the next; None: as the job's
+    links have it.
 
     ConfigError for a stage that does not fit, and for a task or a model that cannot be cut;
     TaskError.
@@ -56,7 +57,8 @@ def plan_stages(found: Resolved) -> StagePlan:
     job = found.job
     asked = pipeline_of(job)
     assert asked is not None
-    task = task_of(job, found.beside)
+    task = task or task_of(job, found.beside)
+    trip_s = _trip_s(found) if trip_s is None else trip_s
     model, _ = model_of(task, job)
     check_batch(job, asked)
     if asked.pipeline > len(model.layers):
@@ -80,12 +82,12 @@ def plan_stages(found: Resolved) -> StagePlan:
     sizes = [math.prod(shape) * ACTIVATIONS[job.fleet.activations] + 4 for shape in shapes]
     names = [layer.name for layer in model.layers]
     return StagePlan(
-        placement, windows_of(found, model, result), shapes,
-        result.seconds + 2 * (placement.pipeline - 1) * _trip_s(found),
+        placement, windows_of(found, model, result, trip_s), shapes,
+        result.seconds + 2 * (placement.pipeline - 1) * trip_s,
         tuple(_paces(found, placement.microbatches, times)),
         tuple(zip(result.bytes, result.usable_bytes, strict=True)),
         tuple(_spelled(names[i:j]) for i, j in result.ends),
-        model.parameters, max(sizes), (1 << 20) + STATE_BYTES * model.parameters, save_every(job),
+        model.parameters, max(sizes), save_every(job),
     )  # fmt: skip
 
 
@@ -220,7 +222,7 @@ def _paces(
     ]
 
 
-def windows_of(found: Resolved, model: Model, result: Found) -> tuple[int, ...]:
+def windows_of(found: Resolved, model: Model, result: Found, trip_s: float) -> tuple[int, ...]:
     """Micro-batches that each stage has out at once: as many as trips ask for, at most as many as
     its memory holds."""
     placement, job = result.placement, found.job
@@ -232,7 +234,7 @@ def windows_of(found: Resolved, model: Model, result: Found) -> tuple[int, ...]:
         saved = samples * sum(layer.saved_bytes for layer in model.layers[first:end])
         room = result.usable_bytes[stage] - result.bytes[stage]
         most = min(count, stages - stage) + (math.floor(room / saved) if saved else count)
-        windows.append(min(window_of(stage, stages, count, _trip_s(found), slowest), most))
+        windows.append(min(window_of(stage, stages, count, trip_s, slowest), most))
     return tuple(windows)
 
 

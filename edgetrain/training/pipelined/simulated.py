@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.exchange.pipeline.relay import Relay
+from edgetrain.exchange.pipeline.serve import relay_messages
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.environment import utc
 from edgetrain.runs.folder import metrics_path
@@ -16,7 +18,8 @@ from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.training.hub_recorder import HubRecorder
 from edgetrain.training.member.train import Place
 from edgetrain.training.outcome import RunOutcome, recorded
-from edgetrain.training.pipelined.member import put_together, serve_stages, train_stage
+from edgetrain.training.pipelined.hub import terms_of
+from edgetrain.training.pipelined.member import train_stage
 from edgetrain.training.pipelined.planning import plan_stages
 from edgetrain.training.simulated.hub import ComputedUsage
 from edgetrain.training.simulated.virtual import Process, World
@@ -72,7 +75,7 @@ class _Simulated:
 
     def _serve(self) -> None:
         wire, clock = self._network.hub, self._world.clock
-        serve_stages(self._planned, wire, self._recorder, self._folder, clock)
+        relay_messages(Relay(terms_of(self._planned.job)), wire, clock, self._recorder)
 
     def _train(self, index: int) -> None:
         world, device = self._world, self._planned.devices[index]
@@ -83,7 +86,9 @@ class _Simulated:
             return MetricsLog(metrics_path(self._folder), name, world.clock, self._began)
 
         wire = self._network.connect(index)
-        train_stage(self._planned, place, wire, open_log, world.clock, world.sleep, usage)
+        train_stage(
+            self._planned, place, wire, open_log, world.clock, world.sleep, usage, status_s=0.0
+        )
 
     def run(self, watch: Callable[[], None], outcome: RunOutcome) -> None:
         """To the end. Raises the error of the hub, or of the first stage that failed."""
@@ -93,7 +98,6 @@ class _Simulated:
                 if world.events % LOOK == 0:
                     watch()
             outcome.status = self._verdict()
-            put_together(self._planned, self._folder, self._began, world.clock)
         finally:
             for process in self._processes:
                 process.kill()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from edgetrain.errors import BadMessage, BadPayload
+from edgetrain.exchange.messages import Figure
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import tuning_of
 from edgetrain.jobs.pipeline import StagePlan
@@ -21,6 +22,7 @@ from edgetrain.tasks.losses import no_loss, scalar_of
 from edgetrain.tasks.profiling import inputs_of, loss_of
 from edgetrain.tasks.protocol import Batch, Task, counts_of, is_counted
 from edgetrain.tasks.work import begin_at, optimizer_for, tune
+from edgetrain.training.member.pacing import HeatCap
 from edgetrain.training.member.state import pack, unpack
 from edgetrain.training.servers.member import diverged
 from edgetrain.training.servers.parts import cut, with_buffers
@@ -62,6 +64,20 @@ def decode(payload: Buffer | None, shape: tuple[int, ...], word: str) -> Tensor:
     return whole.view(kind).float().reshape(shape)
 
 
+class Watcher:
+    """Is told what a stage does; this one does nothing about it."""
+
+    def begin(self, step: int) -> None:
+        """All stages begin, after this many steps."""
+
+    def step(self, step: int, loss: float) -> None:
+        """A step is over, with the loss of all stages."""
+
+    def evaluate(self, step: int, model: nn.Module) -> Figure | None:
+        """This is the model after so many steps; returns how good it is."""
+        return None
+
+
 class TorchStage:
     def __init__(
         self,
@@ -69,14 +85,14 @@ class TorchStage:
         task: Task,
         plan: StagePlan,
         stage: int,
-        on_step: Callable[[int, float], None] = lambda step, loss: None,
+        watcher: Watcher | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`on_step` is called after each step with the steps that are over, and its loss. `sleep`
-        makes a micro-batch last as long as on the stage's device."""
+        """`sleep` makes a micro-batch last as long as on the stage's device."""
         self._job, self._task, self._plan, self._stage = job, task, plan, stage
-        self._on_step, self._clock, self._sleep = on_step, clock, sleep
+        self._watcher, self._clock, self._sleep = watcher or Watcher(), clock, sleep
+        self.cap: HeatCap | None = None
         self._is_first, self._is_last = stage == 0, stage == plan.placement.pipeline - 1
         self._parts = cut(task, plan.placement, None)
         self.computed_s = 0.0
@@ -110,6 +126,7 @@ class TorchStage:
         self._optimizer.zero_grad()
         self._step, self._batches = step - 1, batches_of(self._task, self._job, 1, 0, step)
         self._out: dict[int, tuple[Tensor | None, Tensor]] = {}
+        self._watcher.begin(step)
 
     def state(self) -> bytes:
         """See Computes: sizes and plain values in msgpack, then the tensors' bytes; no code."""
@@ -129,6 +146,24 @@ class TorchStage:
             self._optimizer.load_state_dict(tree["optimizer"])
         except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
             raise BadMessage(f"a state that is not of stage {self._stage}: {error}") from None
+
+    def evaluate(self, step: int, stage: int, state: bytes) -> Figure | None:
+        """See Computes. BadMessage for a state that is none."""
+        if stage == 0:
+            self._whole: dict[str, Tensor] = {}
+        self._whole |= tree_of(state)["tensors"]
+        if stage < self._plan.placement.pipeline - 1:
+            return None
+        model = self._task.model()
+        mine: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        try:
+            with torch.no_grad():
+                for name in self._whole.keys() & mine.keys():
+                    mine[name].copy_(self._whole[name])
+        except (RuntimeError, TypeError) as error:
+            raise BadMessage(f"states that are not of this model: {error}") from None
+        self._whole = {}
+        return self._watcher.evaluate(step, model)
 
     # -- computing -----------------------------------------------------------------------------
 
@@ -205,9 +240,11 @@ class TorchStage:
     def finish(self, step: int, loss: float) -> None:
         self._optimizer.step()
         self._optimizer.zero_grad()
-        self._on_step(step + 1, loss)
+        self._watcher.step(step + 1, loss)
 
     def _hold(self, began: float, way: int) -> None:
+        if self.cap is not None:
+            self._sleep(self.cap.rest_s(self._clock() - began))
         left = self._plan.paces[self._stage][way] - (self._clock() - began)
         if left > 0:
             self._sleep(left)

@@ -6,16 +6,17 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from fakes.pipeline_room import PipelineRoom, join_of
+from fakes.pipeline_room import HUB, PipelineRoom, join_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.errors import BadMessage, Refused
+from edgetrain.errors import BadMessage, ConfigError, Refused
 from edgetrain.exchange.hub.effects import Note, Send
 from edgetrain.exchange.messages import (
     Activation,
     Beat,
     Contribute,
+    Figure,
     Leave,
     Refuse,
     StageBegin,
@@ -23,17 +24,19 @@ from edgetrain.exchange.messages import (
 )
 from edgetrain.exchange.pipeline.desk import StageDesk, window_of
 from edgetrain.exchange.pipeline.relay import Relay, RelayTerms
+from edgetrain.exchange.transport import owned
 
-TERMS = RelayTerms("job", 4, 6, 5, 2, 8, 1 << 20)
+TERMS = RelayTerms("job", 4, 5, 2, 8, evaluate_every=4)
 
 
 class Sums:
     """A stage that adds its number to what it is given. Its parameter is a history: which gradient
     of which step came in which order, so that any other order or step shows."""
 
-    def __init__(self, stage: int, stages: int) -> None:
-        self.stage, self.last = stage, stages - 1
+    def __init__(self, stage: int, stages: int, microbatches: int = 6) -> None:
+        self.stage, self.last, self.microbatches = stage, stages - 1, microbatches
         self.history, self.seen = b"", b""
+        self.whole = []
 
     def forward(self, step, micro, given):
         value = int.from_bytes(given, "big") if given is not None else 1000 * step + micro
@@ -58,16 +61,40 @@ class Sums:
         if state.count(b"\n") != step:
             raise BadMessage("another state")
 
+    def evaluate(self, step, stage, state):
+        assert self.stage == 0
+        if not stage:
+            self.whole = []
+        assert stage == len(self.whole), "states come in the order of their stages"
+        self.whole.append(state)
+        if stage < self.last:
+            return None
+        stages = self.last + 1
+        assert self.whole == [expected(s, stages, step, self.microbatches) for s in range(stages)]
+        return Figure("good", 1.0, False, step)
 
-def expected(stage: int, terms: RelayTerms) -> bytes:
-    """What the history is in the end."""
-    hops, micros = terms.stages - 1 - stage, range(terms.microbatches)
+
+def expected(stage: int, stages: int, steps: int, microbatches: int = 6) -> bytes:
+    """What the history is after so many steps."""
+    hops, micros = stages - 1 - stage, range(microbatches)
     seen = b"".join(b"%d/%d " % (m, 7 * m + 1 + hops) for m in micros)
-    return b"".join(b"%d %g: %s\n" % (s, sum(micros), seen) for s in range(terms.steps))
+    return b"".join(b"%d %g: %s\n" % (s, sum(micros), seen) for s in range(steps))
 
 
-def room_of(terms: RelayTerms, windows: list[int], seed: int) -> PipelineRoom:
-    return PipelineRoom(terms, lambda stage: Sums(stage, terms.stages), windows, seed)
+def room_of(
+    terms: RelayTerms, windows: list[int], seed: int, microbatches: int = 6
+) -> PipelineRoom:
+    def make(stage: int) -> Sums:
+        return Sums(stage, terms.stages, microbatches)
+
+    return PipelineRoom(terms, make, windows, seed, microbatches)
+
+
+def assert_trained(room: PipelineRoom) -> None:
+    stages, steps = room.terms.stages, room.terms.steps
+    whole = tuple(expected(stage, stages, steps, room.microbatches) for stage in range(stages))
+    assert room.relay.states == whole
+    assert room.figures[-1].step == steps
 
 
 @given(
@@ -78,11 +105,11 @@ def room_of(terms: RelayTerms, windows: list[int], seed: int) -> PipelineRoom:
 def test_gradients_are_added_in_order_whatever_the_network_does(
     stages, micros, steps, every, wider, seed
 ):
-    terms = RelayTerms("job", stages, micros, steps, every, 8, 1 << 20)
+    terms = RelayTerms("job", stages, steps, every, 8)
     windows = [min(micros, stages - stage + wider) for stage in range(stages)]
-    room = room_of(terms, windows, seed)
+    room = room_of(terms, windows, seed, micros)
     room.run()
-    assert room.relay.states == tuple(expected(stage, terms) for stage in range(stages))
+    assert_trained(room)
     assert all(most <= window for most, window in zip(room.most_out, windows, strict=True))
 
 
@@ -93,21 +120,78 @@ def test_gradients_are_added_in_order_whatever_the_network_does(
 def test_all_states_of_a_step_are_there_before_the_next_ones_begin(
     stages, micros, every, size, seed
 ):
-    terms = RelayTerms("job", stages, micros, 6, every, 8, 1 << 20)
+    terms = RelayTerms("job", stages, 6, every, 8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edgetrain.exchange.pipeline.desk.PART_BYTES", size)
         patch.setattr("edgetrain.exchange.pipeline.relay.PART_BYTES", size)
-        room = room_of(terms, [micros] * stages, seed)
+        room = room_of(terms, [micros] * stages, seed, micros)
         room.run()
     assert room.commits == sorted({0, *range(every, 7, every), 6})
 
 
-@given(st.dictionaries(st.integers(1, 900), st.integers(0, 3), max_size=6), st.integers(0, 1 << 30))
-@settings(max_examples=60, deadline=None)
-def test_stages_that_die_go_on_with_the_same_bits(kills, seed):
+KILLS = st.dictionaries(st.integers(1, 2500), st.integers(HUB, 3), max_size=6)
+
+
+@given(KILLS, st.integers(0, 1 << 30))
+@settings(max_examples=80, deadline=None)
+def test_stages_and_hubs_that_die_go_on_with_the_same_bits(kills, seed):
     room = room_of(TERMS, [6, 5, 3, 1], seed)
     room.run(dict(kills))
-    assert room.relay.states == tuple(expected(stage, TERMS) for stage in range(4))
+    assert_trained(room)
+
+
+@pytest.mark.parametrize("at", range(20))
+def test_a_hub_killed_at_twenty_instants_goes_on_from_the_last_states(at):
+    whole = room_of(TERMS, [6, 5, 3, 1], at)
+    whole.run()
+    room = room_of(TERMS, [6, 5, 3, 1], at)
+    room.run({(at + 1) * whole.turns // 21: HUB})
+    assert_trained(room)
+
+
+def test_a_hub_that_is_restored_after_the_last_step_hands_the_states_out():
+    room = room_of(TERMS, [6, 5, 3, 1], 1)
+    while not room.relay.finished:
+        room.turn()
+    for queue in room.down.values():
+        queue.clear()
+    room.kill_hub()
+    room.run()
+    assert_trained(room)
+
+
+def test_states_are_evaluated_as_often_as_the_job_says():
+    room = room_of(TERMS, [6, 5, 3, 1], 1)
+    room.run()
+    assert {each.step for each in room.figures} == {4, 5}
+
+
+def test_a_journal_of_another_job_is_refused():
+    room = room_of(TERMS, [6, 5, 3, 1], 1)
+    room.run()
+    with pytest.raises(ConfigError, match="is of the job job, and this one is other"):
+        Relay(dataclasses.replace(TERMS, job="other")).restore(room.relay.state())
+
+
+def test_a_hub_whose_job_is_over_waits_for_all_to_hear_it():
+    room = room_of(TERMS, [6, 5, 3, 1], 1)
+    room.run()
+    relay = room.relay
+    assert not relay.is_over
+    for sender in room.senders[1:]:
+        relay.handle(sender, Leave("done"))
+    assert not relay.is_over
+    relay.unreachable(room.senders[0])
+    for second in range(100, 150):
+        relay.tick(float(second))
+    assert not relay.is_over
+    first = relay.handle(b"new", join_of(0, generation=1))
+    assert [type(e.message) for e in first[1:3]] == [StageBegin, StageState]
+    assert refused(first) == "ended: the job is over"
+    relay.unreachable(b"new")
+    for second in range(150, 220):
+        relay.tick(float(second))
+    assert relay.is_over
 
 
 @pytest.mark.parametrize("at", range(20))
@@ -116,7 +200,7 @@ def test_a_stage_killed_at_twenty_instants(at):
     whole.run()
     room = room_of(TERMS, [6, 5, 3, 1], at)
     room.run({(at + 1) * whole.turns // 21: at % 4})
-    assert room.relay.states == tuple(expected(stage, TERMS) for stage in range(4))
+    assert_trained(room)
     assert room.relay.generation > 1, "nothing was lost"
 
 
@@ -151,8 +235,21 @@ def test_who_may_join():
     assert "m0, m1, m2, m3" in refused(relay.handle(b"x", join_of(7)))
     assert relay.handle(b"0", join_of(0)) == [Note("joined", "m0", "stage 0")]
     assert refused(relay.handle(b"x", join_of(0))).startswith("name:")
+    assert refused(relay.handle(b"1", join_of(1, microbatches=5))).startswith("model:")
+    assert refused(relay.handle(b"1", join_of(1, generation=1 << 63))).startswith("session:")
     assert refused(relay.handle(b"1", join_of(1, model="other"))).startswith("model:")
     assert refused(relay.handle(b"?", Activation(1, 0, 0, False, 0.0, b""))).startswith("unknown:")
+
+
+def test_what_is_too_large_and_who_comes_with_another_key():
+    small = Relay(dataclasses.replace(TERMS, most_elements=9))
+    assert refused(small.handle(b"0", join_of(0))) == "large: 10 parameters; there is memory for 9"
+    first, other = (owned(bytes([key]) * 32, b"") for key in range(2))
+    relay = Relay(TERMS)
+    relay.handle(first, join_of(0))
+    relay.unreachable(first)
+    assert refused(relay.handle(other, join_of(0))).startswith("taken:")
+    assert relay.handle(first, join_of(0)) == [Note("joined", "m0", "stage 0")]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +264,7 @@ def test_who_may_join():
         (0, Activation(1, 0, 0, False, 0.0, b"123456789"), "size: 9 bytes"),
         (0, StageState(1, 1, 0, 1, b""), "order: part 0"),
         (0, StageState(1, 2, 1, 2, b""), "order: part 1"),
-        (0, StageState(1, 2, 0, 1, bytes((1 << 20) + 1)), "size: a state"),
+        (0, StageState(1, 2, 0, 1, bytes((1 << 20) + 321)), "size: a state"),
         (0, Contribute(0, 0, 1, 1.0, 0, 0, 0, b"", 1.0, 0), "order: Contribute"),
     ],
 )
@@ -204,6 +301,8 @@ def test_a_stage_refuses_what_no_hub_sends():
         desk.handle(Activation(1, 3, 0, False, 0.0, b""))
     with pytest.raises(BadMessage, match="not announced"):
         desk.handle(StageState(1, 2, 0, 1, b""))
+    with pytest.raises(BadMessage, match="nothing is to be done"):
+        desk.handle(StageBegin(1, 1, 4, 0, 1))
     with pytest.raises(Refused, match="over"):
         desk.handle(Refuse("ended", "it is over"))
 

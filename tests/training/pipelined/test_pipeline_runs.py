@@ -5,43 +5,19 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import torch
-from safetensors.torch import load_file
+from fakes.pipeline_task import assert_trained
 
 from edgetrain.errors import ConfigError
-from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.runs.folder import read_metrics
-from edgetrain.tasks.work import optimizer_for
 from edgetrain.training import emulated
-from edgetrain.training.servers.steps import batches_of
 from edgetrain.training.simulated import simulation
 
 WORDS = (
     "task=fakes.pipeline_task:rows", "members=4", "batch=6", "steps=6", "strategy=sync-sgd",
     "hub.snapshot_every=2", "fleet.placement=pipeline=4 microbatches=6 cuts=1,3,4",
 )  # fmt: skip
-
-
-def one_process(job) -> dict[str, torch.Tensor]:
-    """What one process trains in the same steps, with six micro-batches in each."""
-    task = task_of(job)
-    torch.manual_seed(job.seed)
-    model, batches = task.model(), batches_of(task, job, 1, 0)
-    optimizer = optimizer_for(model, job.train.optimizer)
-    for _ in range(job.train.steps):
-        for micro in zip(*[tensor.tensor_split(6) for tensor in next(batches)], strict=True):
-            (task.loss(model, micro) / 6).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {name: tensor.detach() for name, tensor in model.named_parameters()}
-
-
-def assert_trained(folder, job) -> None:
-    found, expected = load_file(folder / "model.safetensors"), one_process(job)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def events(folder) -> list[str]:
@@ -58,7 +34,7 @@ def test_a_stage_that_is_killed_starts_again_and_the_bits_are_the_same(tmp_path)
     assert (tmp_path / "died").exists()
     assert summary["status"] == "finished"
     assert {"m2 gone", "hub back"} <= set(events(folder))
-    assert_trained(folder, found.job)
+    assert_trained(folder, found.job, 6)
     assert not (folder / "stages").exists()
 
 
@@ -68,7 +44,7 @@ def test_a_simulated_pipeline_has_the_bits_and_takes_as_long_as_planned(tmp_path
     found = plan(load(None, words))
     summary = simulation.run(found, tmp_path)
     assert summary["status"] == "finished"
-    assert_trained(tmp_path, found.job)
+    assert_trained(tmp_path, found.job, 6)
     ends = [line["t"] for line in read_metrics(tmp_path)
             if line["kind"] == "step" and line["member"] == "m3"]  # fmt: skip
     if faults != "[]":

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fakes import pipeline_task
 from fakes.pipeline_room import PipelineRoom
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,11 +16,9 @@ from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved
-from edgetrain.tasks.work import optimizer_for
-from edgetrain.training.pipelined.member import terms_of
+from edgetrain.training.pipelined.hub import terms_of
 from edgetrain.training.pipelined.planning import plan_stages
 from edgetrain.training.pipelined.stage import TorchStage, decode, encode, tree_of
-from edgetrain.training.servers.steps import batches_of
 
 ROWS = ("task=fakes.pipeline_task:rows", "members=4", "batch=6", "steps=5", "strategy=sync-sgd",
         "network=wan-100ms", "hub.snapshot_every=2")  # fmt: skip
@@ -34,26 +33,16 @@ def planned(*words: str, placement: str = WORDS) -> Resolved:
 def room_of(found: Resolved, seed: int = 0) -> PipelineRoom:
     task = task_of(found.job)
     return PipelineRoom(
-        terms_of(found),
+        terms_of(found.job),
         lambda stage: TorchStage(found.job, task, found.stages, stage, sleep=lambda s: None),
         list(found.stages.windows),
         seed,
+        found.stages.placement.microbatches,
     )
 
 
 def one_process(found: Resolved) -> dict[str, torch.Tensor]:
-    """The same steps on the whole model, its micro-batches added up in their order."""
-    task, job, count = task_of(found.job), found.job, found.stages.placement.microbatches
-    torch.manual_seed(job.seed)
-    model, batches = task.model(), batches_of(task, job, 1, 0)
-    optimizer = optimizer_for(model, job.train.optimizer)
-    for _ in range(job.train.steps):
-        split = [tensor.tensor_split(count) for tensor in next(batches)]
-        for micro in zip(*split, strict=True):
-            (task.loss(model, micro) / count).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return {name: tensor.detach() for name, tensor in model.named_parameters()}
+    return pipeline_task.one_process(found.job, found.stages.placement.microbatches)
 
 
 def trained(room: PipelineRoom) -> dict[str, torch.Tensor]:

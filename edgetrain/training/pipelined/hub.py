@@ -1,0 +1,23 @@
+"""The hub of a pipeline over members. Loads no torch and knows no task: members cut the model, and
+the first one puts it together again."""
+
+from __future__ import annotations
+
+from edgetrain.exchange.messages import MAX_ELEMENTS
+from edgetrain.exchange.pipeline.relay import RelayTerms
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.pipeline import save_every
+
+MOST_BYTES = 1 << 30
+"""Of one activation. A connection that announces more is closed before memory is taken for it."""
+
+
+def terms_of(
+    job: Job, most_elements: int = MAX_ELEMENTS, most_bytes: int = MOST_BYTES
+) -> RelayTerms:
+    """What the hub of a job whose members are stages holds them to."""
+    hub, train = job.hub, job.train
+    return RelayTerms(
+        job.digest(), job.fleet.members, train.steps, save_every(job), most_bytes, most_elements,
+        train.evaluate_every, hub.beat_s, hub.return_s,
+    )  # fmt: skip
