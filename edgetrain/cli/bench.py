@@ -28,10 +28,11 @@ catalog's from then on, by simulations, emulated devices and plans, which say so
 and deleting it brings the catalog's back. A device whose member trains is not measured.
 """
 _CALL = """\
-case $(systemctl show edgetrain-member.service --property=ActiveState 2> /dev/null) in
-  *=active|*=activating|*=reloading)
-    echo "its member is at work, and a measurement beside it would be wrong: stop it first" \\
-      "(edgetrain devices run --root CLUSTER DEVICE -- systemctl stop edgetrain-member)" >&2
+units="edgetrain-member.service edgetrain-hub.service"
+case $(systemctl show $units --property=ActiveState 2> /dev/null) in
+  *=active*|*=activating*|*=reloading*)
+    echo "its member or hub is at work, and a measurement beside that would be wrong: stop it" \\
+      "(edgetrain devices run --root CLUSTER DEVICE -- systemctl stop $units)" >&2
     exit 1;;
 esac
 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/opt/edgetrain/current \\

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _WATCH_S = 2.0
 _STOP_S = 30.0
+_LOOK_S = 1.0
 
 
 def add_verbs(verbs: Any) -> None:
@@ -66,7 +67,8 @@ def _desk(
     from edgetrain.provisioning.desk import DeviceDesk
 
     with reach(arguments, found, keeps=keeps) as (remote, devices):
-        yield DeviceDesk(remote, [host for _, host in devices], common.warn)
+        hub = found.hub_device.name if found.hub_device else ""
+        yield DeviceDesk(remote, [host for _, host in devices], common.warn, hub=hub)
 
 
 def _report(arguments: argparse.Namespace, results: Sequence[DeviceResult]) -> int:
@@ -92,18 +94,26 @@ def _send(arguments: argparse.Namespace) -> int:
 
 def _job_for(
     arguments: argparse.Namespace, found: Cluster, path: str
-) -> tuple[JobSet, dict[str, str], str]:
-    """A job for the devices of a cluster, their units, and the hub's keys. Raises ConfigError."""
+) -> tuple[JobSet, dict[str, str], str, str]:
+    """A job for the devices of a cluster, their units, the hub's keys, and the list of a hub on a
+    device. Raises ConfigError."""
     from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.provisioning import outfit
     from edgetrain.provisioning.cards.flashing import unit
-    from edgetrain.provisioning.reaching import hub_keys
+    from edgetrain.provisioning.reaching import hub_keys, members_list
 
     found = outfit.with_job(found, Path(path))
     job = outfit.job_of(found)
     units = {device.name: unit(found, device) for device in found.devices}
-    keys = hub_keys(found, Keyring(keys_folder(arguments.keys)))
-    return outfit.set_of(found, job), units, keys
+    ring = Keyring(keys_folder(arguments.keys))
+    keys = hub_keys(found, ring)
+    if found.hub_device and not keys:
+        raise ConfigError(
+            f"the key of {found.hub_device.name}, which has the hub, is not on the list in "
+            f"{ring.path}",
+            f"edgetrain devices provision {found.path}",
+        )
+    return outfit.set_of(found, job), units, keys, members_list(found, ring)
 
 
 # -- versions ------------------------------------------------------------------------------------
@@ -177,7 +187,8 @@ def _line(state: DeviceState) -> str:
 
 
 def run_on_cluster(arguments: argparse.Namespace) -> int:
-    """Send a job to the devices of a cluster, run its hub here, and show how they train.
+    """Send a job to the devices of a cluster, run its hub here, unless one of them has it, and show
+    how they train.
 
     Ctrl-C asks whether to stop, or to leave it training; without a terminal it stops.
     """
@@ -202,25 +213,23 @@ def run_on_cluster(arguments: argparse.Namespace) -> int:
     words += ["--keys", arguments.keys] if arguments.keys else []
     arguments.devices, arguments.ask_sudo = [], False
     with _desk(arguments, found) as desk:
-        hub = _HubProcess(words)
+        hub = _HubProcess(words) if not desk.hub else _HubOnDevice(desk, arguments)
         try:
             results = desk.send(*job)
             _report(argparse.Namespace(json=False), results)
-            here, few = sum(r.ok for r in results), load(arguments.job[0]).first_members
+            members = [result for result in results if result.name != desk.hub]
+            here, few = sum(r.ok for r in members), load(arguments.job[0]).first_members
             if here < few:
                 raise ConfigError(
-                    f"{here} of {len(results)} devices have the job, and it begins with {few}",
+                    f"{here} of {len(members)} devices have the job, and it begins with {few}",
                     "the same command again; or hub.start_with in the job, to begin with fewer",
                 )
             folder = hub.folder()
             common.say(f"hub {hub.pid}; run folder: {folder}")
-            follow(hub, folder, len(results))
+            follow(hub, folder, len(members))
         except KeyboardInterrupt:
             if leaves():
-                common.say(
-                    f"it trains on: `edgetrain watch {hub.folder()}` shows it; the hub is process "
-                    f"{hub.pid} (its lines: {hub.log})"
-                )
+                common.say(f"it trains on: {hub.left()}")
                 return 0
             hub.stop()
             desk.stop()
@@ -232,11 +241,12 @@ def run_on_cluster(arguments: argparse.Namespace) -> int:
             if not result.ok:
                 common.warn(f"{result.name}: no run folder of its own: {result.said}")
         common.say(f"the members' own run folders are in {folder / 'members'}")
+        ended = hub.wait()
         summary = read_summary(folder) or {}
-        return int(hub.wait() != 0 or summary.get("status") != "finished")
+        return int(ended != 0 or summary.get("status") != "finished")
 
 
-def follow(hub: _HubProcess, folder: Path, members: int) -> None:
+def follow(hub: _HubProcess | _HubOnDevice, folder: Path, members: int) -> None:
     from edgetrain.cli.screen import Screen
 
     with Screen(f"hub of {members} devices") as screen:
@@ -287,6 +297,13 @@ class _HubProcess:
                 raise ConfigError(f"the hub ended: {last[0]}", f"its lines are in {self.log}")
             time.sleep(0.05)
 
+    def left(self) -> str:
+        """What people are told who leave it training."""
+        return (
+            f"`edgetrain watch {self.folder()}` shows it; the hub is process {self.pid} (its "
+            f"lines: {self.log})"
+        )
+
     def stop(self) -> None:
         """End it behind a last snapshot."""
         if self.is_running:
@@ -299,3 +316,48 @@ class _HubProcess:
 
     def wait(self) -> int:
         return self._process.wait()
+
+
+class _HubOnDevice:
+    """The hub on one of the devices. What it records comes to a run folder here, meanwhile and,
+    whole, at its end."""
+
+    def __init__(self, desk: DeviceDesk, arguments: argparse.Namespace) -> None:
+        self._desk, self._job, self._runs = desk, arguments.job[0], arguments.runs
+        self._folder: Path | None = None
+        self._status: int | None = None
+        self.pid = f"on {desk.hub}"
+
+    @property
+    def is_running(self) -> bool:
+        time.sleep(_LOOK_S)
+        return self._desk.follow_hub(self.folder()) or self.wait() < 0
+
+    def folder(self) -> Path:
+        """Its run folder here."""
+        from edgetrain.jobs.reading import load
+        from edgetrain.runs import folder as folders
+
+        if self._folder is None:
+            job = load(self._job)
+            self._folder = folders.create(self._runs, job.name or "hub", private=True)
+            folders.write_job(self._folder, job.to_dict())
+        return self._folder
+
+    def left(self) -> str:
+        """See `_HubProcess`."""
+        return "the same command shows it again, and brings its run folder here"
+
+    def stop(self) -> None:
+        """End it behind a last snapshot, and bring its run folder."""
+        self._desk.stop()
+        self.wait()
+
+    def wait(self) -> int:
+        """Bring its run folder, once. Returns 0 if it is there."""
+        if self._status is None:
+            (result,) = self._desk.fetch(self.folder(), hub=True)
+            if not result.ok:
+                common.warn(f"{result.name}: the hub's run folder is not here: {result.said}")
+            self._status = int(not result.ok)
+        return self._status

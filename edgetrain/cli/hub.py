@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.cli import common
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.jobs.job import Job
+from edgetrain.training.member.service import Service
 from edgetrain.training.stopping import Stop
 
 _EXAMPLES = """\
@@ -107,6 +108,15 @@ def _add_number(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     common.check_track(arguments)
+    service = Service()
+    try:
+        return _run(arguments, service)
+    except EdgetrainError as error:
+        service.stopping(str(error))
+        raise
+
+
+def _run(arguments: argparse.Namespace, service: Service) -> int:
     with Stop().installed() as stop:
         from edgetrain.jobs.resolved import with_all_members
 
@@ -134,20 +144,25 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.any_job:
             heading += f", {job.train.steps} steps"
 
+        def say(line: str) -> None:
+            screen.say(line)
+            service.status(line)
+
         def follow(folder: Path) -> None:
+            service.ready()
             screen.follow(folder)
             beside.enter_context(common.beside(arguments, folder, screen.say))
 
         with Screen(heading) as screen, contextlib.ExitStack() as beside:
             if arguments.replica_of is None:
                 serve = serve_pipeline if fleet.placement else serve_job
-                rounds = serve(request, stop, screen.say, common.warn, follow=follow)
+                rounds = serve(request, stop, say, common.warn, follow=follow)
             else:
                 _check_replica(arguments)
                 from edgetrain.training.replica import serve_replica
 
                 rounds = serve_replica(
-                    request, arguments.replica_of, stop, screen.say, common.warn, follow=follow
+                    request, arguments.replica_of, stop, say, common.warn, follow=follow
                 )
         return 0 if rounds else 1
 

@@ -158,6 +158,8 @@ def _provision(arguments: argparse.Namespace) -> int:
 
     found = cluster.load(arguments.cluster)
     job = outfit.job_of(found)
+    if arguments.devices and found.hub_device:  # its list has the others' keys
+        arguments.devices.append(found.hub_device.name)
     workers = archive.workers()
     for device in found.chosen(tuple(arguments.devices)):
         outfit.check_profile(workers, device)
@@ -207,7 +209,8 @@ def _telling(line: Callable[[Any], str]) -> Callable[[Any], None]:
 
 def _remove(arguments: argparse.Namespace) -> int:
     from edgetrain.fleet import cluster
-    from edgetrain.provisioning.provision import remove
+    from edgetrain.provisioning.provision import Provisioned, remove
+    from edgetrain.provisioning.reaching import hosts_of, members_list, send_list
 
     found = cluster.load(arguments.cluster)
     ring = _ring(arguments)
@@ -218,6 +221,12 @@ def _remove(arguments: argparse.Namespace) -> int:
         raise ConfigError("nothing was removed", "--yes, or a yes on a terminal")
     with reach(arguments, found, keeps=False) as (remote, devices):
         results = remove([host for _, host in devices], ring, remote)
+        if (hub := found.hub_device) and hub not in [device for device, _ in devices]:
+            there = hosts_of(found, [hub])[0]
+            sent = send_list(remote, there, "/", members_list(found, ring))
+            if not sent.ok:
+                why = f"their keys are on its list still: {sent.why}"
+                results.append(Provisioned(hub.name, ok=False, why=why))
     lines = [f"{r.name:16} {'removed' if r.ok else 'FAILED   ' + r.why}" for r in results]
     common.answer(arguments, [dataclasses.asdict(r) for r in results], "\n".join(lines))
     return int(not all(r.ok for r in results))
@@ -243,7 +252,8 @@ def _run(arguments: argparse.Namespace) -> int:
 def _logs(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.lines <= 100_000:
         raise ConfigError(f"--lines {arguments.lines}: allowed are 0 to 100000")
-    words = ["journalctl", "-u", "edgetrain-member", "-u", "edgetrain-first-boot", "--no-pager"]
+    names = ("member", "hub", "first-boot")
+    words = ["journalctl", *(w for n in names for w in ("-u", f"edgetrain-{n}")), "--no-pager"]
     words += ["-n", str(arguments.lines), *(["-f"] if arguments.follow else [])]
     seconds = math.inf if arguments.follow else 60.0
     return _everywhere(arguments, words, seconds=seconds, root=True)
@@ -267,8 +277,8 @@ def _inventory(arguments: argparse.Namespace) -> int:
         hosts[device.name] = {
             "ansible_host": host.address,
             "ansible_user": host.user,
-            "edgetrain_index": found.index(device),
             "edgetrain_profile": device.profile,
+            **({"edgetrain_index": found.index(device)} if device in found.members else {}),
         }
         kind = Path(device.profile).stem.replace("-", "_")
         kinds.setdefault(kind, {"hosts": {}})["hosts"][device.name] = {}

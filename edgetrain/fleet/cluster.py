@@ -30,6 +30,10 @@ LEAST_CAP, HEAT_CAPS = 40.0, (0.0, 110.0, "C")
 """Temperatures that a device can be told to keep below."""
 SECURITY = ("wpa2", "wpa3", "open")
 """Kinds of wireless networks."""
+ROLES = ("member", "hub")
+"""What runs on a device."""
+HUB_PORT = 5555
+"""Of a hub on a device, where the file has no [hub]."""
 LOCAL_HOSTS = ("local", "localhost", "127.0.0.1")
 """Hosts of servers that are this machine."""
 
@@ -96,7 +100,7 @@ class JobFiles:
 
 @dataclass(frozen=True)
 class DeviceEntry:
-    """One device. Its place in the list is the index of its member."""
+    """One device. Its place among the members in the list is the index of its member."""
 
     name: str
     profile: str
@@ -106,7 +110,12 @@ class DeviceEntry:
     max_celsius: float = 0.0
     """Temperature that its member keeps below, by lengthening its steps; 0: none."""
     role: str = "member"
-    """What runs on it; nothing else yet."""
+    """One of ROLES."""
+
+    @property
+    def host(self) -> str:
+        """What others reach it by."""
+        return f"{self.name}.local" if self.address == DHCP else self.address.split("/")[0]
 
 
 @dataclass(frozen=True)
@@ -150,6 +159,16 @@ class Cluster:
     trusted: bool = False
     """Whether the network between the servers is one that strangers cannot reach."""
 
+    @property
+    def members(self) -> tuple[DeviceEntry, ...]:
+        """The devices that train."""
+        return tuple(device for device in self.devices if device.role == "member")
+
+    @property
+    def hub_device(self) -> DeviceEntry | None:
+        """The device that has the hub; None: the hub is where jobs are started."""
+        return next((device for device in self.devices if device.role == "hub"), None)
+
     def chosen(self, names: tuple[str, ...] = ()) -> tuple[DeviceEntry, ...]:
         """The devices with these names, in the order of the file; all, if there are no names.
 
@@ -162,7 +181,7 @@ class Cluster:
         return tuple(d for d in self.devices if not names or d.name in names)
 
     def index(self, device: DeviceEntry) -> int:
-        return self.devices.index(device)
+        return self.members.index(device)
 
 
 TABLES = {
@@ -205,6 +224,9 @@ def parse(table: Mapping[str, Any], path: Path) -> Cluster:
     _check_unique([s.name for s in servers], f"{path}: two servers are called")
     static = [d.address.split("/")[0] for d in devices if d.address != DHCP]
     _check_unique(static, f"{path}: two devices have the address")
+    _check_unique(
+        [d.role for d in devices if d.role == "hub"], f"{path}: two devices have the role"
+    )
     trusted = table.get("trusted", False)
     if not isinstance(trusted, bool):
         raise ConfigError(f"{path}: trusted = {trusted!r}", "allowed: true or false")
@@ -217,8 +239,11 @@ def parse(table: Mapping[str, Any], path: Path) -> Cluster:
         raise ConfigError(
             f"{path}: system.dns, and no device has a static address", "DHCP has its own"
         )
+    hub = next((d for d in devices if d.role == "hub"), None)
+    if hub and "hub" not in given:
+        given["hub"] = HubPlace((f"tcp://{hub.host}:{HUB_PORT}",))
     cluster = Cluster(path, devices=devices, servers=servers, trusted=trusted, **given)
-    for address in static:
+    for address in (d.host for d in cluster.members if d.address != DHCP):
         if address in map(str, map(_ip_of, cluster.hub.addresses if cluster.hub else ())):
             raise ConfigError(f"{path}: a device has the hub's address, {address}")
     return cluster
@@ -245,11 +270,13 @@ def check_fleet(cluster: Cluster, members: int, profile: str) -> None:
 
     Raises ConfigError with both values if they disagree.
     """
-    if len(cluster.devices) != members:
+    there = len(cluster.members)
+    if there != members:
+        besides = " besides its hub" if cluster.hub_device else ""
         raise ConfigError(
-            f"{cluster.path} has {len(cluster.devices)} devices, and the job's fleet.members is "
+            f"{cluster.path} has {there} devices{besides}, and the job's fleet.members is "
             f"{members}",
-            f"set fleet.members = {len(cluster.devices)}, or list {members} devices",
+            f"set fleet.members = {there}, or list {members} devices",
         )
     if profile != "host":
         raise ConfigError(
@@ -453,12 +480,13 @@ def _device(table: Mapping[str, Any], where: str) -> DeviceEntry:
     if 0 < cap < LEAST_CAP:
         raise ConfigError(f"{where}.max_celsius = {cap:g}", f"allowed: {LEAST_CAP:g} to 110, or 0")
     role = text(table.get("role", "member"), f"{where}.role")
-    if role != "member":
+    if role not in ROLES:
         raise ConfigError(
-            f"{where}.role = '{role}': devices of a cluster file are members, and nothing else yet",
-            "the hub runs where `edgetrain run --cluster` is started; a hub or gateway elsewhere "
-            "is started there: edgetrain hub, edgetrain gateway",
+            f"{where}.role = '{role}'",
+            f"allowed: {', '.join(ROLES)}; a gateway is started where it is: edgetrain gateway",
         )
+    if cap and role == "hub":
+        raise ConfigError(f"{where}.max_celsius = {cap:g}", "a hub has no steps to lengthen")
     profile = text(table["profile"], f"{where}.profile")
     return DeviceEntry(name, profile, address, gateway, cap, role)
 

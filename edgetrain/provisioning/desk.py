@@ -22,6 +22,7 @@ from edgetrain.fleet.interpreters import PACKAGE_PARENT
 from edgetrain.fleet.ssh import AT_ONCE, Remote, SshAnswer, SshHost, copy, on_each
 from edgetrain.provisioning import calling, glance
 from edgetrain.provisioning.keeper import LOOKING, MESSAGES, POLL_S, TRIAL_S, protocol_in
+from edgetrain.provisioning.reaching import send_list
 
 if TYPE_CHECKING:
     from edgetrain.provisioning.cards.archive import Manifest
@@ -54,12 +55,16 @@ def archive_protocol(path: Path) -> int:
 class DeviceState:
     name: str
     state: str
-    """unreachable, not enrolled, refused, waiting, training, done, off, on trial, stuck"""
+    """unreachable, not enrolled, refused, waiting, training, serving, done, off, on trial, stuck"""
     why: str = ""
     marks: tuple[str, ...] = ()
     """hot, throttled, under-voltage, disk nearly full, other version, clock wrong"""
     facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What the device said."""
+
+    @property
+    def is_in_job(self) -> bool:
+        return self.state in ("training", "serving")
 
     @property
     def needs_a_person(self) -> bool:
@@ -110,12 +115,12 @@ def _state(answer: Mapping[str, Any], unit: Mapping[str, Any]) -> tuple[str, str
     if unit["active"] == "failed":
         return "refused", said or f"exit status {unit['status']}"
     if unit["active"] == "active":
-        return "training", said
+        return "serving" if answer["is_hub"] else "training", said
     if unit["active"] in ("activating", "reloading", "deactivating"):
         return "waiting", said
     if unit["result"] == "success" and said:
         return "done", said
-    return "off", "its member is not running"
+    return "off", f"its {'hub' if answer['is_hub'] else 'member'} is not running"
 
 
 @dataclass(frozen=True)
@@ -139,8 +144,10 @@ class DeviceDesk:
         *,
         root: str = "/",
         sleep: Callable[[float], None] = time.sleep,
+        hub: str = "",
     ) -> None:
-        self.hosts = list(hosts)
+        """hub: the name of the device that has the hub."""
+        self.hosts, self.hub = list(hosts), hub
         self._remote, self._tell, self._root, self._sleep = remote, tell, root, sleep
 
     def call(self, host: SshHost, verb: str, *words: str, seconds: float = 300.0) -> Any:
@@ -176,33 +183,56 @@ class DeviceDesk:
 
     # -- jobs ---------------------------------------------------------------------------------
 
-    def send(self, job: JobSet, units: Mapping[str, str], hubs: str = "") -> list[DeviceResult]:
-        """Give all devices a job, and let their members start on it. units: the text of each
-        device's unit, by its name. hubs: the hub's addresses, each with its key; "": devices keep
-        those that they have."""
+    def send(
+        self, job: JobSet, units: Mapping[str, str], hubs: str = "", members: str = ""
+    ) -> list[DeviceResult]:
+        """Give all devices a job, and let them start on it; the one that has the hub comes first.
+        units: the text of each device's unit, by its name. hubs: the hub's addresses, each with its
+        key; "": devices keep those that they have. members: the list of a hub on a device."""
         with tempfile.TemporaryDirectory(prefix="edgetrain-send-") as name:
-            packed = _put(Path(name), job.packed)
+
+            def put(content: str | bytes) -> Path:
+                return _put(Path(name), content.encode() if isinstance(content, str) else content)
 
             def give(host: SshHost) -> DeviceResult:
-                files = [packed, _put(Path(name), units[host.name].encode())]
-                files += [_put(Path(name), hubs.encode())] if hubs else []
+                is_hub = host.name == self.hub
+                files = [put(job.for_hub.packed) if is_hub else packed, put(units[host.name])]
+                files += [known] if hubs and not is_hub else []
                 for path in files:
                     if not (done := self._copy(host, path)).ok:
                         return DeviceResult(host.name, False, done.why)
+                if is_hub and not (done := send_list(self._remote, host, self._root, members)).ok:
+                    return DeviceResult(host.name, False, done.why)
                 answer = self.call(host, "send", *(path.name for path in files))
                 return _result(host, answer, lambda a: "sent" if a["changed"] else "had it already")
 
-            return on_each(self.hosts, give)
+            packed, known = put(job.packed), put(hubs)
+            results = on_each(self._at(hub=True), give)
+            if all(result.ok for result in results):
+                return results + on_each(self._at(hub=False), give)
+            why = "left alone: the device with the hub has not got the job"
+            return results + [DeviceResult(h.name, False, why) for h in self._at(hub=False)]
 
-    def fetch(self, run: Path) -> list[DeviceResult]:
-        """Bring all members' own run folders to the hub's, `run`."""
+    def _at(self, *, hub: bool) -> list[SshHost]:
+        """The device that has the hub, if it is one of these; or all others."""
+        return [host for host in self.hosts if (host.name == self.hub) == hub]
+
+    def follow_hub(self, run: Path) -> bool:
+        """Add to the metrics in `run` what the hub on a device has written since. Returns whether
+        that is at work still."""
+        from edgetrain.provisioning.fetching import follow
+
+        return all(follow(self._remote, host, run, self._root) for host in self._at(hub=True))
+
+    def fetch(self, run: Path, *, hub: bool = False) -> list[DeviceResult]:
+        """Bring all members' own run folders to the hub's, `run`; or that of a hub on a device."""
         from edgetrain.provisioning.fetching import FOLDER, fetch
 
         def one(host: SshHost) -> DeviceResult:
-            why = fetch(self._remote, host, run, self._root)
+            why = fetch(self._remote, host, run, self._root, is_hub=hub)
             return DeviceResult(host.name, not why, why or f"{run / FOLDER / host.name}")
 
-        return on_each(self.hosts, one)
+        return on_each(self._at(hub=hub), one)
 
     def stop(self) -> list[DeviceResult]:
         def one(host: SshHost) -> DeviceResult:
@@ -229,7 +259,7 @@ class DeviceDesk:
                     "edgetrain devices worker --for ITS SYSTEM, then --worker FILE",
                 )
             theirs = each.facts["protocol"]
-            if theirs is not None and protocol < theirs and each.state == "training" and not stops:
+            if theirs is not None and protocol < theirs and each.is_in_job and not stops:
                 raise ConfigError(
                     f"{each.name} is in a job, and the update speaks protocol {protocol}, older "
                     f"than its {theirs}: the job's hub would refuse it",

@@ -1,6 +1,7 @@
-"""Members' own run folders, from devices to a place beside their hub's: RUN/members/NAME.
+"""Members' own run folders, from devices to a place beside their hub's: RUN/members/NAME; and that
+of a hub on a device.
 
-Only the files that a member writes are taken, each within a limit: a device may send anything.
+Only the files that these write are taken, each within a limit: a device may send anything.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import BinaryIO
 from edgetrain.errors import ConfigError
 from edgetrain.fleet.ssh import Remote, SshHost
 from edgetrain.jobs.reading import load
+from edgetrain.provisioning.cards.first_boot import HUB_UNIT, UNIT
 from edgetrain.runs import folder as folders
 
 FOLDER = "members"
@@ -27,45 +29,73 @@ ENDING_S = 30
 _PACK = """\
 n=0
 while [ $n -lt "$2" ]; do
-  case $(systemctl show edgetrain-member.service --property=ActiveState) in
+  case $(systemctl show "$3" --property=ActiveState) in
     *ActiveState=inactive*|*ActiveState=failed*) break;;
   esac
   n=$((n + 1)); sleep 1
 done
-cd "$1run/edgetrain" 2> /dev/null || exit 0
+IFS=; cd $1$4 2> /dev/null || exit 0
 last=$(ls -1 | sort | tail -n 1)
-[ -z "$last" ] || exec tar -c -C "$last" .
+[ -z "$last" ] || exec tar -c -C "$last" --exclude=./journal .
 """
-"""Packs the newest run folder once its member has ended; what it writes last is in it then."""
+"""Packs the newest run folder once its member, or hub, has ended; what it writes last is in it
+then."""
+_MORE = """systemctl show "$3" --property=ActiveState | sed -n 's/^ActiveState=//p'
+IFS=; cd $1$4 && tail -c "+$2" "$(ls -1 | sort | tail -n 1)/metrics.jsonl"
+exit 0
+"""
+MEMBERS_RUNS, HUBS_RUNS = "run/edgetrain", "var/lib/edgetrain/runs/*"
+"""Where a device has its run folders; of a hub those of one job are kept."""
 
 
-def fetch(remote: Remote, host: SshHost, run: Path, root: str = "/") -> str:
-    """Bring the run folder of a device's member to RUN/members/NAME, in place of one that is there.
-    Returns why it is not there, or ""."""
+def follow(remote: Remote, host: SshHost, run: Path, root: str = "/") -> bool:
+    """Add to the metrics in `run` what the hub on a device has written since. Returns whether that
+    is at work still, as far as is known."""
+    path = folders.metrics_path(run)
+    begin = path.stat().st_size + 1 if path.exists() else 1
+    words = ["sh", "-c", _MORE, "sh", root, str(begin), HUB_UNIT, HUBS_RUNS]
+    answer = remote.run(host, words, seconds=30.0, root=True)
+    state, _, more = answer.stdout.partition(b"\n")
+    if answer.ok:
+        with path.open("ab") as file:
+            file.write(more)
+    return not (answer.ok and state in (b"inactive", b"failed"))
+
+
+def fetch(
+    remote: Remote, host: SshHost, run: Path, root: str = "/", *, is_hub: bool = False
+) -> str:
+    """Bring the run folder of a device's member to RUN/members/NAME, or that of its hub to RUN, in
+    place of what is there. Returns why it is not there, or ""."""
     with tempfile.TemporaryFile(dir=run) as file:
 
         def heard(chunk: bytes) -> None:
             if file.tell() <= MOST_BYTES:
                 file.write(chunk)
 
-        words = ["sh", "-c", _PACK, "sh", root, str(ENDING_S)]
+        where = (HUB_UNIT, HUBS_RUNS) if is_hub else (UNIT, MEMBERS_RUNS)
+        words = ["sh", "-c", _PACK, "sh", root, str(ENDING_S), *where]
         answer = remote.run(host, words, seconds=FETCH_S, root=True, heard=heard)
         if not answer.ok:
             return answer.why
         if file.tell() > MOST_BYTES:
             return f"its run folder has more than {MOST_BYTES >> 30} GiB"
         if not file.tell():
-            return "its member has written no run folder since the device was started"
-        target = run / FOLDER / host.name
-        part = target.with_name(f".{host.name}.part")
+            who = "hub" if is_hub else "member"
+            return f"its {who} has written no run folder since the device was started"
+        target = run if is_hub else run / FOLDER / host.name
+        part = run / FOLDER / f".{host.name}.part"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         try:
             _unpack(file, part)
             if load(part / folders.JOB).digest() != load(run / folders.JOB).digest():
                 return "its newest run folder is of another job"
-            shutil.rmtree(target, ignore_errors=True)
-            part.rename(target)
+            if not is_hub:
+                shutil.rmtree(target, ignore_errors=True)
+            target.mkdir(exist_ok=True)
+            for each in part.iterdir():
+                each.replace(target / each.name)
         except (tarfile.TarError, OSError, EOFError, ConfigError) as error:
             return f"its run folder cannot be read: {error}"
         finally:

@@ -13,7 +13,7 @@ from typing import Any
 from edgetrain.files.reading import parse_json
 from edgetrain.fleet.devices.health import hottest, throttled, under_voltage
 from edgetrain.fleet.ssh import Remote, SshAnswer, SshHost
-from edgetrain.provisioning.cards.first_boot import KEYS, UNIT
+from edgetrain.provisioning.cards.first_boot import HUB_UNIT, KEYS, UNIT, UNITS
 from edgetrain.provisioning.keeper import MESSAGES, SHOWN, protocol_in, unit_of
 
 _LOOK = f"""\
@@ -27,9 +27,11 @@ grep -m 1 '^PROTOCOL = ' "$slots/$s/{MESSAGES}" 2> /dev/null
 say set "$1etc/edgetrain/current/set.json"
 say trial "$slots/trial.json"
 say outcome "$slots/outcome.json"
-wanted=$1etc/systemd/system/multi-user.target.wants/{UNIT}  # made last, once a hub has let it in
+unit={UNIT}; [ -e "$1{UNITS}/{HUB_UNIT}" ] && unit={HUB_UNIT}
+echo "name $unit"
+wanted=$1{UNITS}/multi-user.target.wants/$unit  # made last, once a hub has let it in
 if [ -e "$1{KEYS}/hubs" ] || [ -L "$wanted" ]; then echo enrolled yes; fi
-systemctl show {UNIT} {" ".join(f"--property={name}" for name in SHOWN)}
+systemctl show "$unit" {" ".join(f"--property={name}" for name in SHOWN)}
 for zone in "$1"sys/class/thermal/thermal_zone*; do
   kind=; [ -r "$zone/type" ] && IFS= read -r kind < "$zone/type"
   say zone "$zone/temp"; echo "kind $kind"
@@ -85,6 +87,7 @@ def _read(text: str) -> dict[str, Any] | None:
         "set": _table(said.get("set", "")),
         "trial": {"phase": "", "strict": False, **trial} if trial else None,
         "outcome": _table(said.get("outcome", "")),
+        "is_hub": said.get("name") == HUB_UNIT,
         "unit": dataclasses.asdict(unit_of(text)),
         "enrolled": said.get("enrolled") == "yes",
         "machine": machine,

@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from edgetrain.provisioning.cards import first_boot
-from edgetrain.provisioning.cards.first_boot import UNIT, Failed, Hashing
+from edgetrain.provisioning.cards.first_boot import HUB_UNIT, UNIT, Failed, Hashing
 
 TRIAL_S = 600.0
 """Seconds in which the member of a new version has to be READY."""
@@ -60,6 +60,10 @@ LOOKING = "looking for the hub"
 MESSAGES = "edgetrain/exchange/messages.py"
 SPARE = 64 << 20
 """Bytes of the disk that stay free."""
+HUB_MARK = "Description=edgetrain hub"
+"""In the text of a hub's unit."""
+BEGUN = "etc/edgetrain/hub/run"
+"""The number of the last run that a hub was told to begin. After a restart it goes on with that."""
 SHOWN = ("ActiveState", "SubState", "Result", "ExecMainStatus", "StatusText", "NRestarts")
 _TRIAL_TEXT = """\
 [Unit]
@@ -186,6 +190,13 @@ def other_hub(there: str, ours: str) -> str:
     )
 
 
+def with_pins(there: str, ours: str) -> str:
+    """A device's lines "ADDRESS KEY", with ours in place of those for the same addresses."""
+    named = {line.split()[0] for line in ours.splitlines()}
+    others = [line for line in there.splitlines() if not named & {*line.split()[:1]}]
+    return "".join(f"{line}\n" for line in [*ours.splitlines(), *others])
+
+
 Run = Callable[[Sequence[str], Mapping[str, str]], "tuple[int, str]"]
 """Runs a command with more environment: its exit status and what it printed."""
 
@@ -202,7 +213,7 @@ class DeviceKeeper:
         self._root, self._run, self._disk = root, run, disk or DeviceFiles()
         self._program = program
         self._keys = root / first_boot.KEYS
-        self._units = root / "etc/systemd/system"
+        self._units = root / first_boot.UNITS
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -212,8 +223,13 @@ class DeviceKeeper:
         link = self.slots / "current"
         return str(link.readlink()) if link.is_symlink() else ""
 
+    @property
+    def name(self) -> str:
+        """The name of the unit of what runs here: a member, or the hub."""
+        return first_boot.unit_in(self._root)
+
     def unit(self) -> UnitState:
-        words = ["systemctl", "show", UNIT, *(f"--property={name}" for name in SHOWN)]
+        words = ["systemctl", "show", self.name, *(f"--property={name}" for name in SHOWN)]
         return unit_of(self._run(words, {})[1])
 
     def _facts(self, path: Path) -> dict[str, Any]:
@@ -240,7 +256,7 @@ class DeviceKeeper:
 
     def stop(self) -> dict[str, Any]:
         """Let the member leave its job, until it is started again."""
-        self._systemctl("stop", UNIT)
+        self._systemctl("stop", self.name)
         return {}
 
     # -- job sets -----------------------------------------------------------------------------
@@ -248,9 +264,12 @@ class DeviceKeeper:
     def send(self, digest: str, unit: str = "", hubs: str = "") -> dict[str, Any]:
         """Take the set that lies in `incoming` under this SHA-256, and the text of the member's
         unit and the hub's key for each address under those, if they are sent; then restart the
-        member. Raises Failed; then the device trains what it trained."""
+        member, or start one that does not run. A hub that does not run begins anew. Raises Failed;
+        then the device trains what it trained."""
         if hubs and (why := other_hub(_text(self._keys / "hubs"), _text(self._arrived(hubs)))):
             raise Failed(why)
+        if unit and (HUB_MARK in _text(self._arrived(unit))) != (self.name == HUB_UNIT):
+            raise Failed("it is set up for another role: edgetrain devices provision, first")
         current = self.settings / "current"
         due = self.settings / "restart.due"
         changed = self._facts(current / "set.json").get("digest") != digest
@@ -260,9 +279,12 @@ class DeviceKeeper:
             self._disk.link(current, f"jobs/{folder.name}")
         changed |= bool(unit) and self._write_unit(self._arrived(unit))
         changed |= bool(hubs) and self._write_hubs(self._arrived(hubs))
-        if changed or due.exists():
-            self._restart()
+        is_hub = self.name == HUB_UNIT
+        if changed or due.exists() or (is_hub and not self.unit().is_ready):
+            self._restart(is_hub=is_hub)
             self._disk.remove(due)
+        elif not is_hub:
+            self._systemctl("start", "--no-block", UNIT)
         self._drop_old_sets()
         for name in {digest, unit, hubs} - {""}:
             self._disk.remove(self.incoming / name)
@@ -313,7 +335,7 @@ class DeviceKeeper:
     def _write_unit(self, source: Path) -> bool:
         """Put the member's unit in its place, as the set has it. Returns whether it differed."""
         text = source.read_text("utf-8").replace("@THREADS@", str(os.cpu_count() or 1))
-        place = self._units / UNIT
+        place = self._units / self.name
         if place.exists() and place.read_text("utf-8") == text:
             return False
         self._disk.write(self.settings / "restart.due", b"")
@@ -321,13 +343,13 @@ class DeviceKeeper:
         return True
 
     def _write_hubs(self, source: Path) -> bool:
-        """Let the member know the hub by its key at each of these addresses. Returns whether one
-        was missing."""
+        """Let the member know the hub by its key at each of these addresses, and other hubs as
+        before. Returns whether one was missing."""
         text, place = source.read_text("utf-8"), self._keys / "hubs"
         if set(text.splitlines()) <= set(_text(place).splitlines()):
             return False
         self._disk.write(self.settings / "restart.due", b"")
-        self._disk.write(place, text.encode())
+        self._disk.write(place, with_pins(_text(place), text).encode())
         return True
 
     def _drop_old_sets(self) -> None:
@@ -337,9 +359,19 @@ class DeviceKeeper:
             if folder.name != str(current):
                 self._disk.remove(folder)
 
-    def _restart(self) -> None:
-        for words in (["daemon-reload"], ["reset-failed", UNIT], ["restart", "--no-block", UNIT]):
+    def _restart(self, *, is_hub: bool) -> None:
+        """A hub begins a run of its own, and listens before any member is told of the job: an older
+        one would refuse it for good."""
+        how = [] if is_hub else ["--no-block"]
+        if is_hub:
+            run = self._root / BEGUN
+            number = int(_text(run) or 0) + 1
+            self._disk.write(run, b"%d\n" % number)
+        name = self.name
+        for words in (["daemon-reload"], ["reset-failed", name], ["restart", *how, name]):
             self._systemctl(*words)
+        if is_hub and not (unit := self.unit()).is_ready:
+            raise Failed(f"its hub does not listen: {unit.text or unit.active}")
 
     # -- slots --------------------------------------------------------------------------------
 
@@ -454,9 +486,10 @@ class DeviceKeeper:
         return after
 
     def _switch(self, slot: str) -> None:
-        self._systemctl("stop", UNIT)
+        name = self.name
+        self._systemctl("stop", name)
         self._disk.link(self.slots / "current", slot)
-        for words in (["reset-failed", UNIT], ["start", "--no-block", UNIT]):
+        for words in (["reset-failed", name], ["start", "--no-block", name]):
             self._systemctl(*words)
 
     def _end(self, trial: Trial, ended: str) -> None:

@@ -6,7 +6,7 @@ cut off at any moment: the next call ends in the same state.
 
     look USER     changes nothing
     set-up PARTS  makes these parts from STAGE/edgetrain, where the files of a card lie
-    start         the member's unit, now and at each boot
+    start         the unit of its member or hub, now and at each boot
     remove        everything that edgetrain has put on the device
 """
 
@@ -25,10 +25,19 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.provisioning.cards import first_boot
-from edgetrain.provisioning.cards.first_boot import KEYS, UNIT, Failed, FirstBoot
+from edgetrain.provisioning.cards.first_boot import (
+    HUB_UNIT,
+    KEYS,
+    MEMBERS,
+    UNIT,
+    UNITS,
+    Failed,
+    FirstBoot,
+    unit_in,
+)
+from edgetrain.provisioning.keeper import with_pins
 
 STAGE = "var/lib/edgetrain-setup/stage"
-_UNITS = "etc/systemd/system"
 _TUNED = ("etc/systemd/journald.conf.d/10-edgetrain.conf", "etc/sysctl.d/10-edgetrain.conf")
 _FEATURES = {"atomics": "lse"}
 """Names of processor features: the kernel's, and those of workers.toml."""
@@ -37,13 +46,13 @@ _OURS = (
     "var/lib/edgetrain", "var/cache/private/edgetrain", "var/cache/edgetrain",
     "boot/firmware/edgetrain", *_TUNED,
 )  # fmt: skip
-_OUR_UNITS = (UNIT, "edgetrain-trial.service", "edgetrain-first-boot.service")
+_OUR_UNITS = (UNIT, HUB_UNIT, "edgetrain-trial.service", "edgetrain-first-boot.service")
 
 
 def look(root: Path, user: str) -> dict[str, Any]:
     """All that `provision` wants to know."""
     usage = shutil.disk_usage(root)
-    wants = root / _UNITS / "multi-user.target.wants" / UNIT
+    wants = root / UNITS / "multi-user.target.wants" / unit_in(root)
     boot = os.statvfs(root)
     return {
         "release": _release(root),
@@ -61,7 +70,8 @@ def look(root: Path, user: str) -> dict[str, Any]:
         "key": _public(root),
         "bundles": (root / KEYS / "bundles").exists(),
         "hubs": _text(root / KEYS / "hubs"),
-        "unit": _text(root / _UNITS / UNIT),
+        "list": _text(root / MEMBERS),
+        "unit": _text(root / UNITS / unit_in(root)),
         "enabled": wants.is_symlink(),
         "staged": (root / STAGE).exists(),
         "tuned": all((root / name).exists() for name in _TUNED),
@@ -92,18 +102,19 @@ def set_up(root: Path, user: str, parts: Sequence[str]) -> dict[str, Any]:
         if part in parts:
             step()
     if "hub" in parts:
-        first_boot.write(root / KEYS / "hubs", (ours / "hubs").read_bytes(), 0o644)
+        pins = with_pins(_text(root / KEYS / "hubs"), (ours / "hubs").read_text("utf-8"))
+        first_boot.write(root / KEYS / "hubs", pins.encode(), 0o644)
     if "unit" in parts:
-        text = (ours / UNIT).read_text("utf-8").replace("@THREADS@", str(os.cpu_count() or 1))
-        first_boot.write(root / _UNITS / UNIT, text.encode(), 0o644)
+        steps.write_unit()
     if "user" in parts:
         _add_users_keys(root, user, (ours / "users_keys").read_text("utf-8"))
     return {"key": _public(root)}
 
 
 def start(root: Path) -> dict[str, Any]:
-    """Start the member, and let go of what was copied here to set it up."""
-    for words in (["daemon-reload"], ["enable", UNIT], ["restart", "--no-block", UNIT]):
+    """Start the member or hub, and let go of what was copied here to set it up."""
+    unit = unit_in(root)
+    for words in (["daemon-reload"], ["enable", unit], ["restart", "--no-block", unit]):
         if _systemctl(*words):
             raise Failed(f"systemctl {' '.join(words)} failed")
     shutil.rmtree(root / STAGE, ignore_errors=True)
@@ -113,10 +124,10 @@ def start(root: Path) -> dict[str, Any]:
 def remove(root: Path) -> dict[str, Any]:
     """Stop all units, and delete all files."""
     for unit in _OUR_UNITS:
-        if (root / _UNITS / unit).exists():
+        if (root / UNITS / unit).exists():
             _systemctl("disable", "--now", unit)
-            (root / _UNITS / unit).unlink()
-        (root / _UNITS / "multi-user.target.wants" / unit).unlink(missing_ok=True)
+            (root / UNITS / unit).unlink()
+        (root / UNITS / "multi-user.target.wants" / unit).unlink(missing_ok=True)
     _systemctl("daemon-reload")
     for name in _OURS:
         path = root / name

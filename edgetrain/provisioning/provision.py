@@ -9,14 +9,16 @@ on the list here, and this hub's key is written there.
     job      no job set is there: /etc/edgetrain/current
     keys     it has no key pair, or no list of bundles
     hub      /var/lib/edgetrain-keys/hubs lacks an address; with another hub's key it is refused
-    list     its key is not on this hub's list under its name
+    list     its key is not on this machine's list under its name; of the device that has the hub:
+             or it has another list
     user     a key of [ssh] keys is not in the user's authorized_keys
     tune     the settings of journal and TCP are not there
-    unit     the member's unit has another text
+    unit     the unit of the member, or the hub, has another text
     start    the unit is not enabled, or a run was cut off before this; or another part was due
 
 Another job or version than the cluster file's is no difference: `devices send` and `devices update`
-bring those. Knows no command line.
+bring those. A device that has the hub comes first, since the others know the hub by its key; each
+of them is put on its list before it starts. Its secret key stays there. Knows no command line.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,16 +35,16 @@ from typing import Any
 
 from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.keys.keyring import Keyring
-from edgetrain.exchange.keys.pairs import public_key, spell
+from edgetrain.exchange.keys.pairs import Public, public_key, spell
 from edgetrain.fleet.cluster import Cluster, DeviceEntry
 from edgetrain.fleet.ssh import Remote, SshAnswer, SshHost, copy, on_each
 from edgetrain.provisioning import calling, onsite
 from edgetrain.provisioning.cards.archive import read_manifest
-from edgetrain.provisioning.cards.first_boot import FLEETING, UNIT
-from edgetrain.provisioning.cards.flashing import Archives, Settings, load_for, unit
+from edgetrain.provisioning.cards.first_boot import FLEETING
+from edgetrain.provisioning.cards.flashing import Archives, Settings, load_for, unit, unit_name
 from edgetrain.provisioning.cards.looking import ImageDescription, Partition
 from edgetrain.provisioning.keeper import other_hub
-from edgetrain.provisioning.reaching import hub_keys
+from edgetrain.provisioning.reaching import hub_keys, members_list, send_list
 
 LOOK_S, SET_UP_S, COPY_S = 30.0, 900.0, 3600.0
 CLOCK_S = 86_400.0
@@ -87,8 +90,8 @@ def wrong(facts: Mapping[str, Any], now: float) -> str:
 def due(
     facts: Mapping[str, Any], wanted: Mapping[str, str], listed: str, users_keys: Sequence[str]
 ) -> tuple[str, ...]:
-    """The parts that differ. wanted: texts of "unit" and "hubs"; listed: the key on the hub's list
-    under the device's name."""
+    """The parts that differ. wanted: texts of "unit", "hubs" and "list"; listed: the key on this
+    machine's list under the device's name."""
     there = facts["users_keys"].splitlines()
     text = wanted["unit"].replace("@THREADS@", str(facts["cores"]))
     lacks = {
@@ -96,14 +99,16 @@ def due(
         "job": not facts["set"],
         "keys": not (facts["key"] and facts["bundles"]),
         "hub": not set(wanted["hubs"].splitlines()) <= set(facts["hubs"].splitlines()),
-        "list": not facts["key"] or facts["key"] != listed,
+        "list": not facts["key"] or facts["key"] != listed or facts["list"] != wanted["list"],
         "user": any(key not in there for key in users_keys),
         "tune": not facts["tuned"],
         "unit": facts["unit"] != text,
         "start": facts["staged"] or not facts["enabled"],
     }
     found = tuple(part for part in PARTS if lacks[part])
-    return found if not found or "start" in found else (*found, "start")
+    if not found or "start" in found or (found == ("list",) and wanted["list"]):
+        return found  # a hub that runs takes another list
+    return (*found, "start")
 
 
 class Provisioner:
@@ -127,6 +132,8 @@ class Provisioner:
         self._ring, self._remote, self._root, self._now = ring, remote, root, now
         self._user = found.ssh.user
         self._hubs = hub_keys(found, ring)
+        self._hub_host: SshHost | None = None
+        self._listing = threading.Lock()
 
     def provision(
         self,
@@ -146,29 +153,61 @@ class Provisioner:
             told(result)
             return result
 
-        return on_each(devices, work)
+        hub = [each for each in devices if each[0].role == "hub"]
+        self._hub_host = hub[0][1] if hub else None
+        found = on_each(hub, work)
+        self._hubs = hub_keys(self._cluster, self._ring)
+        return found + on_each([each for each in devices if each not in hub], work)
 
     def _one(self, device: DeviceEntry, host: SshHost, *, check: bool) -> Provisioned:
         looked = call(self._remote, host, self._root, "look", self._user)
         if not looked.ok:
             return Provisioned(device.name, ok=False, why=_reason(looked))
         facts = _said(looked)
-        wanted = {"unit": unit(self._cluster, device), "hubs": self._hubs}
+        is_hub = device.role == "hub"
+        wanted = {
+            "unit": unit(self._cluster, device),
+            "hubs": "" if is_hub else self._hubs,
+            "list": members_list(self._cluster, self._ring) if is_hub else "",
+        }
         parts = due(facts, wanted, self._listed(device.name), self._settings.ssh_keys)
-        why = wrong(facts, self._now()) or other_hub(facts["hubs"], self._hubs)
+        why = wrong(facts, self._now()) or other_hub(facts["hubs"], self._known)
+        if not (is_hub or self._hubs or check):
+            why = why or "the device that has the hub is not set up, and comes first"
         if parts and (why := why or self._no_room(facts, device, parts)):
             return Provisioned(device.name, ok=False, why=why)
         if check or not parts:
             return Provisioned(device.name, ok=True, changed=parts)
-        answer = self._set_up(device, host, facts, parts)
-        if not answer.ok:
-            return Provisioned(device.name, ok=False, why=_reason(answer))
-        key = public_key(_said(answer)["key"])
-        self._ring.allow(key, device.name, replace=True)
+        if parts != ("list",):
+            answer = self._set_up(device, host, facts, parts)
+            if not answer.ok:
+                return Provisioned(device.name, ok=False, why=_reason(answer))
+            facts = {**facts, **_said(answer)}
+        listed = self._allow(public_key(facts["key"]), device.name)
+        if not listed.ok:
+            return Provisioned(device.name, ok=False, why=f"the hub's list: {_reason(listed)}")
+        if "start" not in parts:
+            return Provisioned(device.name, ok=True, changed=parts)
         started = call(self._remote, host, self._root, "start", seconds=SET_UP_S)
         if not started.ok:
             return Provisioned(device.name, ok=False, changed=parts, why=_reason(started))
         return Provisioned(device.name, ok=True, changed=parts)
+
+    @property
+    def _known(self) -> str:
+        """The hubs of this cluster: this machine's, and those that devices on its list had."""
+        keys = [spell(key) for key in (self._ring.pair().public, *self._ring.members())]
+        return self._hubs + "".join(f"- {key}\n" for key in keys)
+
+    def _allow(self, key: Public, name: str) -> SshAnswer:
+        """Put a device on the list, also on that of a hub on a device: before its member starts,
+        which would take no for an answer."""
+        with self._listing:
+            self._ring.allow(key, name, replace=True)
+            if self._hub_host is None:
+                return SshAnswer()
+            root, members = f"{self._root.rstrip('/')}/", members_list(self._cluster, self._ring)
+            return send_list(self._remote, self._hub_host, root, members)
 
     def _no_room(self, facts: Mapping[str, Any], device: DeviceEntry, parts: Sequence[str]) -> str:
         """Why the worker does not run, or fit, there; "" if it does."""
@@ -204,7 +243,7 @@ class Provisioner:
         files = {name: file for name, file in load.files.items() if isinstance(file, bytes)}
         del files["token"]
         if "job" not in parts:
-            files = {UNIT: files[UNIT]}
+            files = {unit_name(device): files[unit_name(device)]}
         files["config.json"] = json.dumps(load.config).encode()
         files["hubs"] = self._hubs.encode()
         files["users_keys"] = "".join(f"{key}\n" for key in settings.ssh_keys).encode()

@@ -50,6 +50,12 @@ class JobSet:
         return out.getvalue()
 
     @property
+    def for_hub(self) -> JobSet:
+        """The set of the device that has the hub: without data and code."""
+        facts = {key: value for key, value in self.facts.items() if "bundle" not in key}
+        return JobSet(self.job, facts)
+
+    @property
     def digest(self) -> str:
         """SHA-256 of `packed`: the set's name on the way."""
         return hashlib.sha256(self.packed).hexdigest()

@@ -64,7 +64,7 @@ def fleet(tmp_path, monkeypatch):
     before = desks.DeviceDesk.__init__
 
     def here(self, *words, **more):
-        before(self, *words, root="", sleep=lambda s: end_trials(remote.folder))
+        before(self, *words, **more, root="", sleep=lambda s: end_trials(remote.folder))
 
     monkeypatch.setattr(desks.DeviceDesk, "__init__", here)
     remote.port = port
@@ -197,7 +197,7 @@ case "$*" in
         --hub tcp://127.0.0.1:{port} --index "${{name#pi-}}" --keys {folder}/"$name"-keys \\
         --hub-key {public} --wait --runs run/edgetrain > said 2>&1 < /dev/null &
     echo $! > pid ;;
-show) kill -0 "$(cat pid)" && echo ActiveState=active || echo ActiveState=inactive ;;
+show*) kill -0 "$(cat pid)" && echo ActiveState=active || echo ActiveState=inactive ;;
 esac
 """
 
@@ -227,6 +227,57 @@ def test_run_trains_on_devices_without_the_one_that_is_dead(fleet, capsys, tmp_p
     assert sorted(path.name for path in folder.glob("members/*")) == ["pi-0", "pi-2"]
     own = read_summary(folder / "members/pi-0")
     assert (own["status"], own["steps"]) == ("finished", 30)
+
+
+HUB = """
+*restart*edgetrain-hub*)
+    mkdir -p var/lib/edgetrain/runs/1
+    PYTHONPATH={folder} {python} -m edgetrain hub etc/edgetrain/current/job.toml \\
+        --bind tcp://127.0.0.1:{port} --keys {folder}/hub --runs var/lib/edgetrain/runs/1 \\
+        > said 2>&1 < /dev/null &
+    echo $! > pid
+    until grep "waiting for" said; do sleep 0.1; done ;;
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_hub_on_a_device_is_shown_and_its_run_folder_comes_home(
+    fleet, capsys, tmp_path, monkeypatch
+):
+    cluster = Path("cluster.toml")
+    device = '[[device]]\nname = "hub-pi"\nprofile = "raspberry-pi-4b"\nrole = "hub"\n'
+    cluster.write_text(cluster.read_text() + device)
+    root = flashed(fleet.folder / "hub-pi")
+    (root / "etc/systemd/system/edgetrain-hub.service").write_text("")
+    (root / "pid").write_text("")
+    for name in NAMES:
+        keys(tmp_path, f"{name}-keys")
+    keys(tmp_path, "hub", *(f"{name}-keys" for name in NAMES))
+    words = ["run", "job.toml", "--cluster", "cluster.toml", "--keys", "desk"]
+    keys(tmp_path, "desk")
+    assert main(words) == 2
+    assert "the key of hub-pi, which has the hub, is not on the list" in capsys.readouterr().err
+    hub = Keyring(tmp_path / "hub").pair().public
+    Keyring(tmp_path / "desk").allow(hub, "hub-pi")
+    filled = {"folder": tmp_path, "python": sys.executable, "port": fleet.port}
+    head, members = MEMBERS.format(public=spell(hub), **filled).split('case "$*" in')
+    program = tmp_path / "stand-ins/systemctl"
+    program.write_text(head + 'case "$*" in' + HUB.format(**filled) + members)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    status = main(words)
+    text = said(capsys)
+    assert status == 0, text
+    assert text.splitlines()[0].startswith("hub-pi           ok       sent"), text
+    (folder,) = Path("runs").glob("*")
+    assert "hub on hub-pi; run folder: runs/" in text
+    assert read_summary(folder)["status"] == "finished"
+    assert len(list(read_metrics(folder, "round"))) == len(
+        list(read_metrics(next((root / "var/lib/edgetrain/runs/1").glob("*")), "round"))
+    )
+    assert sorted(path.name for path in folder.glob("members/*")) == list(NAMES)
+    assert not list(folder.glob("journal*")), "the journal stays there"
+    pins = (fleet.folder / "pi-0/var/lib/edgetrain-keys/hubs").read_text()
+    assert spell(hub) in pins
 
 
 @pytest.mark.timeout(120)

@@ -77,7 +77,9 @@ class RealTown:
         names: list[str],
         make_site: Callable[[Path], None] = stand_in_site,
         job: str = "",
+        hub: str = "",
     ) -> None:
+        """hub: the name of one more machine, which has the hub; "": it is on the bridge."""
         self.fleet, self.folder = fleet, fleet.folder
         make_site(self.folder / "site")
         self.pack("worker.tar")
@@ -87,8 +89,15 @@ class RealTown:
             f'address = "{fleet.add(name).address}/24"\n'
             for name in names
         )
+        here = '[hub]\naddresses = ["tcp://10.77.0.254:5555"]\n'
+        if hub:
+            here = ""
+            devices += (
+                f'[[device]]\nname = "{hub}"\nprofile = "raspberry-pi-4b"\nrole = "hub"\n'
+                f'address = "{fleet.add(hub).address}/24"\n'
+            )
         (self.folder / "cluster.toml").write_text(
-            f'[hub]\naddresses = ["tcp://10.77.0.254:5555"]\n[ssh]\nuser = "{ssh_fleet.USER}"\n'
+            f'{here}[ssh]\nuser = "{ssh_fleet.USER}"\n'
             f'keys = ["id.pub"]\n[job]\nfile = "job.toml"\n{devices}'
         )
         self.cluster = clusters.load(self.folder / "cluster.toml")
@@ -125,6 +134,8 @@ class RealTown:
         found = {}
         for name, machine in self.fleet.machines.items():
             log = machine.root / "var/log/journal/edgetrain-member.service.log"
+            if not log.exists():  # it has the hub
+                continue
             found[name] = [x for x in log.read_text().splitlines() if x.startswith("base ")]
         return found
 

@@ -163,7 +163,7 @@ class Unit:
         def filled(text: str) -> str:
             for word, value in words.items():
                 text = text.replace(word, value)
-            return text
+            return text.replace("$$", "$")
 
         pairs = (
             filled(p).split("=", 1) for e in settings.get("Environment", []) for p in e.split()
@@ -182,16 +182,19 @@ class Unit:
                 environment["WATCHDOG_USEC"] = f"{1e6 * watchdog_s:.0f}"
         self.put(StatusText="", ActiveState="activating" if is_notify else "active",
                  SubState="start" if is_notify else "running")  # fmt: skip
+        folder = filled(last.get("WorkingDirectory", "/"))
         journal = Path("/var/log/journal", f"{self.name}.log")
         journal.parent.mkdir(exist_ok=True)
         with journal.open("ab") as log:
             for line in settings.get("ExecStartPre", []):
-                before = shlex.split(filled(line))
-                subprocess.run(before, user=user, group=user, stdout=log, stderr=log, check=False)
+                who = 0 if line.startswith("+") else user
+                before = shlex.split(filled(line.lstrip("+-")))
+                subprocess.run(
+                    before, user=who, group=who, stdout=log, stderr=log, check=False, cwd=folder
+                )
             child = subprocess.Popen(
-                filled(last["ExecStart"]).split(), env=environment, stdout=log, stderr=log,
-                stdin=subprocess.DEVNULL, cwd=filled(last.get("WorkingDirectory", "/")),
-                user=user, group=user, extra_groups=[],
+                shlex.split(filled(last["ExecStart"])), env=environment, stdout=log, stderr=log,
+                stdin=subprocess.DEVNULL, cwd=folder, user=user, group=user, extra_groups=[],
             )  # fmt: skip
         return self._wait(child, told, watchdog_s, float(last.get("TimeoutStopSec", "90")))
 
@@ -249,6 +252,10 @@ def main(argv: list[str]) -> int:
                 unit.stop()
             if verb in ("start", "restart") or (verb == "enable" and "--now" in words):
                 unit.start()
+    if verb in ("start", "restart") and "--no-block" not in words:
+        for name in names:
+            while Unit(name).watcher and Unit(name).state()["SubState"] in ("dead", "start"):
+                time.sleep(0.05)
     return 0
 
 

@@ -67,6 +67,24 @@ def test_a_whole_file():
         found.chosen(("pi-2",))
 
 
+def test_a_device_with_the_hub_is_no_member_and_gives_the_hub_its_address():
+    both = GOOD.replace('"192.168.1.20/24"', '"192.168.1.20/24"\nrole = "hub"')
+    found = read(both)
+    assert found.hub_device == found.devices[1]
+    assert (found.members, found.index(found.devices[0])) == (found.devices[:1], 0)
+    assert found.hub.addresses[0] == "tcp://192.168.1.5:5555", "[hub] says otherwise"
+    cluster.check_fleet(found, 1, "host")
+    with pytest.raises(ConfigError, match="1 devices besides its hub"):
+        cluster.check_fleet(found, 2, "host")
+    own = both.partition("[image]")[1] + both.partition("[image]")[2]
+    assert read(own).hub == cluster.HubPlace(("tcp://192.168.1.20:5555",))
+    assert read(own.replace('"192.168.1.20/24"', '"dhcp"')).hub.addresses == (
+        "tcp://pi-1.local:5555",
+    )
+    moved = both.replace("192.168.1.5:", "192.168.1.20:")
+    assert read(moved).hub.addresses[0] == "tcp://192.168.1.20:5555"
+
+
 def test_the_example_can_be_read_and_names_every_key(tmp_path):
     text = example.example("cluster.toml", 3, "raspberry-pi-5")
     (tmp_path / "cluster.toml").write_text(text)
@@ -117,8 +135,10 @@ CHANGES = [
     ('"192.168.1.20/24"', '"0.1.2.3/8"', "is no address of a machine"),
     ("/24\"", "/24\"\ngateway = \"192.168.1.20\"", "is not another machine in 192.168.1.0/24"),
     ("/24\"", "/24\"\nmax_celsius = 20", "allowed: 40 to 110, or 0"),
-    ("/24\"", "/24\"\nrole = \"hub\"", "the hub runs where `edgetrain run --cluster` is started"),
-    ("/24\"", "/24\"\nrole = \"gateway\"", "devices of a cluster file are members"),
+    ("/24\"", "/24\"\nrole = \"gateway\"", "allowed: member, hub; a gateway is"),
+    ("/24\"", "/24\"\nrole = \"hub\"\nmax_celsius = 70", "a hub has no steps to lengthen"),
+    ("/24\"", "/24\"\nrole = \"hub\"\n[[device]]\nname = \"pi-2\"\nrole = \"hub\"\n"
+     "profile = \"raspberry-pi-4b\"", "two devices have the role hub"),
     ("/24\"", "/24\"\ngateway = \"192.168.1.255\"", "is not another machine in 192.168.1.0/24"),
     ('country = "DE"', 'country = "XX"', "is not a country"),
     ('country = "DE"', 'country = "UK"', "the United Kingdom is GB"),

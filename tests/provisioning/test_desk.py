@@ -103,14 +103,44 @@ def test_two_jobs_and_another_address_of_the_hub(room):
     room.desk.send(SET, UNITS)
     third = dataclasses.replace(SET, job=b"name = 'third'\n")
     moved = {name: text.replace("member", "member --hub tcp://b:5") for name, text in UNITS.items()}
-    pins = "tcp://b:5 key\n"
+    pins, another = "tcp://b:5 key\n", "tcp://second:5 of-another-hub\n"
+    for name in NAMES:
+        hubs = room.folder / name / "var/lib/edgetrain-keys/hubs"
+        hubs.write_text(f"tcp://b:5 old\n{another}tcp://a:5 key\n")
     assert all(result.said == "sent" for result in room.desk.send(third, moved, pins))
     root = room.folder / "pi-1"
-    assert (root / "var/lib/edgetrain-keys/hubs").read_text() == pins
+    there = (root / "var/lib/edgetrain-keys/hubs").read_text()
+    assert there == f"{pins}{another}tcp://a:5 key\n", "what is known of other hubs stays"
     assert all(r.said == "had it already" for r in room.desk.send(third, moved, pins))
     assert not list((root / "opt/edgetrain/incoming").glob("*"))
     assert (root / "etc/edgetrain/current/job.toml").read_bytes() == third.job
     assert "tcp://b:5" in (root / "etc/systemd/system/edgetrain-member.service").read_text()
+
+
+def test_the_device_with_the_hub_has_the_job_first_and_no_data(room):
+    room.desk.hub, hub = "pi-2", room.folder / "pi-2"
+    (hub / "etc/systemd/system/edgetrain-hub.service").write_text("x")
+    (hub / "etc/edgetrain/hub").mkdir()
+    (hub / "unit").write_text("done")
+    job = dataclasses.replace(SET, data=sets.pack_data(room.folder / "pi-0/etc"))
+    assert "set up for another role" in room.desk.send(job, UNITS)[0].said
+    units = {**UNITS, "pi-2": "Description=edgetrain hub"}
+    for tries in (1, 2):
+        results = room.desk.send(job, units, "tcp://b:5 key\n", "key pi-0\n")
+        assert [r.name for r in results] == ["pi-2", "pi-0", "pi-1"]
+        assert all(r.ok for r in results), results
+        assert (hub / "etc/edgetrain/hub/run").read_text() == f"{tries}\n", "done: it begins anew"
+        (hub / "unit").write_text("done")
+    assert (hub / "etc/edgetrain/hub/members").read_text() == "key pi-0\n"
+    assert not (hub / "etc/edgetrain/current/data").exists()
+    assert (room.folder / "pi-0/etc/edgetrain/current/data").exists()
+    assert "restart edgetrain-hub.service" in (hub / "systemctl").read_text()
+    assert "member" not in (hub / "systemctl").read_text()
+    (hub / "opt/edgetrain/a/as").write_text("hangs")
+    results = room.desk.send(dataclasses.replace(SET, job=b"name = 'next'\n"), units)
+    assert not any(r.ok for r in results)
+    assert results[0].said == "its hub does not listen: joining tcp://hub:5555"
+    assert results[1].said.startswith("left alone: the device with the hub")
 
 
 def test_a_bundle_that_a_device_has_revoked_is_said_for_that_device(room):
@@ -213,7 +243,7 @@ def test_states(room):
 FACTS = {
     "slot": "a", "version": {"edgetrain": "1"}, "protocol": PROTOCOL, "set": {}, "trial": None,
     "outcome": {}, "enrolled": True, "disk_free_bytes": 10**10, "clock": 1000.0, "celsius": 50.0,
-    "throttled": False, "under_voltage": False,
+    "throttled": False, "under_voltage": False, "is_hub": False,
     "unit": {"active": "active", "result": "success", "status": 0, "text": "training: 1 of 2"},
 }  # fmt: skip
 
@@ -222,6 +252,7 @@ FACTS = {
     ("other", "state", "marks", "person"),
     [
         ({}, "training", (), False),
+        ({"is_hub": True}, "serving", (), False),
         ({"celsius": 81.0, "throttled": True}, "training", ("hot", "throttled"), False),
         ({"under_voltage": True}, "training", ("under-voltage",), True),
         ({"disk_free_bytes": 10**6}, "training", ("disk nearly full",), True),

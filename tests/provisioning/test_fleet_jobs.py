@@ -12,8 +12,10 @@ import pytest
 import ssh_fleet
 from real_town import RealTown, real_site
 
+from edgetrain.exchange.keys.pairs import spell
 from edgetrain.runs.folder import read_metrics, read_summary
 
+WHY_NOT = ssh_fleet.missing(make=True)
 NAMES = [f"pi-{i}" for i in range(8)]
 LATE = NAMES[-1]
 JOB = """\
@@ -33,18 +35,30 @@ start_after_s = 1
 """
 
 
-@pytest.fixture
-def town(monkeypatch, tmp_path_factory):
-    """Eight machines; not set up yet."""
-    with ssh_fleet.fleet(tmp_path_factory.mktemp("fleet")) as fleet:
+def up(monkeypatch, folder, names, job, hub=""):
+    """Machines that are not set up yet."""
+    with ssh_fleet.fleet(folder) as fleet:
         monkeypatch.setenv("PATH", f"{fleet.folder / 'bin'}:{os.environ['PATH']}")
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        made = RealTown(fleet, NAMES, real_site, JOB.format(name="first", steps=250))
+        made = RealTown(fleet, names, real_site, job, hub)
         for machine in fleet.machines.values():
             fleet.start(machine)
         for machine in fleet.machines.values():
             fleet.wait_until_up(machine)
         yield made
+
+
+@pytest.fixture
+def town(monkeypatch, tmp_path_factory):
+    job = JOB.format(name="first", steps=250)
+    yield from up(monkeypatch, tmp_path_factory.mktemp("fleet"), NAMES, job)
+
+
+@pytest.fixture
+def town_with_hub(monkeypatch, tmp_path_factory):
+    """Four machines, and one that has the hub."""
+    job = JOB.format(name="first", steps=250).replace("= 8", "= 4").replace("= 7", "= 4")
+    yield from up(monkeypatch, tmp_path_factory.mktemp("fleet"), NAMES[:4], job, "hub-pi")
 
 
 def done(town, *words):
@@ -69,8 +83,8 @@ def wait_for(town, condition):
     raise AssertionError(town.running.communicate())
 
 
-def started(town, job):
-    """`run JOB --cluster`, and its run folder once training has begun."""
+def started(town, job, rounds=1):
+    """`run JOB --cluster`, and its run folder after this many rounds."""
     before = set((town.folder / "runs").glob("*"))
     words = town.edgetrain("run", job, "--cluster", "cluster.toml")
     town.running = subprocess.Popen(
@@ -79,7 +93,7 @@ def started(town, job):
 
     def trains():
         for folder in set((town.folder / "runs").glob("*")) - before:
-            if any(line["kind"] == "round" for line in read_metrics(folder)):
+            if len(list(read_metrics(folder, "round"))) >= rounds:
                 return folder
         return None
 
@@ -93,7 +107,7 @@ def ended(town, folder):
     return out, read_summary(folder)
 
 
-@pytest.mark.skipif(bool(ssh_fleet.missing(make=True)), reason=ssh_fleet.missing(make=True) or "-")
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
 @pytest.mark.fleet
 @pytest.mark.timeout(1800)
 def test_two_jobs_a_device_that_comes_later_and_another_address_of_the_hub(town, capsys):
@@ -130,3 +144,43 @@ def test_two_jobs_a_device_that_comes_later_and_another_address_of_the_hub(town,
     bases = town.bases()
     assert {len(each) for each in bases.values()} == {2}
     assert len(set(map(tuple, bases.values()))) == 1, bases
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
+@pytest.mark.fleet
+@pytest.mark.timeout(1800)
+def test_a_hub_on_a_device_loses_its_power_and_its_run_folder_comes_home(town_with_hub, capsys):
+    town, machines = town_with_hub, town_with_hub.fleet.machines
+    before = town.state()
+    done(town, "devices", "provision", "cluster.toml", "--worker", "worker.tar")
+    again = done(town, "devices", "provision", "cluster.toml", "--check")
+    assert "5 of 5 devices are reached and set up, 0 of them would be changed" in again
+    hub = machines["hub-pi"].root
+    own = (hub / "var/lib/edgetrain-keys/key").read_text().split()
+    assert spell(town.ring.pair().public) not in own
+    assert own[1] in (machines["pi-0"].root / "var/lib/edgetrain-keys/hubs").read_text()
+    assert not [path for path in town.ring.path.iterdir() if own[3] in path.read_text()]
+    listed = (hub / "etc/edgetrain/hub/members").read_text()
+    assert sorted(line.split()[1] for line in listed.splitlines()) == NAMES[:4]
+
+    folder = started(town, "job.toml", rounds=5)
+    town.fleet.start(machines["hub-pi"])  # its power is cut, and back
+    out, summary = ended(town, folder)
+    figure = summary["final"][summary["metric"]]
+    assert figure >= 0.97, summary
+    assert sorted(path.name for path in (folder / "members").iterdir()) == NAMES[:4]
+    bases = town.bases()
+    assert len(set(map(tuple, bases.values()))) == 1, bases
+    with capsys.disabled():
+        print(f"\ndigits, hub on a device, its power cut: {figure:.1%}, bases {bases}\n{out}")
+        print(done(town, "devices", "status", "cluster.toml"))
+
+    out, summary = ended(town, started(town, "job.toml"))
+    assert summary["status"] == "finished", "the same job again is another run"
+    done(town, "devices", "remove", "cluster.toml", NAMES[3], "--yes")
+    assert NAMES[3] not in (hub / "etc/edgetrain/hub/members").read_text()
+    done(town, "devices", "remove", "cluster.toml", *NAMES[:3], "hub-pi", "--yes")
+    left = {
+        name: set(found.items()) ^ set(before[name].items()) for name, found in town.state().items()
+    }
+    assert not any(left.values()), left

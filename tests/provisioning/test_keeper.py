@@ -20,7 +20,14 @@ from edgetrain.provisioning import keeper as module
 from edgetrain.provisioning import sets
 from edgetrain.provisioning.cards import archive
 from edgetrain.provisioning.cards.first_boot import UNIT, Failed
-from edgetrain.provisioning.keeper import DeviceFiles, DeviceKeeper, Trial, UnitState, judge
+from edgetrain.provisioning.keeper import (
+    DeviceFiles,
+    DeviceKeeper,
+    Trial,
+    UnitState,
+    judge,
+    with_pins,
+)
 
 GOOD = UnitState("active", "running", "success", 0, "training: 3 of 9 steps")
 WAITS = UnitState("activating", "start", "success", 0, "looking for the hub at tcp://hub:5555")
@@ -217,7 +224,22 @@ def test_a_set_is_taken_and_the_member_restarted(tmp_path):
     arrive(board, SET.packed)
     arrive(board, b"threads @THREADS@\n")
     assert not board.keeper().send(digest, unit)["changed"]
-    assert (state(tmp_path), board.calls) == (before, [])
+    assert state(tmp_path) == before
+    assert board.calls == [f"start --no-block {UNIT}"], "it runs, or does again"
+
+
+ADDRESS, KEY = st.sampled_from(["tcp://a:1", "tcp://b:1", "tcp://c:2"]), st.sampled_from("xyz")
+PINS = st.dictionaries(ADDRESS, KEY)
+
+
+@given(PINS, PINS)
+def test_pins_of_other_hubs_stay(there, ours):
+    def text(pins):
+        return "".join(f"{address} {key}\n" for address, key in pins.items())
+
+    found = with_pins(text(there), text(ours))
+    assert dict(line.split() for line in found.splitlines()) == there | ours
+    assert with_pins(found, text(ours)) == found
 
 
 def test_a_set_that_is_cut_off_anywhere_is_finished_by_the_next_run(tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from pathlib import Path
 
@@ -41,8 +42,10 @@ class CutRemote(FolderRemote):
     """Loses its connection once, before or after a command is run."""
 
     at, after = -1, True
+    before = staticmethod(lambda host, words: None)
 
     def run(self, host, words, stdin=b"", **options):
+        self.before(host, words)
         self.at -= 1
         if self.at == 0 and not self.after:
             return SshAnswer(-1, trouble=SshTrouble.LOST)
@@ -176,6 +179,64 @@ def test_a_device_of_another_hub_is_left_to_it(town):
     assert all(r.ok for r in town.provision().values())
 
 
+def with_hub(town, name="pi-2"):
+    """From now on this one of the machines has the hub."""
+    path = town.folder / "cluster.toml"
+    text = path.read_text().replace('role = "hub"\n', "")
+    begin = text.index("[[device]]", text.index(f'name = "{name}"') - 20)
+    end = text.index('profile = "', begin)
+    text = f'{text[:end]}role = "hub"\n{text[end:]}'
+    address = f"tcp://10.0.0.{list(KEYS).index(name) + 1}:"
+    path.write_text(re.sub(r"tcp://[0-9.]*:", address, text))
+    town.cluster = clusters.load(path)
+    return town.folder / "machines" / name
+
+
+def test_a_hub_on_a_device_keeps_its_key_and_has_the_others(town):
+    town.provision()
+    hub = with_hub(town)
+    found = town.provision()
+    assert found["pi-2"].changed == ("list", "unit", "start")
+    assert found["pi-0"].changed == ("hub", "unit", "start")
+    assert {(r.ok, r.changed) for r in town.provision(check=True).values()} == {(True, ())}
+    pins = (town.folder / "machines/pi-0/var/lib/edgetrain-keys/hubs").read_text().splitlines()
+    assert pins[0] == f"tcp://10.0.0.3:5555 {spell(KEYS['pi-2'])}"
+    members = (hub / "etc/edgetrain/hub/members").read_text()
+    assert members == "".join(sorted(f"{spell(KEYS[n])} {n}\n" for n in ("pi-0", "pi-1")))
+    assert str((hub / "etc/edgetrain/hub/key").readlink()).endswith("hub.service/key")
+    units = hub / "etc/systemd/system"
+    assert not (units / "edgetrain-member.service").exists()
+    assert "disable --now edgetrain-member.service" in (hub / "commands").read_text()
+    town.ring.revoke("pi-1")
+    assert town.provision(check=True)["pi-2"].changed == ("list",), "a hub that runs takes it"
+
+    before = with_hub(town, "pi-0")
+    assert all(r.ok for r in town.provision().values()), "the hub may move"
+    assert {(r.ok, r.changed) for r in town.provision(check=True).values()} == {(True, ())}
+    assert not (hub / "etc/edgetrain/hub").exists()
+    assert (before / "etc/edgetrain/hub/members").exists()
+
+
+def test_members_of_a_hub_that_cannot_be_reached_wait_for_it(town):
+    with_hub(town)
+    town.remote.troubles["pi-2"] = SshTrouble.UNREACHABLE
+    found = town.provision()
+    assert "the device that has the hub is not set up, and comes first" in found["pi-0"].why
+    assert not any(r.ok for r in found.values())
+    town.remote.troubles.clear()
+    seen = []
+    town.remote.before = lambda host, words: (
+        words[-1] == "start"
+        and seen.append(
+            (host.name, (town.folder / "machines/pi-2/etc/edgetrain/hub/members").read_text())
+        )
+    )
+    assert all(r.ok for r in town.provision().values())
+    assert {(r.ok, r.changed) for r in town.provision(check=True).values()} == {(True, ())}
+    assert all(name in members for name, members in seen[1:]), "on the list before it starts"
+    assert seen[0][0] == "pi-2"
+
+
 def test_one_in_trouble_does_not_hold_up_the_others_and_is_finished_next(town):
     trouble = town.remote.troubles["pi-1"] = SshTrouble.KEY_CHANGED
     found = town.provision()
@@ -229,7 +290,7 @@ def test_remove_leaves_the_files_that_were_there_before(town):
 FACTS = {
     "systemctl": True, "read_only": False, "filesystem": "ext4", "clock": 1e9, "slot": True,
     "set": True, "key": "k", "bundles": True, "hubs": "a k\nb k\n", "unit": "threads 4", "cores": 4,
-    "enabled": True, "staged": False, "tuned": True, "users_keys": "one\ntwo\n",
+    "enabled": True, "staged": False, "tuned": True, "users_keys": "one\ntwo\n", "list": "",
 }  # fmt: skip
 
 
@@ -255,6 +316,7 @@ def test_a_machine_that_cannot_be_a_device_is_named_with_the_way_out(fact, said)
         ({"bundles": False}, "keys"),
         ({"hubs": "a k\n"}, "hub"),
         ({"users_keys": "one\n"}, "user"),
+        ({"list": "a key of another"}, "list"),
         ({"tuned": False}, "tune"),
         ({"unit": "threads 2"}, "unit"),
         ({"enabled": False}, "start"),
@@ -262,7 +324,7 @@ def test_a_machine_that_cannot_be_a_device_is_named_with_the_way_out(fact, said)
     ],
 )
 def test_each_difference_is_one_part(fact, part):
-    wanted = {"unit": "threads @THREADS@", "hubs": "a k\nb k\n"}
+    wanted = {"unit": "threads @THREADS@", "hubs": "a k\nb k\n", "list": ""}
     assert due(FACTS, wanted, "k", ["two"]) == ()
     assert due(FACTS, wanted, "other", ["two"]) == ("list", "start")
     assert set(due(FACTS | fact, wanted, "k", ["two"])) == {part, "start"}

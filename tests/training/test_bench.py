@@ -102,7 +102,7 @@ def test_devices_are_measured_over_ssh_and_one_that_trains_is_not(own, monkeypat
     told = " ".join(lines[0].split())
     assert told == "pi-1 200 us a call 5.0 Gflop/s 3.0 GB/s 2.0 W idle 6.0 W busy"
     assert "FAILED   connection lost" in lines[1]
-    assert "its member is at work" in lines[2]
+    assert "its member or hub is at work" in lines[2]
     assert "measured figures are taken in place of the catalog's" in lines[3]
     found = devices.load("raspberry-pi-4b")
     assert (found.idle_watts, found.load_watts) == (2.0, 6.0)

@@ -70,8 +70,10 @@ def test_ready_comes_after_the_welcome_and_before_training(manager, tmp_path, mo
     job = write_tiny(
         tmp_path, fleet={"members": 2}, train={"steps": 6}, strategy={"name": "fedavg", "every": 2}
     )
+    monkeypatch.delenv("NOTIFY_SOCKET")
     with hub(job, cwd=tmp_path) as (_, address):
         words = ("member", job, "--hub", address, "--index")
+        monkeypatch.setenv("NOTIFY_SOCKET", str(manager.path))
         with running(*words, "0", cwd=tmp_path) as first:
             manager.until("READY", "1")
             told = (field for field in manager.told if not field[0].startswith("WATCHDOG"))
@@ -239,22 +241,36 @@ def test_a_field_is_one_line(manager):
     assert manager.drain() == [("STATUS", "two READY=1")]
 
 
+def test_a_hub_is_ready_once_it_listens_and_tells_why_it_ends(manager, tmp_path):
+    job = write_tiny(tmp_path, fleet={"members": 2})
+    with hub(job, cwd=tmp_path) as (_, address):
+        manager.until("READY", "1")
+        statuses = [value for key, value in manager.told if key == "STATUS"]
+        assert statuses[-1].startswith("waiting for 2 members; run folder: ")
+        with running("hub", job, "--bind", address, cwd=tmp_path) as other:
+            assert other.finish() == 2
+        manager.until("STATUS", f"port {address.rpartition(':')[2]}")
+        assert ("STOPPING", "1") in manager.told
+
+
 # -- the unit -------------------------------------------------------------------------------------
 
 
-def text_of(**system) -> str:
+def text_of(role="member", **system) -> str:
     """The unit of the fourth device of a cluster, whose file has this [system]."""
     hub = {"addresses": ["tcp://192.168.1.5:5555"]}
     named = [{"name": f"pi-{i}", "profile": "raspberry-pi-4b", "max_celsius": 70} for i in range(4)]
+    if role == "hub":
+        named[3] = {"name": "pi-3", "profile": "raspberry-pi-4b", "role": role}
     table = {"hub": hub, "device": named, "system": system}
     found = cluster.parse(table, Path("cluster.toml"))
     return flashing.unit(found, found.devices[3])
 
 
-def filled(tmp_path: Path) -> Path:
+def filled(tmp_path: Path, role="member") -> Path:
     """The unit as it is on a device, with a program that is there."""
-    text = text_of().replace("@THREADS@", "4")
-    path = tmp_path / flashing.UNIT
+    text = text_of(role).replace("@THREADS@", "4")
+    path = tmp_path / f"edgetrain-{role}.service"
     path.write_text(text)
     return path
 
@@ -287,9 +303,37 @@ def test_the_unit_has_every_word_filled_in(tmp_path):
     assert "train.threads=4\n" in text
 
 
+def test_a_hubs_unit_goes_on_with_the_run_that_has_begun(tmp_path):
+    """Its commands themselves, with a stand-in for Python that says its words."""
+    text = filled(tmp_path, "hub").read_text().replace("\\\n", " ").replace("$$", "$")
+    assert "@" not in text.replace("$@", "").replace("@system-service", "")
+    (tmp_path / "python3").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "python3").chmod(0o755)
+
+    def said(number: str = "") -> list[str]:
+        (tmp_path / "run").write_text(number) if number else None
+        for key in ("ExecStartPre=", "ExecStart="):
+            command = text.partition(f"\n{key}")[2].partition("\n")[0].partition("'")[2][:-1]
+            command = command.replace("/etc/edgetrain/hub/run", str(tmp_path / "run"))
+            words = ["/bin/sh", "-c", command.replace("/usr/bin/python3", "./python3")]
+            done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    first = said()
+    job = "-m edgetrain hub /etc/edgetrain/current/job.toml --bind tcp://*:5555 --keys"
+    assert first[:-3] == job.split()
+    assert first[-3:] == ["/etc/edgetrain/hub", "--runs", "runs/0"]
+    for name in ("1-hub", "2-hub"):
+        (tmp_path / "runs/0" / name).mkdir(parents=True)
+    assert said()[2:5] == ["hub", "--resume", "runs/0/2-hub"]
+    assert said("1")[2:4] == ["hub", "/etc/edgetrain/current/job.toml"]
+    assert not (tmp_path / "runs/0").exists()
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="package systemd is missing")
-def test_systemd_accepts_the_unit_and_finds_it_little_exposed(tmp_path):
-    path = filled(tmp_path)
+@pytest.mark.parametrize("role", cluster.ROLES)
+def test_systemd_accepts_the_unit_and_finds_it_little_exposed(tmp_path, role):
+    path = filled(tmp_path, role)
     words = ["systemd-analyze", "--no-pager", "--man=no", "verify", str(path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     newer = ("RestartSteps", "RestartMaxDelaySec")  # systemd 254

@@ -47,8 +47,11 @@ PAUSES_S = (2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 """Seconds between tries to enrol; the last one from then on."""
 FLEETING = ("tmpfs", "ramfs", "overlay", "squashfs")
 """File systems whose content a reboot loses."""
-UNIT = "edgetrain-member.service"
+UNIT, HUB_UNIT = "edgetrain-member.service", "edgetrain-hub.service"
+UNITS = "etc/systemd/system"
 KEYS = "var/lib/edgetrain-keys"
+MEMBERS = "etc/edgetrain/hub/members"
+"""The list of a device that has the hub: who may join."""
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 
 
@@ -144,11 +147,25 @@ class FirstBoot:
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
         relink(self.settings / "current", "jobs/1")
-        unit = (self.ours / UNIT).read_text("utf-8")
-        unit = unit.replace("@THREADS@", str(os.cpu_count() or 1))
-        place = self.root / "etc/systemd/system" / UNIT
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write(place, unit.encode(), 0o644)
+        self.write_unit()
+
+    def write_unit(self) -> None:
+        """Write the unit of the worker, in place of one for what ran here before."""
+        unit, units = str(self.config.get("unit", UNIT)), self.root / UNITS
+        text = (self.ours / unit).read_text("utf-8")
+        text = text.replace("@THREADS@", str(os.cpu_count() or 1))
+        units.mkdir(parents=True, exist_ok=True)
+        other = UNIT if unit == HUB_UNIT else HUB_UNIT
+        if (units / other).exists():
+            self._run(["systemctl", "disable", "--now", other], {})
+            (units / other).unlink()
+        hub = (self.root / MEMBERS).parent
+        if unit == HUB_UNIT:  # its folder of keys: the list, and the key that systemd hands it
+            hub.mkdir(parents=True, exist_ok=True)
+            relink(hub / "key", f"/run/credentials/{HUB_UNIT}/key")
+        else:
+            shutil.rmtree(hub, ignore_errors=True)
+        write(units / unit, text.encode(), 0o644)
 
     def make_keys(self) -> None:
         """Make this device's key pair, here, and its SSH host key if it has none."""
@@ -250,6 +267,11 @@ class FirstBoot:
     def _status(self, module: str, *words: str) -> int:
         environment = {"PYTHONPATH": str(self.slots / "a")}
         return self._run([self._python, "-m", module, *words], environment)
+
+
+def unit_in(root: Path) -> str:
+    """The unit of what runs on this device: a member, if it has none yet."""
+    return HUB_UNIT if (root / UNITS / HUB_UNIT).exists() else UNIT
 
 
 def filesystem_of(root: Path, path: str) -> str:

@@ -12,14 +12,13 @@ from edgetrain.fleet.cluster import Cluster, DeviceEntry
 from edgetrain.provisioning.cards import archive, blockmap, looking, personal, writing
 from edgetrain.provisioning.cards.archive import Manifest, Workers
 from edgetrain.provisioning.cards.blockmap import BlockMap
+from edgetrain.provisioning.cards.first_boot import HUB_UNIT, UNIT
 from edgetrain.provisioning.cards.looking import ImageDescription
 from edgetrain.provisioning.cards.medium import FileMedium
 from edgetrain.provisioning.cards.placing import Load
 from edgetrain.provisioning.cards.source import CHUNK, Source
 from edgetrain.provisioning.cards.writing import CardProgress, CardState, Written
 from edgetrain.provisioning.sets import JobSet
-
-UNIT = "edgetrain-member.service"
 
 
 @dataclass(frozen=True)
@@ -140,23 +139,24 @@ def load_for(
     """The files of a device besides the system's settings, once its system is known."""
     hubs = cluster.hub.addresses if cluster.hub else ()
     names = ["job.toml"]
+    job = settings.job.for_hub if device.role == "hub" else settings.job
     files: dict[str, bytes | Path] = {
-        "job.toml": settings.job.job,
+        "job.toml": job.job,
         "token": settings.tokens[device.name].encode(),
-        UNIT: unit(cluster, device).encode(),
+        unit_name(device): unit(cluster, device).encode(),
     }
     config = {
         "name": device.name,
-        "index": cluster.index(device),
+        "unit": unit_name(device),
         "hubs": list(hubs),
         "enrol_s": settings.enrol_s,
         "settings": names,
-        "set": {**settings.job.facts, "digest": settings.job.digest},
+        "set": {**job.facts, "digest": job.digest},
     }
-    if settings.job.data is not None:
-        files["data.tar"] = settings.job.data
-    if settings.job.bundle:
-        name, content, digest = settings.job.bundle
+    if job.data is not None:
+        files["data.tar"] = job.data
+    if job.bundle:
+        name, content, digest = job.bundle
         files[name] = content
         names.append(name)
         config["bundle"] = digest
@@ -212,13 +212,18 @@ _RECEIVE = (
 """Commands of a unit, where $$ is a dollar."""
 
 
+def unit_name(device: DeviceEntry) -> str:
+    """The name of the unit of a device's member, or hub."""
+    return HUB_UNIT if device.role == "hub" else UNIT
+
+
 def unit(cluster: Cluster, device: DeviceEntry) -> str:
-    """The unit of a device's member, with all but the number of threads filled in. As root, before
-    each start, it sets TCP as the cluster's `system` says; if that fails the member starts all the
+    """The unit of a device's member, or hub, with all but the number of threads filled in. As root,
+    before each start, it sets TCP as the cluster's `system` says; if that fails it starts all the
     same."""
     assert cluster.hub
-    system, index = cluster.system, cluster.index(device)
-    text = (catalog.folder("devices") / "systemd" / UNIT).read_text(encoding="utf-8")
+    system = cluster.system
+    text = (catalog.folder("devices") / "systemd" / unit_name(device)).read_text(encoding="utf-8")
     text = text[text.index("[Unit]") :]  # without what explains the template
     before = ""
     if system.first_window:
@@ -226,6 +231,9 @@ def unit(cluster: Cluster, device: DeviceEntry) -> str:
     if system.receive_kb:
         before += _BEFORE.format(_RECEIVE.format(1000 * system.receive_kb))
     text = text.replace("\nExecStart=", f"\n{before}ExecStart=")
+    if device.role == "hub":
+        return text.replace("@PORT@", cluster.hub.addresses[0].rpartition(":")[2])
+    index = cluster.index(device)
     text = text.replace("@HUBS@", " ".join(f"--hub {hub}" for hub in cluster.hub.addresses))
     cap = f" --max-celsius {device.max_celsius:g}" if device.max_celsius else ""
     return text.replace("--index @INDEX@", f"--index {index}{cap}").replace("@INDEX@", str(index))
