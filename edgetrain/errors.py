@@ -103,6 +103,13 @@ class Stopped(SystemExit):
         self.signum = signum
 
 
+def refuse_first(*rows: tuple[object, str, str]) -> None:
+    """ConfigError for the first row that holds: (whether it does, what is wrong, the way out)."""
+    for holds, what, way_out in rows:
+        if holds:
+            raise ConfigError(what, way_out)
+
+
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """A hint for a misspelt name: the nearest choice if one is near, else all choices.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
-from edgetrain.errors import ConfigError, EdgetrainError, Refused, Stopped
+from edgetrain.errors import ConfigError, EdgetrainError, Refused, Stopped, refuse_first
 from edgetrain.jobs.job import Job
 from edgetrain.training.member.service import Service
 from edgetrain.training.stopping import Stop
@@ -303,37 +303,28 @@ def _check(arguments: argparse.Namespace, job: Job) -> None:
     from edgetrain.fleet.devices import SERVERS
 
     common.check_track(arguments)
-    if bool(arguments.hub) == (len(job.hub.hubs) > 1):
-        raise ConfigError(
-            f"--hub {arguments.hub[0]}, and hub.hubs names {len(job.hub.hubs)} hubs"
-            if arguments.hub
-            else "there is no hub to join",
-            "a member joins all of these: leave --hub out"
-            if arguments.hub
-            else "say --hub tcp://HOST:PORT, as the hub says",
-        )
-    if len(job.hub.hubs) > 1 and arguments.hub_key:
-        raise ConfigError(
-            "--hub-key is one hub's, and hub.hubs names several",
-            "enrol at each of them, which pins its key",
-        )
-    if not 0 <= arguments.index < job.fleet.members:
-        raise ConfigError(
-            f"--index {arguments.index}: allowed are 0 to {job.fleet.members - 1}",
-            "the job's fleet.members says how many there are",
-        )
-    cap = arguments.max_celsius
-    if cap and not LEAST_CAP <= cap <= HEAT_CAPS[1]:
-        raise ConfigError(
-            f"--max-celsius {cap:g}: allowed are {LEAST_CAP:g} to {HEAT_CAPS[1]:g}, or 0 for none"
-        )
-    if cap and _device_of(arguments, job) == SERVERS:
-        raise ConfigError("--max-celsius is for a member of one process", "leave it out")
-    if not (arguments.metrics_mb == 0 or 0.01 <= arguments.metrics_mb <= 1e6):
-        raise ConfigError(
-            f"--metrics-mb {arguments.metrics_mb:g}: allowed are 0.01 to 1e6",
-            "or 0, for a line a step however many there are",
-        )
+    hubs, index, cap = len(job.hub.hubs), arguments.index, arguments.max_celsius
+    hub, several, megabytes = [*arguments.hub, ""][0], hubs > 1, arguments.metrics_mb
+    refuse_first(
+        (hub and several, f"--hub {hub}, and hub.hubs names {hubs} hubs",
+         "a member joins all of these: leave --hub out"),
+        (not hub and not several, "there is no hub to join",
+         "say --hub tcp://HOST:PORT, as the hub says"),
+        (several and arguments.hub_key, "--hub-key is one hub's, and hub.hubs names several",
+         "enrol at each of them, which pins its key"),
+        (not 0 <= index < job.fleet.members,
+         f"--index {index}: allowed are 0 to {job.fleet.members - 1}",
+         "the job's fleet.members says how many there are"),
+        (cap and not LEAST_CAP <= cap <= HEAT_CAPS[1], f"--max-celsius {cap:g}: allowed are "
+         f"{LEAST_CAP:g} to {HEAT_CAPS[1]:g}, or 0 for none", ""),
+    )  # fmt: skip
+    refuse_first(
+        (cap and _device_of(arguments, job) == SERVERS,
+         "--max-celsius is for a member of one process", "leave it out"),
+        (not (megabytes == 0 or 0.01 <= megabytes <= 1e6),
+         f"--metrics-mb {megabytes:g}: allowed are 0.01 to 1e6",
+         "or 0, for a line a step however many there are"),
+    )  # fmt: skip
 
 
 def _device_of(arguments: argparse.Namespace, job: Job) -> str:

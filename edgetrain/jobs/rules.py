@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from edgetrain import codecs
 from edgetrain.codecs import Auto, Codec
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.errors import ConfigError, did_you_mean, refuse_first
 from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.masks import terms as masks
 from edgetrain.fleet.presence import Presence
@@ -55,12 +55,6 @@ Refusal = tuple[str, str]
 def _first(rows: Iterable[tuple[object, str, str]]) -> Refusal | None:
     """The first row that holds: (whether it does, what is wrong, the way out)."""
     return next(((what, way_out) for holds, what, way_out in rows if holds), None)
-
-
-def _refuse_first(rows: Iterable[tuple[object, str, str]]) -> None:
-    """ConfigError for the first row that holds."""
-    if refused := _first(rows):
-        raise ConfigError(*refused)
 
 
 def resolve(job: Job) -> Resolved:
@@ -165,7 +159,7 @@ def refuse_fallback(job: Job, what: str) -> None:
 def _check_weights(found: Resolved) -> None:
     job, shares, weigh = found.job, found.job.servers.shares, found.job.strategy.weigh
     members = job.fleet.members
-    _refuse_first((
+    refuse_first(
         (shares > 1 and not has_group(job), f"servers.shares = {shares}, and no member is a group",
          "name it, as in fleet.device = 'raspberry-pi-4b:6, servers'"),
         (shares > members, f"servers.shares = {shares}: the job has only {members} members",
@@ -173,7 +167,7 @@ def _check_weights(found: Resolved) -> None:
         (weigh and not found.strategy.in_step, f"strategy.weigh = '{weigh}': "
          f"{found.strategy.name} says itself what a contribution counts for",
          "leave it out, or choose dga or fedavg"),
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def check_group_beside(job: Job) -> None:
@@ -300,7 +294,7 @@ def refuse_absences(job: Job, strategy: Strategy, presence: Presence) -> None:
     """ConfigError for absences that end a membership, or let training never begin."""
     here = sum(not presence.is_off_at_first(index) for index in range(job.fleet.members))
     comes_back, topology = not presence.is_steady, job.fleet.topology
-    _refuse_first((
+    refuse_first(
         (job.hub.start_with and here < job.first_members, f"absences: {here} devices are there at "
          f"first, and hub.start_with is {job.hub.start_with}: training would never begin",
          f"say hub.start_with={here}, or let absences begin later"),
@@ -311,7 +305,7 @@ def refuse_absences(job: Job, strategy: Strategy, presence: Presence) -> None:
          f"{strategy.name} in a {topology}: a device that comes back cannot join: what the outer "
          "rule remembers is only in the members",
          "leave absences and stays_s out, or choose dga or fedavg, or topology = 'star'"),
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def refuse_checkpoint(unit: str) -> None:
@@ -333,7 +327,7 @@ def _check_replica(found: Resolved) -> None:
         return
     split_address(job.hub.replica)
     without = "leave one of them out"
-    _refuse_first((
+    refuse_first(
         (not found.strategy.in_step, f"hub.replica and {found.strategy.spelled}: a replica of "
          "members out of step is not there yet", without),
         (2 * job.hub.quorum <= job.fleet.members,
@@ -350,23 +344,23 @@ def _check_replica(found: Resolved) -> None:
         (job.fleet.topology not in ("star", AUTO), "hub.replica and fleet.topology = "
          f"'{job.fleet.topology}': members that average among themselves have no hub that a "
          "replica could stand in for", without),
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def _check_pace(found: Resolved) -> None:
     strategy, job = found.strategy, found.job
     landing, delay = job.strategy.landing, job.strategy.delay
     lands, spelled = landing not in (0, AUTO), f"strategy.landing = {_shown(landing)}"
-    _refuse_first((
+    refuse_first(
         (not strategy.has_local_steps and found.every != 1,
          f"strategy.every = {found.every}: {strategy.name} exchanges gradients at every step",
          "leave it out, or choose local-sgd"),
         (job.hub.quorum > job.fleet.members,
          f"hub.quorum = {job.hub.quorum}: the job has only {job.fleet.members} members", ""),
-    ))  # fmt: skip
+    )  # fmt: skip
     _check_start(found)
     _check_replica(found)
-    _refuse_first((
+    refuse_first(
         (not strategy.delays and delay not in (0, AUTO),
          f"strategy.delay = {delay}: {strategy.name} waits for every reply",
          "leave it out, or choose dga"),
@@ -375,7 +369,7 @@ def _check_pace(found: Resolved) -> None:
         (lands and strategy.ranges > 1, f"{spelled}: {strategy.spelled} exchanges a fragment at a "
          "time, and rounds of all at the end are not built",
          "leave it out, or choose dga or fedavg"),
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def _shown(value: float | str) -> str:
@@ -386,7 +380,7 @@ def _check_start(found: Resolved) -> None:
     job, few = found.job, found.job.hub.start_with
     least = found.mask_terms.threshold if found.mask_terms else 0
     fewer = 0 < few < job.fleet.members
-    _refuse_first((
+    refuse_first(
         (few > job.fleet.members,
          f"hub.start_with = {few}: the job has only {job.fleet.members} members",
          "leave it out: 0 begins with all of them"),
@@ -396,7 +390,7 @@ def _check_start(found: Resolved) -> None:
         *((fewer and few < fewest, f"hub.start_with = {few} and {key} = {fewest}: rounds could not "
            "close until more have come", f"say hub.start_with={fewest} or more")
           for key, fewest in (("hub.quorum", quorum_of(job)), ("strategy.threshold", least))),
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def _check_ranges(found: Resolved) -> None:
@@ -406,13 +400,13 @@ def _check_ranges(found: Resolved) -> None:
         codecs.check_ranges(codec, max(strategy.ranges, ranges))
         if ranges > 1:
             codecs.check_pieces(codec)
-    _refuse_first((
+    refuse_first(
         (ranges > 1 and strategy.ranges > 1,
          f"strategy.ranges = {ranges}: {strategy.spelled} exchanges a fragment a round",
          "leave it out, or choose dga or fedavg"),
         (ranges > 1 and found.mask_terms is not None, f"strategy.ranges = {ranges} and "
          "strategy.secure: masks are made for the whole vector", "leave one of them out"),
-    ))  # fmt: skip
+    )  # fmt: skip
     for address in hubs:
         split_address(address)
     if len(set(hubs)) < len(hubs):
@@ -463,7 +457,7 @@ def _check_codecs(found: Resolved) -> None:
     momentum, named = found.job.train.optimizer.get("momentum"), f"strategy.codec = '{codec.name}'"
     _check_auto(found)
     instead = f"take '{codec.for_displacements().name}', or sync-sgd"
-    _refuse_first((
+    refuse_first(
         *((strategy.has_variates and each.few_elements, f"strategy.{key} = '{each.name}': "
            f"{strategy.name} compares contributions with replies, and elements that are left out "
            "would count as steps not taken", "take int8, or fedavg")
@@ -481,14 +475,14 @@ def _check_codecs(found: Resolved) -> None:
          "both trips of powersgd go both ways: leave reply_codec out"),
         (reply_codec.momentum, f"strategy.reply_codec = '{reply_codec.name}': members have their "
          "momentum already", f"take '{reply_codec.for_replies().name}'"),
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def _check_auto(found: Resolved) -> None:
     """A codec that follows what links carry while a round is computed."""
     strategy, codec, reply_codec = found.strategy, found.codec, found.reply_codec
     is_auto = isinstance(codec, Auto)
-    _refuse_first((
+    refuse_first(
         (codec != reply_codec and (is_auto or isinstance(reply_codec, Auto)),
          f"strategy.codec = '{codec.name}', strategy.reply_codec = '{reply_codec.name}': members "
          "encode as the last reply was encoded", "leave reply_codec out, or name two codecs"),
@@ -496,18 +490,18 @@ def _check_auto(found: Resolved) -> None:
          f"{strategy.name} waits for each message at each step, so there is no time in which a "
          "denser one would cost nothing",
          "choose dga, fedavg or local-sgd, or a codec: topk(0.01) | q2"),
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 def _check_mask_terms(found: Resolved) -> None:
     table, terms = found.job.strategy, found.mask_terms
     if terms is None:
         way_out = "say strategy.secure=true, or leave it out"
-        _refuse_first((
+        refuse_first(
             (table.honest_hub, "strategy.honest_hub = true is for masked contributions", way_out),
             (table.threshold, f"strategy.threshold = {table.threshold} is for masked contributions",
              way_out),
-        ))  # fmt: skip
+        )  # fmt: skip
     elif refused := masks.why_not(terms.members, terms.threshold, table.honest_hub):
         raise ConfigError(f"strategy.secure = true: {refused}")
 
@@ -517,7 +511,7 @@ def _check_masked(found: Resolved) -> None:
     if found.mask_terms is None:
         return
     table = found.job.strategy
-    _refuse_first((
+    refuse_first(
         (found.job.hub.deadline_s == AUTO, "hub.deadline_s = 'auto' and strategy.secure: a masked "
          "contribution that comes late counts in no round",
          "say how many seconds a round waits: hub.deadline_s = 60"),
@@ -528,7 +522,7 @@ def _check_masked(found: Resolved) -> None:
         (not found.merge.sum_only, f"strategy.merge = '{table.merge}' and strategy.secure: the "
          "rule compares the contributions of single members, and the hub sees only their sum",
          "choose merge = 'mean', or do without secure"),
-    ))  # fmt: skip
+    )  # fmt: skip
     masks.require()
 
 
@@ -569,14 +563,14 @@ def _check_out_of_step(found: Resolved) -> None:
     if strategy.in_step:
         return
     landing, spelled = job.strategy.landing, strategy.spelled
-    _refuse_first((
+    refuse_first(
         (landing not in (0, AUTO), f"strategy.landing = {_shown(landing)} and {spelled}: "
          "members come to the end at different times", "leave it out, or choose dga or fedavg"),
         (job.hub.quorum > 1, f"hub.quorum = {job.hub.quorum} and {spelled}: the strategy says how "
          "many contributions make a reply", "leave quorum out, or choose dga or fedavg"),
         (job.hub.deadline_s == AUTO, f"hub.deadline_s = 'auto' and {spelled}: no member is late "
          "where each goes at its own pace", "say seconds, or leave it out"),
-    ))  # fmt: skip
+    )  # fmt: skip
     members = job.fleet.members
     pace = ArrivalTerms(members, found.every, job.hub.longest_deadline_s)
     rule = strategy.closing_rule(pace)
@@ -587,7 +581,7 @@ def _check_out_of_step(found: Resolved) -> None:
                 "than there are",
                 f"{parameter.name} = {job.first_members}, or less",
             )
-    _refuse_first((
+    refuse_first(
         (found.mask_terms is not None, f"strategy.secure and {strategy.spelled}: masks cancel "
          "where a round has one contribution of each member",
          "choose dga or local-sgd, or leave secure out"),
@@ -597,7 +591,7 @@ def _check_out_of_step(found: Resolved) -> None:
         (isinstance(found.codec, Auto), f"strategy.codec = '{found.codec.name}' and "
          f"{strategy.spelled}: its rung follows the trips of rounds that all members share",
          "name a codec: fp16, int8, topk(0.01) | q2"),
-    ))  # fmt: skip
+    )  # fmt: skip
     fewest = max(_FEWEST_ROBUST, int(getattr(merging.parse(job.strategy.merge), "fewest", 1)))
     if not found.merge.sum_only and rule.size < fewest:
         raise ConfigError(
@@ -613,7 +607,7 @@ def _check_dealt(found: Resolved) -> None:
         return
     table, partition = job.strategy, str(job.data.get("partition", "iid"))
     name = strategy.name
-    _refuse_first((
+    refuse_first(
         (not partition.startswith("shared("), f"data.partition = '{partition}' and {name}: slices "
          "are of a batch that all members hold", "say partition = 'shared(all)'"),
         (found.mask_terms is not None, f"strategy.secure and {name}: the hub sums slices, and "
@@ -640,7 +634,7 @@ def _check_dealt(found: Resolved) -> None:
          "and the whole vector", "leave it out"),
         (has_group(job) or steps_in(job), f"a group, as a member or as servers.fallback and "
          f"{name}: a group of servers takes no slices yet", "choose dga or sync-sgd"),
-    ))  # fmt: skip
+    )  # fmt: skip
 
 
 # -- topologies -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.errors import ConfigError, did_you_mean, refuse_first
 from edgetrain.strategies.half import Contributes, MemberHalf
 from edgetrain.strategies.spelling import Parameter as Parameter
 from edgetrain.strategies.spelling import arguments_of, spelled, split
@@ -216,23 +216,15 @@ class Strategy:
         """This strategy with another outer rule, as `outer` spells it; ConfigError."""
         from edgetrain.strategies import outer
 
-        if not self.moves_params:
-            raise ConfigError(
-                f"{self.name}: outer = {text}: its replies are gradients, and each member's own "
-                "optimizer steps on them",
-                "leave it out, or choose diloco or fedavg",
-            )
-        if self.deals:
-            raise ConfigError(
-                f"{self.name}: outer = {text}: the hub moves the base by a search of its own",
-                "leave it out, or choose diloco or fedavg",
-            )
-        if self.has_variates:
-            raise ConfigError(
-                f"{self.name}: outer = {text}: members compare their contributions with the mean, "
-                "and would get a step on it",
-                "leave it out, or choose fedavg",
-            )
+        what = f"{self.name}: outer = {text}"
+        refuse_first(
+            (not self.moves_params, f"{what}: its replies are gradients, and each member's own "
+             "optimizer steps on them", "leave it out, or choose diloco or fedavg"),
+            (self.deals, f"{what}: the hub moves the base by a search of its own",
+             "leave it out, or choose diloco or fedavg"),
+            (self.has_variates, f"{what}: members compare their contributions with the mean, and "
+             "would get a step on it", "leave it out, or choose fedavg"),
+        )  # fmt: skip
         return replace(self, outer=outer.parse(text).spelled)
 
     def member_half(

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, refuse_first
 from edgetrain.tasks.fixed import digest_of_fixed, fixed_part_of, plain
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.allocator import release_freed
@@ -296,27 +296,19 @@ def with_parameters(model: torch.nn.Module, params: Vector) -> torch.nn.Module:
 def _check_tensors(named: Sequence[tuple[str, torch.Tensor]]) -> None:
     """ConfigError for parameters that cannot be moved into a flat vector as they are."""
     for name, tensor in named:
-        if isinstance(tensor, torch.nn.parameter.UninitializedParameter):
-            raise ConfigError(
-                f"parameter '{name}' has no shape yet: it is one of a lazy layer",
-                "run one batch through the model before joining",
-            )
-        if tensor.is_meta:
-            raise ConfigError(
-                f"parameter '{name}' is on the meta device: it has no values",
-                "model.to_empty(device='cpu'), and load or initialise its weights, before joining",
-            )
-        if tensor.dtype not in DTYPES:
-            raise ConfigError(
-                f"parameter '{name}' is {tensor.dtype}",
-                "trained parameters are float32, float16, bfloat16 or float64",
-            )
-        if tensor.device.type == "cpu" and tensor.is_shared():  # type: ignore[no-untyped-call]
-            raise ConfigError(
-                f"parameter '{name}' is in memory that processes share: the others would not see "
-                "what is trained here",
-                "join with copy.deepcopy(model)",
-            )
+        is_lazy = isinstance(tensor, torch.nn.parameter.UninitializedParameter)
+        on_cpu = not is_lazy and tensor.device.type == "cpu"
+        is_shared = on_cpu and tensor.is_shared()  # type: ignore[no-untyped-call]
+        refuse_first(
+            (is_lazy, f"parameter '{name}' has no shape yet: it is one of a lazy layer",
+             "run one batch through the model before joining"),
+            (tensor.is_meta, f"parameter '{name}' is on the meta device: it has no values",
+             "model.to_empty(device='cpu'), and load or initialise its weights, before joining"),
+            (tensor.dtype not in DTYPES, f"parameter '{name}' is {tensor.dtype}",
+             "trained parameters are float32, float16, bfloat16 or float64"),
+            (is_shared, f"parameter '{name}' is in memory that processes share: the others would "
+             "not see what is trained here", "join with copy.deepcopy(model)"),
+        )  # fmt: skip
         if any(n > 1 and not s for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
             _refuse_shared(name, name)
     there = [(str(t.device), t.data_ptr(), name, t) for name, t in named if t.numel()]

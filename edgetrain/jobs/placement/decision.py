@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, refuse_first
 from edgetrain.jobs.placement.bars import refuse
 from edgetrain.jobs.placement.formulas import Kept, bubble, edge_bytes
 from edgetrain.jobs.placement.machines import Servers
@@ -229,51 +229,33 @@ def check(placement: Placement, model: Model, servers: Servers, work: Work) -> N
     """ConfigError for a placement that these servers, this model or this batch cannot have, with
     both numbers and the nearest that works."""
     refuse(placement, work.bars)
-    layers = len(model.layers)
-    width = placement.width
+    layers, width = len(model.layers), placement.width
     if placement.ranks > servers.ranks:
         raise ConfigError(
             f"placement: {placement} is {placement.ranks} ranks, the servers have {servers.ranks}",
             f"{_shorter(placement, model, servers, work)}, or more servers",
         )
-    if placement.all_stages > layers:
-        raise ConfigError(
-            f"placement: {placement.all_stages} stages of a model with {layers} layers",
-            f"at most {layers}",
-        )
-    if placement.cuts and placement.cuts[-1] >= layers:
-        raise ConfigError(f"placement: a cut at {placement.cuts[-1]} of {layers} layers")
-    if isinstance(placement.recompute, tuple) and placement.recompute[-1] >= layers:
-        raise ConfigError(
-            f"placement: recompute={placement.recompute[-1]} of a model with {layers} layers",
-            f"0 to {layers - 1}",
-        )
-    if work.members % placement.data:
-        near = max(d for d in range(1, placement.data) if work.members % d == 0)
-        raise ConfigError(
-            f"placement: data={placement.data} does not divide the job's {work.members} members, "
-            "whose batches its ranks share",
-            f"data={near}",
-        )
-    samples = work.members // placement.data * work.batch
-    if samples % placement.microbatches:
-        near = max(m for m in range(1, placement.microbatches) if samples % m == 0)
-        raise ConfigError(
-            f"placement: microbatches={placement.microbatches} of a rank's {samples} samples",
-            f"microbatches={near}",
-        )
-    if placement.tensor > 1 and not model.heads:
-        raise ConfigError(
-            f"placement: tensor={placement.tensor}, and the model does not say how its layers "
-            "are divided",
-            "a model's tensor_plan does; or leave tensor out",
-        )
-    if placement.tensor > 1 and model.heads % placement.tensor:
-        near = max(t for t in range(1, placement.tensor) if model.heads % t == 0)
-        raise ConfigError(
-            f"placement: tensor={placement.tensor} does not divide the model's {model.heads} heads",
-            f"tensor={near}",
-        )
+    cut = placement.cuts[-1] if placement.cuts else 0
+    again = placement.recompute[-1] if isinstance(placement.recompute, tuple) else 0
+    data, micro, tensor = placement.data, placement.microbatches, placement.tensor
+    samples = work.members // data * work.batch
+    refuse_first(
+        (placement.all_stages > layers,
+         f"placement: {placement.all_stages} stages of a model with {layers} layers",
+         f"at most {layers}"),
+        (cut >= layers, f"placement: a cut at {cut} of {layers} layers", ""),
+        (again >= layers, f"placement: recompute={again} of a model with {layers} layers",
+         f"0 to {layers - 1}"),
+        (work.members % data, f"placement: data={data} does not divide the job's {work.members} "
+         "members, whose batches its ranks share", f"data={_below(data, work.members)}"),
+        (samples % micro, f"placement: microbatches={micro} of a rank's {samples} samples",
+         f"microbatches={_below(micro, samples)}"),
+        (tensor > 1 and not model.heads, f"placement: tensor={tensor}, and the model does not say "
+         "how its layers are divided", "a model's tensor_plan does; or leave tensor out"),
+        (model.heads % tensor,
+         f"placement: tensor={tensor} does not divide the model's {model.heads} heads",
+         f"tensor={_below(tensor, model.heads)}"),
+    )  # fmt: skip
     _check_sequence(placement, model)
     _check_experts(placement, model)
     most = max(server.accelerators for server in servers.servers)
@@ -307,57 +289,42 @@ def _works(placement: Placement, model: Model, servers: Servers, work: Work) -> 
     return True
 
 
+def _below(count: int, *wholes: int) -> int:
+    """The largest number below `count` that divides all of these."""
+    return max((n for n in range(1, count) if not any(whole % n for whole in wholes)), default=1)
+
+
 def _check_sequence(placement: Placement, model: Model) -> None:
-    count = placement.sequence
+    count, ulysses, heads = placement.sequence, placement.ulysses, model.heads // placement.tensor
     if count == 1:
         return
-    if not model.length:
-        raise ConfigError(
-            f"placement: sequence={count}, and the model never calls scaled_dot_product_attention",
-            "leave sequence out",
-        )
-    if not model.knows_place:
-        raise ConfigError(
-            f"placement: sequence={count}, and the model cannot be told which positions it sees",
-            "a module with `first_place`, or position_ids among its inputs (docs/gpu-servers.md)",
-        )
-    if model.length % count:
-        near = max(each for each in range(1, count) if model.length % each == 0)
-        raise ConfigError(
-            f"placement: sequence={count} does not divide the {model.length} positions of a sample",
-            f"sequence={near}",
-        )
-    heads = model.heads // placement.tensor
-    if placement.ulysses > 1 and heads % placement.ulysses:
-        near = max(each for each in range(1, placement.ulysses) if heads % each == 0)
-        raise ConfigError(
-            f"placement: ulysses={placement.ulysses} does not divide the {heads} heads of a rank",
-            f"ulysses={near}",
-        )
+    refuse_first(
+        (not model.length, f"placement: sequence={count}, and the model never calls "
+         "scaled_dot_product_attention", "leave sequence out"),
+        (not model.knows_place, f"placement: sequence={count}, and the model cannot be told which "
+         "positions it sees",
+         "a module with `first_place`, or position_ids among its inputs (docs/gpu-servers.md)"),
+        (model.length % count,
+         f"placement: sequence={count} does not divide the {model.length} positions of a sample",
+         f"sequence={_below(count, model.length)}"),
+        (heads % ulysses,
+         f"placement: ulysses={ulysses} does not divide the {heads} heads of a rank",
+         f"ulysses={_below(ulysses, heads)}"),
+    )  # fmt: skip
 
 
 def _check_experts(placement: Placement, model: Model) -> None:
-    count = placement.experts
-    if count > 1 and not model.experts:
-        raise ConfigError(
-            f"placement: experts={count}, and the model has no experts", "leave experts out"
-        )
-    if count > 1 and model.experts % count:
-        near = max(
-            each for each in range(1, count)
-            if model.experts % each == 0 and placement.data % each == 0
-        )  # fmt: skip
-        raise ConfigError(
-            f"placement: experts={count} does not divide the model's {model.experts} experts",
-            f"experts={near}",
-        )
-    if model.experts and (placement.sequence > 1 or placement.norms == "split"):
-        word = "norms=split" if placement.sequence == 1 else f"sequence={placement.sequence}"
-        raise ConfigError(
-            f"placement: {word}, and the model has {model.experts} experts, which take whole "
-            "sequences",
-            f"leave {word.partition('=')[0]} out",
-        )
+    count, experts = placement.experts, model.experts
+    word = "norms=split" if placement.sequence == 1 else f"sequence={placement.sequence}"
+    refuse_first(
+        (count > 1 and not experts, f"placement: experts={count}, and the model has no experts",
+         "leave experts out"),
+        (experts % count, f"placement: experts={count} does not divide the model's {experts} "
+         "experts", f"experts={_below(count, experts, placement.data)}"),
+        (experts and (placement.sequence > 1 or placement.norms == "split"), f"placement: {word}, "
+         f"and the model has {experts} experts, which take whole sequences",
+         f"leave {word.partition('=')[0]} out"),
+    )  # fmt: skip
 
 
 def kept_by(precision: str, slots: int, copied: bool = False) -> Kept:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.errors import ConfigError, did_you_mean, refuse_first
 
 EDGE = "edge"
 """On the fleet's own devices, each of which holds the whole model."""
@@ -127,29 +127,19 @@ class Placement:
             value = getattr(self, name)
             if not 1 <= value <= _MOST:
                 raise ConfigError(f"placement: {name}={value}", f"1 to {_MOST}")
-        if self.zero not in ZEROS:
-            raise ConfigError(f"placement: zero={self.zero}", "0, 1, 2 or 3")
-        if self.data % self.shard:
-            near = math.gcd(self.data, self.shard)
-            raise ConfigError(
-                f"placement: shard={self.shard} does not divide data={self.data}", f"shard={near}"
-            )
-        if (self.shard > 1) != (self.zero > 0):
-            raise ConfigError(
-                f"placement: shard={self.shard} with zero={self.zero}",
-                "shard=2 zero=3 divides the parameters among two ranks; leave both out otherwise",
-            )
-        if self.data % self.experts:
-            near = math.gcd(self.data, self.experts)
-            raise ConfigError(
-                f"placement: experts={self.experts} does not divide data={self.data}",
-                f"experts={near}",
-            )
-        if self.experts > 1 and self.zero == 1:
-            raise ConfigError(
-                f"placement: experts={self.experts} with zero=1, whose ranks hold the same layers",
-                "zero=2",
-            )
+        data, shard, experts, zero = self.data, self.shard, self.experts, self.zero
+        refuse_first(
+            (zero not in ZEROS, f"placement: zero={zero}", "0, 1, 2 or 3"),
+            (data % shard, f"placement: shard={shard} does not divide data={data}",
+             f"shard={math.gcd(data, shard)}"),
+            ((shard > 1) != (zero > 0), f"placement: shard={shard} with zero={zero}",
+             "shard=2 zero=3 divides the parameters among two ranks; leave both out otherwise"),
+            (data % experts, f"placement: experts={experts} does not divide data={data}",
+             f"experts={math.gcd(data, experts)}"),
+            (experts > 1 and zero == 1,
+             f"placement: experts={experts} with zero=1, whose ranks hold the same layers",
+             "zero=2"),
+        )  # fmt: skip
         self._check_sequence()
         self._check_schedule()
         if self.cuts and (
@@ -161,58 +151,40 @@ class Placement:
             )
 
     def _check_sequence(self) -> None:
-        if self.sequence % self.ulysses:
-            near = math.gcd(self.sequence, self.ulysses)
-            raise ConfigError(
-                f"placement: ulysses={self.ulysses} does not divide sequence={self.sequence}",
-                f"ulysses={near}",
-            )
-        if self.norms not in NORMS:
-            raise ConfigError(f"placement: norms={self.norms}", did_you_mean(self.norms, NORMS))
-        if self.norms == "split" and self.tensor == 1:
-            raise ConfigError(
-                "placement: norms=split with tensor=1", "tensor=2, whose ranks share the norms"
-            )
+        refuse_first(
+            (self.sequence % self.ulysses,
+             f"placement: ulysses={self.ulysses} does not divide sequence={self.sequence}",
+             f"ulysses={math.gcd(self.sequence, self.ulysses)}"),
+            (self.norms not in NORMS, f"placement: norms={self.norms}",
+             did_you_mean(self.norms, NORMS)),
+            (self.norms == "split" and self.tensor == 1, "placement: norms=split with tensor=1",
+             "tensor=2, whose ranks share the norms"),
+        )  # fmt: skip
 
     def _check_schedule(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise ConfigError(
-                f"placement: schedule={self.schedule}", did_you_mean(self.schedule, SCHEDULES)
-            )
-        if self.pipeline == 1 and self.stages > 1:
-            raise ConfigError(
-                f"placement: stages={self.stages} with pipeline=1", "leave stages out"
-            )
-        if self.pipeline == 1:
+        name, stages, ranks, micro = self.schedule, self.stages, self.pipeline, self.microbatches
+        refuse_first(
+            (name not in SCHEDULES, f"placement: schedule={name}", did_you_mean(name, SCHEDULES)),
+            (ranks == 1 and stages > 1, f"placement: stages={stages} with pipeline=1",
+             "leave stages out"),
+        )  # fmt: skip
+        if ranks == 1:
             return
-        looped, v = self.schedule in LOOPED, self.schedule in V_SHAPED
-        if (looped and self.stages < 2) or (v and self.stages != 2):
-            raise ConfigError(
-                f"placement: schedule={self.schedule} with stages={self.stages}", "stages=2"
-            )
-        if not (looped or v) and self.stages != 1:
-            raise ConfigError(
-                f"placement: schedule={self.schedule} with stages={self.stages}",
-                "leave stages out, or schedule=interleaved",
-            )
-        if self.zero == 3 and self.schedule in SPLIT:
-            raise ConfigError(
-                f"placement: zero=3 with schedule={self.schedule}: torch's gradients are wrong",
-                "zero=2, or schedule=interleaved",
-            )
-        least = self.all_stages if self.schedule == "dualpipev" else 1
-        if self.microbatches < least:
-            raise ConfigError(
-                f"placement: schedule={self.schedule} with microbatches={self.microbatches}",
-                f"at least {least}",
-            )
-        if self.schedule == "interleaved" and self.microbatches % self.pipeline:
-            near = self.pipeline * max(1, round(self.microbatches / self.pipeline))
-            raise ConfigError(
-                f"placement: interleaved turns of {self.pipeline} ranks with "
-                f"microbatches={self.microbatches}",
-                f"microbatches={near}",
-            )
+        looped, v = name in LOOPED, name in V_SHAPED
+        least = self.all_stages if name == "dualpipev" else 1
+        both = f"placement: schedule={name} with stages={stages}"
+        refuse_first(
+            ((looped and stages < 2) or (v and stages != 2), both, "stages=2"),
+            (not (looped or v) and stages != 1, both, "leave stages out, or schedule=interleaved"),
+            (self.zero == 3 and name in SPLIT,
+             f"placement: zero=3 with schedule={name}: torch's gradients are wrong",
+             "zero=2, or schedule=interleaved"),
+            (micro < least, f"placement: schedule={name} with microbatches={micro}",
+             f"at least {least}"),
+            (name == "interleaved" and micro % ranks,
+             f"placement: interleaved turns of {ranks} ranks with microbatches={micro}",
+             f"microbatches={ranks * max(1, round(micro / ranks))}"),
+        )  # fmt: skip
 
     def __str__(self) -> str:
         plain = Placement()

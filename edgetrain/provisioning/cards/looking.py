@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, refuse_first
 from edgetrain.provisioning.cards.source import SECTOR
 
 TOOLS = {
@@ -171,22 +171,18 @@ def _judge(files: Files, boot: Partition, root: Partition) -> ImageDescription:
         )
     python = (int(version[1]), int(version[2]))
     machine = _machine(files.read(f"/usr/bin/{version[0]}") or b"")
-    if machine not in ("aarch64", "x86_64"):
-        raise ConfigError(
-            f"the image ({release}) is for {machine}: torch is made for 64-bit systems",
-            "take the arm64 image of the same release",
-        )
-    if python < OLDEST_PYTHON:
-        raise ConfigError(
-            f"the image ({release}) has Python {python[0]}.{python[1]}, and edgetrain needs "
-            f"{OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]}",
-            "a newer release of the operating system",
-        )
-    if release not in RELEASES:
-        raise ConfigError(
-            f"the image is {release}, which this version has no first boot for",
-            f"known: {', '.join(sorted(RELEASES))}",
-        )
+    own, needed = (".".join(map(str, each)) for each in (python, OLDEST_PYTHON))
+    refuse_first(
+        (machine not in ("aarch64", "x86_64"),
+         f"the image ({release}) is for {machine}: torch is made for 64-bit systems",
+         "take the arm64 image of the same release"),
+        (python < OLDEST_PYTHON,
+         f"the image ({release}) has Python {own}, and edgetrain needs {needed}",
+         "a newer release of the operating system"),
+        (release not in RELEASES,
+         f"the image is {release}, which this version has no first boot for",
+         f"known: {', '.join(sorted(RELEASES))}"),
+    )  # fmt: skip
     return ImageDescription(release, python, machine, _first_boot(files, release), boot, root)
 
 
