@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common, sudo
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, refuse_first
 
 if TYPE_CHECKING:
     from edgetrain.fleet.cluster import Cluster, DeviceEntry
@@ -185,17 +185,14 @@ def _tokens(arguments: argparse.Namespace, devices: Sequence[DeviceEntry]) -> To
         return outfit.GivenTokens(arguments.tokens, names)
     ring = Keyring(keys_folder(arguments.keys))
     roots = Keyring(sudo.roots_home() / ".config/edgetrain")
-    if not ring.exists and not arguments.keys and sudo.caller() and roots.exists:
-        raise ConfigError(
-            f"the hub's keys are not in {ring.path}, but root's own are in {roots.path}",
-            f"--keys {roots.path}, if the hub runs with those: two hubs have two identities",
-        )
-    if not ring.exists:
-        raise ConfigError(
-            f"the hub's keys are not on this machine (in {ring.path})",
-            "here: edgetrain keys init, without sudo; or on the hub's machine: edgetrain keys "
-            f"enroll --cluster {arguments.cluster} --out tokens.json, and give it with --tokens",
-        )
+    refuse_first(
+        (not ring.exists and not arguments.keys and sudo.caller() and roots.exists,
+         f"the hub's keys are not in {ring.path}, but root's own are in {roots.path}",
+         f"--keys {roots.path}, if the hub runs with those: two hubs have two identities"),
+        (not ring.exists, f"the hub's keys are not on this machine (in {ring.path})",
+         "here: edgetrain keys init, without sudo; or on the hub's machine: edgetrain keys "
+         f"enroll --cluster {arguments.cluster} --out tokens.json, and give it with --tokens"),
+    )  # fmt: skip
     ring.pair()
     listed = sorted(set(ring.members().values()) & set(names))
     if listed and not arguments.replace:

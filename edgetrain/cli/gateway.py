@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.cli import common
-from edgetrain.errors import ConfigError
+from edgetrain.errors import refuse_first
 from edgetrain.jobs.job import Job
 from edgetrain.training.stopping import Stop
 
@@ -119,16 +119,13 @@ def _job_of(arguments: argparse.Namespace) -> Job:
         from edgetrain.training.hub import job_to_resume
 
         job = job_to_resume(arguments.resume, arguments.job)
-    if not job.fleet.gateways:
-        raise ConfigError(
-            "fleet.gateways = false: the hub of this job lets no gateway in",
-            "say gateways = true in [fleet], in the job file of all machines",
-        )
-    if not 1 <= arguments.members <= job.fleet.members:
-        raise ConfigError(
-            f"--members {arguments.members}: allowed are 1 to {job.fleet.members}",
-            "how many of the job's fleet.members join at this site",
-        )
+    refuse_first(
+        (not job.fleet.gateways, "fleet.gateways = false: the hub of this job lets no gateway in",
+         "say gateways = true in [fleet], in the job file of all machines"),
+        (not 1 <= arguments.members <= job.fleet.members,
+         f"--members {arguments.members}: allowed are 1 to {job.fleet.members}",
+         "how many of the job's fleet.members join at this site"),
+    )  # fmt: skip
     from edgetrain.jobs.rules import resolve
 
     resolve(job)

@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.errors import ConfigError, did_you_mean, refuse_first
 from edgetrain.files.reading import OTHERS_READ, read_bytes, read_guarded
 from edgetrain.files.toml import read_toml
 from edgetrain.fleet import values
@@ -270,19 +270,14 @@ def check_fleet(cluster: Cluster, members: int, profile: str) -> None:
 
     Raises ConfigError with both values if they disagree.
     """
-    there = len(cluster.members)
-    if there != members:
-        besides = " besides its hub" if cluster.hub_device else ""
-        raise ConfigError(
-            f"{cluster.path} has {there} devices{besides}, and the job's fleet.members is "
-            f"{members}",
-            f"set fleet.members = {there}, or list {members} devices",
-        )
-    if profile != "host":
-        raise ConfigError(
-            f"the job's fleet.device is '{profile}': it would slow real devices down",
-            'for a job on real devices set fleet.device = "host"',
-        )
+    there, besides = len(cluster.members), " besides its hub" if cluster.hub_device else ""
+    refuse_first(
+        (there != members, f"{cluster.path} has {there} devices{besides}, and the job's "
+         f"fleet.members is {members}", f"set fleet.members = {there}, or list {members} devices"),
+        (profile != "host",
+         f"the job's fleet.device is '{profile}': it would slow real devices down",
+         'for a job on real devices set fleet.device = "host"'),
+    )  # fmt: skip
 
 
 # -- secrets and keys ----------------------------------------------------------------------------
@@ -312,16 +307,14 @@ def secret(wifi: Wifi, folder: Path, environment: Mapping[str, str], ask: Callab
     else:
         passphrase = ask()
     hexadecimal = re.fullmatch(r"[0-9a-fA-F]{64}", passphrase)
-    if hexadecimal and wifi.security == "wpa3":
-        raise ConfigError(
-            f"the passphrase of '{wifi.ssid}' is 64 hexadecimal digits, a key of WPA2",
-            "WPA3 needs the passphrase itself",
-        )
-    if not hexadecimal and not (8 <= len(passphrase.encode()) <= 63 and passphrase.isprintable()):
-        raise ConfigError(
-            f"the passphrase of '{wifi.ssid}' has {len(passphrase.encode())} characters",
-            "WPA wants 8 to 63, or 64 hexadecimal digits",
-        )
+    refuse_first(
+        (hexadecimal and wifi.security == "wpa3",
+         f"the passphrase of '{wifi.ssid}' is 64 hexadecimal digits, a key of WPA2",
+         "WPA3 needs the passphrase itself"),
+        (not hexadecimal and not (8 <= len(passphrase.encode()) <= 63 and passphrase.isprintable()),
+         f"the passphrase of '{wifi.ssid}' has {len(passphrase.encode())} characters",
+         "WPA wants 8 to 63, or 64 hexadecimal digits"),
+    )  # fmt: skip
     return passphrase
 
 

@@ -12,7 +12,7 @@ import ipaddress
 import re
 import zoneinfo
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, refuse_first
 
 COUNTRIES = frozenset(
     """
@@ -100,16 +100,12 @@ def check_name_server(address: str, where: str) -> None:
 
 
 def check_user(user: str, where: str) -> None:
-    if not USER_NAME.match(user):
-        raise ConfigError(
-            f"{where} = '{user}' cannot be a user of the devices",
-            "small letters, digits, '_' and '-', at most 32, and not root",
-        )
-    if user in TAKEN:
-        raise ConfigError(
-            f"{where} = '{user}' cannot be a user of the devices",
-            "their operating system has a user or group of this name; another one, as in fleet",
-        )
+    refuse_first(
+        (not USER_NAME.match(user), f"{where} = '{user}' cannot be a user of the devices",
+         "small letters, digits, '_' and '-', at most 32, and not root"),
+        (user in TAKEN, f"{where} = '{user}' cannot be a user of the devices",
+         "their operating system has a user or group of this name; another one, as in fleet"),
+    )  # fmt: skip
 
 
 def check_hub(address: str, where: str) -> None:

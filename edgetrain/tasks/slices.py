@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import refuse_first
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.protocol import Batch, Picks, Task, is_counted
 
@@ -96,21 +96,17 @@ class Slices:
 
 def check_slices(task: Task, shard: tuple[int, int], batch: int) -> None:
     """ConfigError for a task whose data cannot be cut into slices, or a batch of more than that."""
-    if not isinstance(task, Picks):
-        raise ConfigError(
-            f"task '{task.name}' has no pick(), which gives any samples of the data",
-            "lbfgs computes slices of a batch: add it (docs/tasks.md), or choose dga or sync-sgd",
-        )
-    if is_counted(task):
-        raise ConfigError(
-            f"task '{task.name}' counts other things than samples, and slices are weighed by these",
-            "choose dga or sync-sgd",
-        )
-    if batch > task.samples(*shard):
-        raise ConfigError(
-            f"lbfgs: batch = {batch}: the data have {task.samples(*shard)} samples",
-            "say batch = all, or at most that many",
-        )
+    refuse_first(
+        (not isinstance(task, Picks),
+         f"task '{task.name}' has no pick(), which gives any samples of the data",
+         "lbfgs computes slices of a batch: add it (docs/tasks.md), or choose dga or sync-sgd"),
+        (is_counted(task),
+         f"task '{task.name}' counts other things than samples, and slices are weighed by these",
+         "choose dga or sync-sgd"),
+        (batch > task.samples(*shard),
+         f"lbfgs: batch = {batch}: the data have {task.samples(*shard)} samples",
+         "say batch = all, or at most that many"),
+    )  # fmt: skip
 
 
 def digest_of(task: Task, shard: tuple[int, int], batch: int) -> str:

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.errors import ConfigError, did_you_mean, refuse_first
 from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.reading import load
 from edgetrain.runs.folder import JOB, read_summary, runs_in
@@ -111,15 +111,12 @@ def _checked(folder: Path, formats: Sequence[str], target: Path) -> tuple[Job, d
             f"{folder} was stopped in the middle: its status is '{status}'",
             "export a run that came to its end",
         )
-    if not (folder / MODEL).is_file():
-        raise ConfigError(
-            f"{folder} has no {MODEL}",
-            "on several machines the member with --index 0 writes it, into its own run folder",
-        )
-    if target.exists():
-        raise ConfigError(f"{target} is there already", "choose another folder with -o")
-    if not target.parent.is_dir():
-        raise ConfigError(f"{target.parent} is no folder", "make it first")
+    refuse_first(
+        (not (folder / MODEL).is_file(), f"{folder} has no {MODEL}",
+         "on several machines the member with --index 0 writes it, into its own run folder"),
+        (target.exists(), f"{target} is there already", "choose another folder with -o"),
+        (not target.parent.is_dir(), f"{target.parent} is no folder", "make it first"),
+    )  # fmt: skip
     return load(folder / JOB), summary
 
 

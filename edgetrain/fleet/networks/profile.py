@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.errors import ConfigError, did_you_mean, refuse_first
 from edgetrain.fleet import catalog
 from edgetrain.fleet.checks import Limits, known, number, text
 from edgetrain.fleet.networks import traces
@@ -224,32 +224,26 @@ def _burst(table: Any, path: Path, where: str) -> Burst:
 
 def _consistent(way: Direction, path: Path, where: str) -> None:
     """Refuse figures that contradict each other."""
-    if way.burst and way.loss_percent:
-        raise ConfigError(
-            f"{path}: {where}.burst and {where}.loss_percent exclude each other", "drop one"
-        )
-    if way.rate_trace and way.rate_mbit:
-        raise ConfigError(
-            f"{path}: {where}.rate_trace and {where}.rate_mbit exclude each other", "drop one"
-        )
-    if way.delay_trace and (way.delay_ms or way.jitter_ms):
-        raise ConfigError(
-            f"{path}: {where}.delay_trace replaces delay_ms and jitter_ms", "drop them"
-        )
+    refuse_first(
+        (way.burst and way.loss_percent,
+         f"{path}: {where}.burst and {where}.loss_percent exclude each other", "drop one"),
+        (way.rate_trace and way.rate_mbit,
+         f"{path}: {where}.rate_trace and {where}.rate_mbit exclude each other", "drop one"),
+        (way.delay_trace and (way.delay_ms or way.jitter_ms),
+         f"{path}: {where}.delay_trace replaces delay_ms and jitter_ms", "drop them"),
+    )  # fmt: skip
     offered = first_offer(way.receive_kb)
-    if way.first_window * MSS > offered:
-        raise ConfigError(
-            f"{path}: {where}.first_window = {way.first_window}, and the receiver offers "
-            f"{offered // 1000} kB at first: {offered // MSS} segments",
-            f"fewer segments, or {where}.receive_kb = {2.1 * way.first_window * MSS / 1000:.0f}",
-        )
-    # A wider spread would need delays below zero, and clamping them would shift the mean.
-    if way.jitter_ms > way.delay_ms / 4:
-        raise ConfigError(
-            f"{path}: {where}.jitter_ms = {way.jitter_ms:g} is out of range: "
-            f"0 to {way.delay_ms / 4:g} ms (a quarter of delay_ms)",
-            "a larger jitter would need delays below zero",
-        )
+    refuse_first(
+        (way.first_window * MSS > offered,
+         f"{path}: {where}.first_window = {way.first_window}, and the receiver offers "
+         f"{offered // 1000} kB at first: {offered // MSS} segments",
+         f"fewer segments, or {where}.receive_kb = {2.1 * way.first_window * MSS / 1000:.0f}"),
+        # A wider spread would need delays below zero, and clamping them would shift the mean.
+        (way.jitter_ms > way.delay_ms / 4,
+         f"{path}: {where}.jitter_ms = {way.jitter_ms:g} is out of range: "
+         f"0 to {way.delay_ms / 4:g} ms (a quarter of delay_ms)",
+         "a larger jitter would need delays below zero"),
+    )  # fmt: skip
 
 
 def _table(table: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:

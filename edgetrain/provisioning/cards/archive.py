@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.errors import ConfigError, did_you_mean, refuse_first
 from edgetrain.files.toml import read_toml
 from edgetrain.fleet import catalog
 from edgetrain.provisioning.cards.looking import RELEASES, ImageDescription
@@ -253,15 +253,12 @@ def check(path: Path) -> Manifest:
 def check_fits(manifest: Manifest, look: ImageDescription) -> None:
     """Raises ConfigError if an archive does not run on the system of an image."""
     python = f"{look.python[0]}.{look.python[1]}"
-    if (manifest.python, manifest.machine) != (python, look.machine):
-        raise ConfigError(
-            f"the worker is for Python {manifest.python} on {manifest.machine}, and the image has "
-            f"Python {python} on {look.machine}",
-            f"edgetrain devices worker --for {look.release}",
-        )
-    if manifest.release != look.release:
-        raise ConfigError(
-            f"the worker is for {RELEASES.get(manifest.release, manifest.release)}, and the image "
-            f"is {RELEASES.get(look.release, look.release)}",
-            f"edgetrain devices worker --for {look.release}",
-        )
+    refuse_first(
+        ((manifest.python, manifest.machine) != (python, look.machine),
+         f"the worker is for Python {manifest.python} on {manifest.machine}, and the image has "
+         f"Python {python} on {look.machine}", f"edgetrain devices worker --for {look.release}"),
+        (manifest.release != look.release,
+         f"the worker is for {RELEASES.get(manifest.release, manifest.release)}, and the image "
+         f"is {RELEASES.get(look.release, look.release)}",
+         f"edgetrain devices worker --for {look.release}"),
+    )  # fmt: skip
