@@ -57,29 +57,24 @@ class Wide:
     target: float | None = None
 
     def model(self) -> nn.Sequential:
-        """See Task."""
         pairs = [(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(LAYERS)]
         return nn.Sequential(*[layer for pair in pairs for layer in pair])
 
     def samples(self, member: int, members: int) -> int:
-        """See Task."""
         return 1 << 20
 
     def batches(
         self, member: int, members: int, batch: int, seed: int
     ) -> Iterator[tuple[Tensor, ...]]:
-        """See Task."""
         drawn = torch.Generator().manual_seed(1000 * seed + member)
         while True:
             yield tuple(torch.randn(batch, WIDTH, generator=drawn) for _ in range(2))
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """See Task."""
         loss: Tensor = (model(batch[0]) - batch[1]).square().mean()
         return loss
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """See Task."""
         with evaluating(model):
             return {"loss": float(self.loss(model, next(self.batches(99, 1, 64, 0))))}
 

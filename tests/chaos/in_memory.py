@@ -110,7 +110,6 @@ class ChaosWire(Wire):
         self.to_hub, self.to_member = Line(town, self._name, where), Line(town, where, self._name)
 
     def send(self, frames) -> None:
-        """See MemberTransport."""
         message = unpack(list(frames))
         if isinstance(message, Contribute):
             self._witness.saw(self._name, message.round, message.part, message.payload)

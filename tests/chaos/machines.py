@@ -71,7 +71,6 @@ class FillingDisk:
         self.full = self._world.now < self.full_until
 
     def writev(self, file: int, buffers: Sequence[Buffer]) -> int:
-        """See os.writev."""
         if not self.full:
             return os.writev(file, buffers)
         os.write(file, memoryview(buffers[0])[: memoryview(buffers[0]).nbytes // 2])
@@ -152,7 +151,6 @@ class _Tapped:
         self.poll, self.traffic, self.close = hub.wire.poll, hub.wire.traffic, hub.wire.close
 
     def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
-        """See HubTransport."""
         self._hub.tap(to, frames)
         return self._wire.send(to, frames)
 

@@ -81,7 +81,6 @@ class NotedSocket(MemberSocket):
         self._ledger = ledger
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """See MemberTransport."""
         self._ledger.note(frames)
         super().send(frames)
 
@@ -96,7 +95,6 @@ class PromisingLink(Link):
         self._ledger = ledger
 
     def submit(self, submission: Submission) -> Vector | None:
-        """See Exchange."""
         self._ledger.promise(submission.round)
         return super().submit(submission)
 

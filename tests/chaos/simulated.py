@@ -214,7 +214,6 @@ class _ShownJournal(Journal):
         self._show = show
 
     def append(self, record: Record) -> None:
-        """See Journal."""
         super().append(record)
         if isinstance(record, Round):
             self._show(record)

@@ -63,15 +63,12 @@ class Process(FakeMember):
     # what `SteppingIn` sees of a group
 
     def ended(self):
-        """See Group."""
         return None if not self.is_over else "" if self.state == "done" else self.state
 
     def leave(self):
-        """See Group."""
         self.is_asked = True
 
     def kill(self):
-        """See Group."""
         if not self.is_over:
             self.fleet.kill(self.index)
 

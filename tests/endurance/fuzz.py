@@ -479,7 +479,6 @@ class Attack(Room):
         self.said = self.sent = 0
 
     def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
-        """See HubTransport."""
         self.sent += 1
         thrown_in = to in self.strangers or to.startswith(GREEDY)
         if thrown_in and frames[0] == Refuse.kind:

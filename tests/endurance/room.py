@@ -54,7 +54,6 @@ class Wire:
         return None if frames is None else list(frames)
 
     def reconnect(self) -> None:
-        """See Reconnecting."""
         self._inbox = Mailbox(self._room.world)
         self._room.wires[self.name] = self
 
@@ -110,7 +109,6 @@ class Room:
             found = self.inbox.get(0.0)
 
     def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
-        """See HubTransport."""
         wire = self.wires.get(to)
         if wire is None:
             return False

@@ -326,17 +326,14 @@ class DirectExchange:
         """See Exchange."""
 
     def unsent(self) -> dict[str, Vector]:
-        """See Exchange."""
         return {}
 
     def restore_unsent(self, unsent: Mapping[str, Vector]) -> None:
-        """See Exchange."""
         if unsent:
             names = ", ".join(unsent)
             raise ConfigError(f"nothing is left unsent here, the checkpoint has {names}")
 
     def submit(self, submission: Submission) -> None:
-        """See Exchange."""
         given = _Given(submission.vector, submission.weight)
         self._where.give(
             self._name, submission.round, given, submission.applied, submission.checksum
@@ -344,20 +341,16 @@ class DirectExchange:
 
     @property
     def sent_nearly_all(self) -> bool:
-        """See Exchange."""
         return True
 
     def wait(self, round: int) -> RoundReply | CatchUp:
-        """See Exchange."""
         return self._where.take(self._name, round, self.interrupt)
 
     @property
     def ready(self) -> int:
-        """See Exchange."""
         return self._where.ready(self._name)
 
     def end(self, round: int) -> None:
-        """See Exchange."""
         self._where.end(self._name, round)
 
     def settle(self) -> bool:
@@ -375,9 +368,7 @@ class DirectExchange:
         return Traffic(0, 0, 0, 0.0)
 
     def leave(self, reason: str) -> None:
-        """See Exchange."""
         self._where.leave(self._name)
 
     def vanish(self) -> None:
-        """See Exchange."""
         self._where.leave(self._name)

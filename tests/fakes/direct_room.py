@@ -266,5 +266,4 @@ class RoomMember:
         return half.applied, half.base if self.room.row.hub_keeps_base else None
 
     def step(self):
-        """See Stepper."""
         self.params -= self._flat.gradient

@@ -8,6 +8,7 @@ is. No thread, no sleep.
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -111,7 +112,6 @@ class Wire:
         self._arrived: deque[list[Buffer]] = deque()
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """See MemberTransport."""
         if not self.is_dead:
             self.to_hub.append(list(frames))
 
@@ -122,7 +122,6 @@ class Wire:
         return self._arrived.popleft() if self._arrived else None
 
     def reconnect(self) -> None:
-        """See Reconnecting."""
         for queue in (self.to_hub, self.to_member, self._arrived):
             queue.clear()
         self.connections, self.is_dead = 1, False
@@ -176,7 +175,6 @@ class Recorded:
         return getattr(self._inner, name)
 
     def submit(self, submission: Submission) -> Vector | None:
-        """See Exchange."""
         member = self._member
         member.note_base()
         member.submitted.add(submission.round)
@@ -190,7 +188,6 @@ class Recorded:
         return read
 
     def wait(self, round: int) -> RoundReply | CatchUp:
-        """See Exchange."""
         self._member.note_base()
         reply = self._inner.wait(round)
         if isinstance(reply, RoundReply):
@@ -311,7 +308,6 @@ class FakeMember:
         self.is_over = True
 
     def step(self) -> None:
-        """See Stepper."""
         self._pause()
         self.params -= self._flat.gradient
         self.walked -= self._flat.gradient
@@ -493,6 +489,16 @@ class Fleet:
         """SIGKILL: what was sent may still arrive, nothing else ever will."""
         self.dead.add(index)
         self.members[index].end()
+
+    def killing(self, index: int, when: int) -> Callable[[], None]:
+        """For `run`: kill this member at the `when`-th thing that happens, if training is on."""
+        events = itertools.count(1)
+
+        def maybe_kill() -> None:
+            if next(events) == when and self.hub.started:
+                self.kill(index)
+
+        return maybe_kill
 
     def advance(self) -> bool:
         """Let one thing happen, of all that can at this time; False: nothing can."""

@@ -32,7 +32,6 @@ class Loopback:
         return LoopbackMember(self, b"loopback-%d" % next(self._numbers))
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
-        """See HubTransport."""
         try:
             yield self._inbox.get(timeout_s > 0, timeout_s)
             while True:
@@ -41,7 +40,6 @@ class Loopback:
             return
 
     def send(self, to: bytes, frames: Sequence[Buffer]) -> bool:
-        """See HubTransport."""
         box = self._members.get(to)
         if box is None:
             return False
@@ -53,7 +51,6 @@ class Loopback:
         return Traffic(0, 0, 0, 0.0)
 
     def close(self) -> None:
-        """See HubTransport."""
         self._members.clear()
 
     # what its members' ends do
@@ -83,16 +80,13 @@ class LoopbackMember:
         self.reconnect()
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """See MemberTransport."""
         self._hub.deliver(self._name, frames)
 
     @property
     def connections(self) -> int:
-        """See Reconnecting."""
         return 1 + self._hub.restarts
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
-        """See MemberTransport."""
         if self._at != self._hub.restarts:
             self.reconnect()
         try:
@@ -101,7 +95,6 @@ class LoopbackMember:
             return None
 
     def reconnect(self) -> None:
-        """See Reconnecting."""
         self._at, self._box = self._hub.restarts, self._hub.open_box(self._name)
 
     def received_bytes(self) -> int:
@@ -113,7 +106,6 @@ class LoopbackMember:
         return Traffic(0, 0, 0, 0.0)
 
     def close(self) -> None:
-        """See MemberTransport."""
         self._hub.disconnect(self._name)
 
     def cut(self) -> None:

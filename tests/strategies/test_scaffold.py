@@ -176,15 +176,7 @@ def test_a_killed_members_variates_move_nobody(members, every, rng, when):
         "scaffold", members, every, 0, 20, rng=rng, policy=Policy(members, gone_s=5.0),
         local_step=plain,
     )  # fmt: skip
-    events = 0
-
-    def maybe_kill():
-        nonlocal events
-        events += 1
-        if events == when and fleet.hub.started:
-            fleet.kill(members - 1)
-
-    fleet.run(maybe_kill)
+    fleet.run(fleet.killing(members - 1, when))
     survivors = [m for m in fleet.members if m.index not in fleet.dead]
     assert [m.state for m in survivors] == ["done"] * len(survivors)
     assert len({m.params.tobytes() for m in survivors}) == 1

@@ -274,15 +274,7 @@ def test_fedavg_weighs_by_samples(weights, every, rng):
 )
 def test_a_killed_member_does_not_stop_the_others(name, members, every, delay, rng, when):
     fleet = Fleet(name, members, every, delay, 20, rng=rng, policy=Policy(members, gone_s=5.0))
-    events = 0
-
-    def maybe_kill():
-        nonlocal events
-        events += 1
-        if events == when and fleet.hub.started:
-            fleet.kill(members - 1)
-
-    fleet.run(maybe_kill)
+    fleet.run(fleet.killing(members - 1, when))
     survivors = [m for m in fleet.members if m.index not in fleet.dead]
     assert [m.state for m in survivors] == ["done"] * len(survivors)
     assert len({m.params.tobytes() for m in survivors}) == 1

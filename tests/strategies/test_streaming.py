@@ -145,15 +145,7 @@ def test_a_killed_member_does_not_stop_the_others(count, members, every, delay, 
     fleet = fleet_of(
         count, 0.25, members, every, delay, 16, rng=rng, policy=Policy(members, gone_s=5.0)
     )
-    events = 0
-
-    def maybe_kill():
-        nonlocal events
-        events += 1
-        if events == when and fleet.hub.started:
-            fleet.kill(members - 1)
-
-    fleet.run(maybe_kill)
+    fleet.run(fleet.killing(members - 1, when))
     fleet.members = [m for m in fleet.members if m.index not in fleet.dead]
     assert_equal_replicas(fleet)
     assert fleet.hub.finished

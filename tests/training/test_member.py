@@ -833,6 +833,14 @@ def test_a_link_needs_no_socket_and_no_model():
 # -- a run folder of one's own --------------------------------------------------------------------
 
 
+def take_six_steps(member, model, optim):
+    for step in range(6):
+        optim.zero_grad()
+        x, y = children.batch(0, step)
+        nn.functional.cross_entropy(model(x), y).backward()
+        member.step()
+
+
 def test_a_loop_of_ones_own_has_a_run_folder(tmp_path):
     wires = Loopback()
     with children.HubThread(wires, members=1, every=2).serving():
@@ -841,11 +849,7 @@ def test_a_loop_of_ones_own_has_a_run_folder(tmp_path):
         link = Link(wires.connect(), time.monotonic)
         with Member.join(link, bind(model, optim), optim, Request("", "m0", job="mine")) as member:
             member.record(tmp_path / "runs")
-            for step in range(6):
-                optim.zero_grad()
-                x, y = children.batch(0, step)
-                nn.functional.cross_entropy(model(x), y).backward()
-                member.step()
+            take_six_steps(member, model, optim)
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.endswith("-mine-m0")
     steps, exchanges = (list(read_metrics(folder, kind)) for kind in ("step", "exchange"))
@@ -872,11 +876,7 @@ def test_exchanges_say_what_they_sent_and_received(codec, tmp_path):
         link = Link(wires.connect(), time.monotonic)
         with Member.join(link, flat, optim, Request("", "m0", job="mine")) as member:
             member.record(tmp_path / "runs")
-            for step in range(6):
-                optim.zero_grad()
-                x, y = children.batch(0, step)
-                nn.functional.cross_entropy(model(x), y).backward()
-                member.step()
+            take_six_steps(member, model, optim)
     (folder,) = (tmp_path / "runs").iterdir()
     lines = list(read_metrics(folder, "exchange"))
     assert [line["round"] for line in lines[:3]] == [0, 1, 2]

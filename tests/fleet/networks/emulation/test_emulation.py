@@ -20,7 +20,7 @@ from edgetrain.cli.compare import DEMO
 from edgetrain.errors import ConfigError, NetworkError
 from edgetrain.fleet.networks import Direction, Fault, Profile, Site, emulate, load
 from edgetrain.fleet.networks.emulation import fabric, probe
-from edgetrain.fleet.networks.emulation.emulation import Attachment
+from edgetrain.fleet.networks.emulation.emulation import Attachment, Emulation
 from edgetrain.fleet.networks.emulation.measure import Bench, MeasuringEnd, line_mbit, one_way
 from edgetrain.fleet.networks.emulation.packet import member_frames
 from edgetrain.fleet.networks.profile import BARE
@@ -104,17 +104,21 @@ def test_loss_and_order_of_packets() -> None:
     assert 18 < statistics.median(seen.delays_ms) < 22
 
 
+def send_while_it_stands_still(net: Emulation, bench: Bench, count: int) -> None:
+    bench.client.do("echoes", count=1, gap_s=0.001)
+    os.kill(net.pid or 0, signal.SIGSTOP)
+    try:
+        bench.client.do("datagrams", count=count, gap_s=0.0, size=64)
+    finally:
+        os.kill(net.pid or 0, signal.SIGCONT)
+    bench.client.do("echoes", count=1, gap_s=0.01)
+
+
 @needs_packets
 def test_a_burst_that_waits_for_the_emulator_is_not_lost() -> None:
     """A message of 400 kB leaves in 140 packets at once where the round trip is long."""
     with emulate([both(delay_ms=1)], backend="packet") as net, Bench(net) as bench:
-        bench.client.do("echoes", count=1, gap_s=0.001)
-        os.kill(net.pid or 0, signal.SIGSTOP)
-        try:
-            bench.client.do("datagrams", count=400, gap_s=0.0, size=64)
-        finally:
-            os.kill(net.pid or 0, signal.SIGCONT)
-        bench.client.do("echoes", count=1, gap_s=0.01)
+        send_while_it_stands_still(net, bench, 400)
         assert len(bench.server.do("arrivals")) == 400
         assert net.report()["ring_dropped"] == 0
 
@@ -122,13 +126,7 @@ def test_a_burst_that_waits_for_the_emulator_is_not_lost() -> None:
 @needs_packets
 def test_an_emulator_that_drops_what_it_is_too_slow_for_is_not_trusted() -> None:
     with emulate([both(delay_ms=1)], backend="packet") as net, Bench(net) as bench:
-        bench.client.do("echoes", count=1, gap_s=0.001)
-        os.kill(net.pid or 0, signal.SIGSTOP)
-        try:
-            bench.client.do("datagrams", count=4000, gap_s=0.0, size=64)
-        finally:
-            os.kill(net.pid or 0, signal.SIGCONT)
-        bench.client.do("echoes", count=1, gap_s=0.01)
+        send_while_it_stands_still(net, bench, 4000)
         report = net.report()
     assert report["ring_dropped"] > 0
     assert report["trusted"] is False

@@ -146,27 +146,17 @@ def test_before_the_first_loss_cubic_grows_by_a_twentieth_of_what_is_acknowledge
         assert (window.size - before) / MSS == pytest.approx(690 / 20, rel=0.05)
 
 
-def test_a_round_trip_that_grows_ends_slow_start_at_the_ninth_acknowledgement() -> None:
+@pytest.mark.parametrize(("more_ns", "ends"), [(6_000_000, True), (5_000_000, False)])
+def test_a_round_trip_that_grows_ends_slow_start_at_the_ninth_acknowledgement(more_ns, ends):
     # As `ss -i` shows for Linux: 20 segments, and 2 for each of the first eight of a round.
     rtt = 45_000_000
     window = Window("cubic", rtt, 1 << 30)
     window.sent(10 * MSS, 0)
     window.acked(10 * MSS, rtt, rtt)
     window.sent(20 * MSS, rtt)
-    window.acked(20 * MSS, 2 * rtt, rtt + 6_000_000)
-    assert window.threshold == 36 * MSS
-    assert window.size >= 36 * MSS
-
-
-def test_a_round_trip_that_grows_a_little_does_not_end_slow_start() -> None:
-    rtt = 45_000_000
-    window = Window("cubic", rtt, 1 << 30)
-    window.sent(10 * MSS, 0)
-    window.acked(10 * MSS, rtt, rtt)
-    window.sent(20 * MSS, rtt)
-    window.acked(20 * MSS, 2 * rtt, rtt + 5_000_000)
-    assert math.isinf(window.threshold)
-    assert window.size == 40 * MSS
+    window.acked(20 * MSS, 2 * rtt, rtt + more_ns)
+    assert window.threshold == (36 * MSS if ends else math.inf)
+    assert window.size >= 36 * MSS if ends else window.size == 40 * MSS
 
 
 def test_a_pause_does_not_let_cubic_run_on():
