@@ -130,11 +130,8 @@ def _check_pipeline(found: Resolved) -> None:
         (has_group(job), "a member 'servers': a group is placed by [servers]"),
         (job.servers != ServersTable(), "[servers]: the job runs on its devices"),
     )  # fmt: skip
-    for is_there, why in refused:
-        if is_there:
-            raise ConfigError(
-                f"fleet.placement = '{fleet.placement}', and {why}", "leave one of both out"
-            )
+    what = f"fleet.placement = '{fleet.placement}', and"
+    refuse_first(*((holds, f"{what} {why}", "leave one of both out") for holds, why in refused))
 
 
 def refuse_group(job: Job, what: str) -> None:
@@ -196,9 +193,9 @@ def check_group_beside(job: Job) -> None:
         (job.train.rate_for, f"train.rate_for = {job.train.rate_for}: ranks are not members"),
         (job.privacy.unit == "example", "privacy.unit = 'example': a group clips no examples"),
     )
-    for is_there, why in refused:
-        if is_there:
-            raise ConfigError(f"{what}, and {why}", "leave one of both out")
+    refuse_first(
+        *((holds, f"{what}, and {why}", "leave one of both out") for holds, why in refused)
+    )
 
 
 def _check_fallback(found: Resolved) -> None:
@@ -220,12 +217,9 @@ def _check_fallback(found: Resolved) -> None:
          f"privacy.unit = '{job.privacy.unit}': servers would have members' data"),
         (job.train.rate_for, f"train.rate_for = {job.train.rate_for}: ranks are not members"),
     )  # fmt: skip
-    for is_there, why in refused:
-        if is_there:
-            raise ConfigError(
-                f"servers.fallback = '{job.servers.fallback}' with servers.data, and {why}",
-                "leave servers.data out, then no group steps in while the job runs",
-            )
+    what = f"servers.fallback = '{job.servers.fallback}' with servers.data, and"
+    without = "leave servers.data out, then no group steps in while the job runs"
+    refuse_first(*((holds, f"{what} {why}", without) for holds, why in refused))
 
 
 def _divide(data: int, shares: int, batch: int) -> bool:
