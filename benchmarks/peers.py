@@ -75,11 +75,11 @@ SYSTEMS = {
     "torchft": System("torchft, LocalSGD", "torchft", ("torchft", "torch"), has_hub=False),
     "hivemind": System("Hivemind, averaging", "hivemind", ("hivemind", "torch"), has_hub=False),
     "flower": System("Flower, FedAvg", "flower", ("flwr", "torch")),
-    "sync-sgd": System("edgetrain sync-sgd", keys=("strategy=sync-sgd",)),
-    "fedavg": System("edgetrain fedavg", keys=("strategy=fedavg", "every={every}")),
-    "dga": System("edgetrain dga", keys=("strategy=dga", "every={every}", "delay=auto")),
+    "sync-sgd": System("ours: sync-sgd", keys=("strategy=sync-sgd",)),
+    "fedavg": System("ours: fedavg", keys=("strategy=fedavg", "every={every}")),
+    "dga": System("ours: dga", keys=("strategy=dga", "every={every}", "delay=auto")),
     "dga-topk": System(
-        "edgetrain dga, topk",
+        "ours: dga, topk",
         keys=("strategy=dga", "every={every}", "delay=auto", "codec=topk(0.05) | q2"),
     ),
 }

@@ -111,8 +111,8 @@ def test_the_verdict_takes_the_best_of_the_others(peers):
     found += [*at("hivemind", None), *at("dga-topk", 10.0), *at("dga", None)]
     text = peers.verdict(found, {"limit": 100})
     assert text.splitlines() == [
-        "edgetrain dga, topk: 6.0 times sooner than the first synchronous peer, DDP, gloo",
-        "edgetrain dga, topk: more than 10.0 times sooner than the first other peer",
+        "ours: dga, topk: 6.0 times sooner than the first synchronous peer, DDP, gloo",
+        "ours: dga, topk: more than 10.0 times sooner than the first other peer",
     ]
 
 
