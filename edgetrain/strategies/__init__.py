@@ -47,12 +47,12 @@ class Setting:
     """Pool in which contributions are made; None: the half makes its own vectors."""
     factors: Factors | None = None
     """Factors by which gradients are averaged in two trips; None: in one."""
-    correction: str = ""
-    """One of the row's corrections."""
     momentum: float = 0.0
     """Momentum of the member's optimizer; 0: it has none."""
     members: int = 1
     """Members that the job starts with."""
+    correction: str = ""
+    """One of the row's corrections; `member_half` fills it in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,27 +227,9 @@ class Strategy:
         )  # fmt: skip
         return replace(self, outer=outer.parse(text).spelled)
 
-    def member_half(
-        self,
-        params: Vector,
-        gradient: Vector,
-        every: int,
-        delay: int,
-        memory: VectorPool | None = None,
-        factors: Factors | None = None,
-        momentum: float = 0.0,
-        members: int = 1,
-    ) -> MemberHalf:
-        """A fresh member's half over a model's flat parameters and gradient (both shared).
-
-        Contributions are made in vectors of `memory`, or of its own. With `factors` gradients are
-        averaged in two trips. `momentum` is that of the member's optimizer; 0: it has none.
-        `members`: that the job starts with.
-        """
-        setting = Setting(
-            params, gradient, every, delay, memory, factors, self.correction, momentum, members
-        )
-        return self.build(setting, *self.arguments)
+    def member_half(self, setting: Setting) -> MemberHalf:
+        """A fresh member's half over a model's flat parameters and gradient (both shared)."""
+        return self.build(replace(setting, correction=self.correction), *self.arguments)
 
 
 def _gradient(setting: Setting) -> MemberHalf:

@@ -187,5 +187,5 @@ def test_a_checkpoint_that_no_member_wrote_is_refused(change):
 def test_strategies_without_a_choice_note_nothing():
     for name in ("dga(own)", "dga(drift)", "fedavg", "sync-sgd"):
         vectors = np.zeros((2, 3), np.float32)
-        half = strategies.find(name).member_half(*vectors, 1, 0)
+        half = strategies.find(name).member_half(strategies.Setting(*vectors, 1, 0))
         assert half.take_note() == ""

@@ -208,7 +208,9 @@ def test_a_checkpoint_has_all_that_was_learned():
         assert again.learned()[name].tobytes() == value.tobytes()
     assert other.theta == drift.theta
     assert drift.theta > 0
-    own = strategies.find("dga(own)").member_half(np.zeros(3, np.float32), None, 1, 0)
+    own = strategies.find("dga(own)").member_half(
+        strategies.Setting(np.zeros(3, np.float32), None, 1, 0)
+    )
     assert own.learned() == {}
 
 

@@ -69,7 +69,9 @@ def test_without_a_delay_it_is_diloco_bit_for_bit():
 def test_what_it_has_learned_is_in_a_checkpoint():
     row = strategies.find("eager")
     first, second = (
-        row.member_half(np.zeros(5, np.float32), np.zeros(5, np.float32), 1, 3, members=2)
+        row.member_half(
+            strategies.Setting(np.zeros(5, np.float32), np.zeros(5, np.float32), 1, 3, members=2)
+        )
         for _ in range(2)
     )
     first.drift.gap[:] = np.arange(5)

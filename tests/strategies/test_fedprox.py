@@ -31,7 +31,9 @@ def test_it_is_sgd_on_the_loss_and_the_proximal_term(seed, mu, every, rounds):
     gradient_of, rate = quadratic(rng), 0.05
     start = rng.normal(size=ELEMENTS).astype(np.float32)
     params, gradient = start.copy(), np.zeros(ELEMENTS, np.float32)
-    half = strategies.find(f"fedprox({mu!r})").member_half(params, gradient, every, 0)
+    half = strategies.find(f"fedprox({mu!r})").member_half(
+        strategies.Setting(params, gradient, every, 0)
+    )
     w = start.astype(np.float64)
     for round in range(rounds):
         base = w.copy()

@@ -103,7 +103,7 @@ def test_a_checkpoint_has_what_stayed():
 
 def chooser(elements, momentum=0.9):
     vectors = np.zeros((2, elements), np.float32)
-    return strategies.find("dga").member_half(*vectors, 1, 2, momentum=momentum)
+    return strategies.find("dga").member_half(strategies.Setting(*vectors, 1, 2, momentum=momentum))
 
 
 @pytest.mark.parametrize(

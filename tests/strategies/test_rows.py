@@ -30,7 +30,9 @@ ROWS = list(strategies.TABLE.values())
 def half_of(row):
     params = np.zeros(4, np.float32)
     row = replace(row, arguments=arguments_of(row))
-    return row.member_half(params, np.ones(4, np.float32), row.every, 2 if row.delays else 0)
+    return row.member_half(
+        strategies.Setting(params, np.ones(4, np.float32), row.every, 2 if row.delays else 0)
+    )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -118,7 +118,9 @@ def test_variates_follow_a_learning_rate_that_changes(seed, rates):
     start = np.random.default_rng(seed).standard_normal(ELEMENTS).astype(np.float32)
     rates = rates[: len(rates) // 2 * 2]
     paper, members = Paper(start, 2), [start.copy(), start.copy()]
-    halves = [strategies.find("scaffold").member_half(p, None, 2, 0) for p in members]
+    halves = [
+        strategies.find("scaffold").member_half(strategies.Setting(p, None, 2, 0)) for p in members
+    ]
     for first in range(0, len(rates), 2):
         owns = []
         for m, (half, params) in enumerate(zip(halves, members, strict=True)):
@@ -137,7 +139,7 @@ def test_variates_follow_a_learning_rate_that_changes(seed, rates):
 
 def test_a_rate_that_leaps_is_not_corrected_by_what_is_only_rounding():
     params = np.ones(ELEMENTS, np.float32)
-    half = strategies.find("scaffold").member_half(params, None, 1, 0)
+    half = strategies.find("scaffold").member_half(strategies.Setting(params, None, 1, 0))
     for rate in (1e-6, 2e-6, LEAP):
         half.note_rate(rate)
         before = params.copy()
@@ -188,7 +190,7 @@ def test_a_killed_members_variates_move_nobody(members, every, rng, when):
 
 def test_a_lost_reply_leaves_no_variates():
     params = np.zeros(ELEMENTS, np.float32)
-    half = strategies.find("scaffold").member_half(params, None, 1, 0)
+    half = strategies.find("scaffold").member_half(strategies.Setting(params, None, 1, 0))
     for _ in range(2):
         half.note_rate(1.0)
         half.after_step()
@@ -207,7 +209,7 @@ def test_a_lost_reply_leaves_no_variates():
 
 def two_rounds(params):
     """A half of rounds of 3 steps, one step into its third round."""
-    half = strategies.find("scaffold").member_half(params, None, 3, 0)
+    half = strategies.find("scaffold").member_half(strategies.Setting(params, None, 3, 0))
     for step in range(7):
         params -= plain(0, step, params)
         half.note_rate(1.0)
@@ -218,7 +220,7 @@ def two_rounds(params):
 
 def restored(half, state, rest, steps):
     params = half.base.copy()
-    again = strategies.find("scaffold").member_half(params, None, 3, 0)
+    again = strategies.find("scaffold").member_half(strategies.Setting(params, None, 3, 0))
     again.restore_learned(state)
     again.start(half.applied, half.round)
     if rest is not None:
@@ -262,7 +264,9 @@ def test_a_checkpoint_whose_steps_were_contributed_since_leaves_whole_variates()
     {"variates": np.zeros(ELEMENTS, np.float32), "rates": np.array([np.nan, 0.0, 0.0])},
 ])  # fmt: skip
 def test_a_damaged_checkpoint_is_refused(state):
-    half = strategies.find("scaffold").member_half(np.zeros(ELEMENTS, np.float32), None, 3, 0)
+    half = strategies.find("scaffold").member_half(
+        strategies.Setting(np.zeros(ELEMENTS, np.float32), None, 3, 0)
+    )
     with pytest.raises(BadMessage, match="variates"):
         half.restore_learned(state)
 

@@ -17,7 +17,9 @@ ONE = np.float32(1)
 
 def half_of(row, every=2, delay=1000):
     params = np.zeros(3, np.float32)
-    return strategies.find(row).member_half(params, np.zeros(3, np.float32), every, delay)
+    return strategies.find(row).member_half(
+        strategies.Setting(params, np.zeros(3, np.float32), every, delay)
+    )
 
 
 def step(half, by):

@@ -230,13 +230,11 @@ class Driver:
         self.exchange, self.flat, self.entry = exchange, flat, entry
         self.strategy = strategies.find(entry.strategy)
         row = self.strategy if request.foretells else self.strategy.without_choice()
-        self.half: MemberHalf = row.member_half(
+        setting = strategies.Setting(
             flat.params, flat.gradient, entry.every_now or entry.every, entry.delay.steps,
-            exchange.memory,
-            exchange.factors(),
-            momentum_of(optimizer),
-            entry.members,
+            exchange.memory, exchange.factors(), momentum_of(optimizer), entry.members,
         )  # fmt: skip
+        self.half: MemberHalf = row.member_half(setting)
         self.steps = 0
         self.wait_s = 0.0
         self.exchange_s = 0.0
