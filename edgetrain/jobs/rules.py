@@ -774,33 +774,24 @@ def _why_not_example(found: Resolved) -> Refusal | None:
 
 def _why_not(found: Resolved) -> Refusal | None:
     table, strategy = found.job.privacy, found.job.strategy
-    if found.strategy.weighted:
-        return (
-            f"privacy with {found.strategy.name}: weights are what members hold, which is private, "
-            "and one of a large weight moves the sum further than clip",
-            "take local-sgd or dga, which count all members the same",
-        )
-    if found.codec.two_trips:
-        return (
-            f"strategy.codec = '{strategy.codec}': its second trip depends on the gradient "
-            "that was to be noised",
-            "take low-rank, or a codec of one trip",
-        )
-    if table.where == "member":
-        return _why_not_span(found) if strategy.secure else None
-    if strategy.secure:
-        return (
-            f"strategy.secure with privacy.where = '{table.where}': the hub sees no contribution, "
-            "and cannot clip any",
-            "where = 'member'",
-        )
-    if not found.merge.sum_only:
-        return (
-            f"strategy.merge = '{strategy.merge}' with privacy.where = '{table.where}': it is not "
-            "known how far one member can move that rule's result",
-            "merge = 'mean', or noise what members send: where = 'member'",
-        )
-    return _why_not_hub(found) if table.where == "hub" else _why_not_sum()
+    refused = _first((
+        (found.strategy.weighted, f"privacy with {found.strategy.name}: weights are what members "
+         "hold, which is private, and one of a large weight moves the sum further than clip",
+         "take local-sgd or dga, which count all members the same"),
+        (found.codec.two_trips, f"strategy.codec = '{strategy.codec}': its second trip depends on "
+         "the gradient that was to be noised", "take low-rank, or a codec of one trip"),
+    ))  # fmt: skip
+    if refused or table.where == "member":
+        return refused or (_why_not_span(found) if strategy.secure else None)
+    where = f"privacy.where = '{table.where}'"
+    refused = _first((
+        (strategy.secure, f"strategy.secure with {where}: the hub sees no contribution, and cannot "
+         "clip any", "where = 'member'"),
+        (not found.merge.sum_only, f"strategy.merge = '{strategy.merge}' with {where}: it is not "
+         "known how far one member can move that rule's result",
+         "merge = 'mean', or noise what members send: where = 'member'"),
+    ))  # fmt: skip
+    return refused or (_why_not_hub(found) if table.where == "hub" else _why_not_sum())
 
 
 def _why_not_span(found: Resolved) -> Refusal | None:
