@@ -1,5 +1,7 @@
 """L-BFGS against a naive NumPy two-loop, bit for bit, and against torch's own."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -7,17 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.errors import BadMessage
-from edgetrain.strategies.lbfgs import UNUSABLE, Lbfgs
+from edgetrain.strategies.lbfgs import UNUSABLE, Lbfgs, joined
 
 SIZE = 12
 
 
-def problem(seed: int, curved: bool = False):
-    """A loss of `SIZE` parameters, quadratic or Rosenbrock's, and its float32 gradient."""
+def problem(seed: int, curved: bool = False, dtype=torch.float32):
+    """A loss of `SIZE` parameters, quadratic or Rosenbrock's, and its float32 gradient; what they
+    are computed in."""
     rng = np.random.default_rng(seed)
     square = rng.normal(size=(SIZE, SIZE))
-    matrix = torch.tensor(square @ square.T / SIZE + 0.1 * np.eye(SIZE), dtype=torch.float32)
-    aim = torch.tensor(rng.normal(size=SIZE), dtype=torch.float32)
+    matrix = torch.tensor(square @ square.T / SIZE + 0.1 * np.eye(SIZE), dtype=dtype)
+    aim = torch.tensor(rng.normal(size=SIZE), dtype=dtype)
 
     def loss(x):
         if curved:
@@ -25,10 +28,10 @@ def problem(seed: int, curved: bool = False):
         return 0.5 * x @ matrix @ x - aim @ x
 
     def both(point):
-        x = torch.tensor(point, requires_grad=True)
+        x = torch.tensor(point, dtype=dtype, requires_grad=True)
         value = loss(x)
         value.backward()
-        return value.item(), x.grad.numpy().copy()
+        return value.item(), x.grad.numpy().astype(np.float32)
 
     return loss, both
 
@@ -174,3 +177,40 @@ def test_a_state_that_is_none_is_refused():
     for state in ({}, {"numbers": np.zeros(3)}, {"numbers": np.array([1.0] * 7)}):
         with pytest.raises(BadMessage):
             started().restore(state)
+
+
+def cut(search: Lbfgs, part: slice, history: int, kind: str) -> Lbfgs:
+    """The same search with a stretch of its vectors."""
+    found = started(history, kind)
+    whole = ("numbers", "told")
+    state = search.state().items()
+    found.restore({name: array if name in whole else array[part] for name, array in state})
+    return found
+
+
+@given(st.sampled_from(["armijo", "wolfe"]), st.integers(0, 50), st.booleans(), st.integers(1, 4))
+def test_searches_of_a_stretch_each_go_where_one_of_all_goes(kind, seed, curved, hubs):
+    """From each point of a run, by the others' products alone; the hubs decide the same."""
+    _, both = problem(seed, curved)
+    search, base = started(4, kind), np.full(SIZE, 0.5, np.float32)
+    borders = np.linspace(0, SIZE, hubs + 1).astype(int)
+    parts = [slice(*each) for each in itertools.pairwise(borders)]
+    for _ in range(20):
+        wants, (loss, gradient) = search.wants_gradient, both(base)
+        each = [(cut(search, part, 4, kind), part) for part in parts]
+        shares = [piece.products(base[part], gradient[part]) for piece, part in each if wants]
+        assert all(share.size == search.products_count for share in shares)
+        told = joined([np.append(loss, share) for share in shares])[1:] if wants else None
+        steps = [
+            piece.move(base[part], loss, gradient[part] if wants else None, False, told)
+            for piece, part in each
+        ]
+        step = search.move(base, loss, gradient if wants else None, False)
+        assert np.concatenate(steps) == pytest.approx(
+            step, rel=1e-5, abs=1e-5 * float(abs(step).max())
+        )
+        for piece, _ in each:
+            assert (piece.phase, piece.remarks) == (search.phase, search.remarks)
+            assert piece.t == pytest.approx(search.t)
+        assert len({piece.t for piece, _ in each}) == 1
+        base = base + step
