@@ -698,6 +698,18 @@ class Computed:
 
 
 @dataclass(frozen=True)
+class Products:
+    """Both ways, passed on unread between hubs of several: what a search decides by, of the ranges
+    [first, end) of the vector."""
+
+    kind: ClassVar[bytes] = b"n"
+    round: int = _integer(0, MAX_COUNT)
+    first: int = _integer(0, MAX_RANGES)
+    end: int = _integer(0, MAX_RANGES)
+    payload: Buffer = _payload()  # noqa: RUF009
+
+
+@dataclass(frozen=True)
 class StageBegin:
     """hub -> member: you hold this stage of a pipeline; go on after `step` steps."""
 
@@ -756,7 +768,7 @@ Piping = StageBegin | Activation | StageState
 Message = (
     Join | Welcome | Refuse | Base | Fixed | Start | Resume | Contribute | Reply | Beat | Leave
     | Telemetry | Figure | Evaluate | Masking | Map | Reached | Takeover | Hello | Segment
-    | RunRound | Ran | Replicating | Handover | Assign | Computed | Piping
+    | RunRound | Ran | Replicating | Handover | Assign | Computed | Products | Piping
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Message]] = {
@@ -766,7 +778,7 @@ KINDS: dict[bytes, type[Message]] = {
         Telemetry, Figure, Evaluate, Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
         Map, Reached, Takeover, Hello, Segment, RunRound, Ran,
         Follow, Copy, Stored, Standby, Offer, Agree, Handover,
-        Assign, Computed, StageBegin, Activation, StageState,
+        Assign, Computed, Products, StageBegin, Activation, StageState,
     )
 }  # fmt: skip
 

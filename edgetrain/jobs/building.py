@@ -75,8 +75,9 @@ def _dealing_hub(found: Resolved, terms: Terms, policy: Policy) -> DealingHub:
     strategy, codecs = found.strategy, (found.codec, found.reply_codec)
     slices = strategy.argument("slices") * found.job.fleet.members
     terms = replace(terms, steps=found.job.train.steps)
+    stretches = shared(found.job.strategy.ranges, found.hubs)
     return DealingHub(
-        terms, policy, *codecs, strategy.search(), slices, strategy.argument("copies")
+        terms, policy, *codecs, strategy.search(), slices, strategy.argument("copies"), stretches
     )
 
 

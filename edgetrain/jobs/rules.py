@@ -624,8 +624,6 @@ def _check_dealt(found: Resolved) -> None:
          "slice is computed train.batch samples at a time", "leave it out"),
         (job.hub.replica, f"hub.replica and {name}: a replica of a search is not there yet",
          "leave one of them out"),
-        (table.ranges > 1, f"strategy.ranges = {table.ranges} and {name}: one hub has the search "
-         "and the whole vector", "leave it out"),
         (has_group(job) or steps_in(job), f"a group, as a member or as servers.fallback and "
          f"{name}: a group of servers takes no slices yet", "choose dga or sync-sgd"),
     )  # fmt: skip
@@ -648,7 +646,7 @@ def why_not_topology(name: str, found: Resolved) -> Refusal | None:
     `fleet.topology` says it, or "hubs" (several), or "gateways"."""
     if name != "star" and has_group(found.job):
         return "a group of servers, as one member, joins one hub yet", "one hub, topology = 'star'"
-    if name != "star" and found.strategy.deals:
+    if name not in ("star", "hubs") and found.strategy.deals:
         return f"the hub of {found.strategy.name} hands out work", "one hub, topology = 'star'"
     if name in (DIRECT, *COLLECTIVES) and (refused := _why_not_among_members(found)):
         return refused

@@ -49,6 +49,8 @@ def why_fixed(found: Resolved, is_gateway: bool) -> str | None:
     job = found.job
     if is_gateway or job.fleet.gateways:
         return "a gateway is a member of one hub"
+    if found.strategy.deals:
+        return f"the hubs of {found.strategy.name} hand out work"
     if job.hub.replica:
         return "a hub with a replica has all ranges"
     if job.fleet.topology not in ("star", AUTO):

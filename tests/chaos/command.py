@@ -44,6 +44,7 @@ examples:
   python -m chaos hub.replica=tcp://c:5555 hub.quorum=3     a hub and its replica, in memory
   python -m chaos topology=ring strategy=dga(own)   members that average among themselves
   python -m chaos strategy=lbfgs delay=0 'data.partition=shared(all)'     a hub that hands out work
+  python -m chaos job.toml                       a job with several hubs: hub.hubs
   python -m chaos gateways=true 'sites=wan-50ms: 0-1, wan-50ms: 2-3'   two gateways, in memory
   python -m chaos --processes                    10 schedules over real processes
   python -m chaos --processes --schedules 50 --at-once 3

@@ -23,11 +23,11 @@ from edgetrain import codecs
 from edgetrain.codecs import Codec
 from edgetrain.codecs.auto import rung_of
 from edgetrain.errors import BadPayload, ConfigError
-from edgetrain.exchange.hub.deal import SliceSums
+from edgetrain.exchange.hub.deal import BatchMean, SliceSums
 from edgetrain.exchange.hub.records import Round
 from edgetrain.exchange.messages import Computed
 from edgetrain.jobs.resolved import Resolved
-from edgetrain.strategies.lbfgs import Lbfgs
+from edgetrain.strategies.lbfgs import Lbfgs, joined
 from edgetrain.strategies.merging.rule import SliceRule
 from edgetrain.strategies.outer import OuterRule
 from edgetrain.vectors.ranges import Ranges, Stretch
@@ -203,18 +203,15 @@ class Merging:
         if self.outer is not None and given:
             self.outer.step(out, first)
 
-    def move(self, round: int, answers: Answers, base: Vector) -> Vector | None:
-        """What the answers to each slice once add to the base; None: a slice has none. The search
-        goes on from the round before."""
-        assert self.search is not None
+    def mean(self, round: int, answers: Answers) -> BatchMean | None:
+        """What the answers to each slice once come to; None: a slice has none."""
         sums = SliceSums()
         for slice in range(self.slices):
             if (answer := answers.of(round, slice)) is None:
                 return None
             gradient = np.frombuffer(answer.gradient, np.float32) if answer.gradient else None
             sums.add(slice, answer.samples, answer.loss, gradient)
-        mean = sums.mean()
-        return self.search.move(base, mean.loss, mean.vector, round + 1 == self.steps)
+        return sums.mean()
 
 
 def judge(
@@ -267,10 +264,10 @@ def judge_hubs(
     on. A member may end without the last replies, and its last contributions may not count: none
     before one that does."""
     always, bases, broken = set(steady), [], list[str]()
-    stopped = stopped_at is not None
+    stopped, moved = stopped_at is not None, iter(_moved_bases(hubs))
     for number, hub in enumerate(hubs):
         if hub.answers is not None:
-            known, found = _moved_bases(hub.merged, hub.answers, hub.merging, hub.initial)
+            known, found = next(moved)
         else:
             known, found = _bases(hub.merged, hub.witness, hub.merging, hub.initial)
         bases.append(known)
@@ -344,24 +341,53 @@ def _bases(
     return bases, broken
 
 
-def _moved_bases(
-    rounds: Iterable[Round], answers: Answers, merging: Merging, initial: Vector
-) -> tuple[list[Vector], list[str]]:
-    """The base before the first round and after each, searched again; broken laws."""
-    base, bases = initial.copy(), [initial.copy()]
-    broken = [f"slice {s} of round {r} has two answers" for r, s in answers.changed()]
-    assert merging.search is not None
-    merging.search.start(base.size)
-    for record in rounds:
-        step = merging.move(record.round, answers, base)
-        if step is None:
-            broken.append(f"round {record.round} counts a slice that nobody answered")
+def _moved_bases(hubs: Sequence[Judged]) -> list[tuple[list[Vector], list[str]]]:
+    """Of each hub that hands out work, the base before the first round and after each, searched
+    again by the slices of all of them; broken laws."""
+    found = []
+    for hub in hubs:
+        if hub.answers is None:
+            return []
+        assert hub.merging.search is not None
+        hub.merging.search.start(hub.initial.size)
+        twice = [f"slice {s} of round {r} has two answers" for r, s in hub.answers.changed()]
+        found.append(([hub.initial.copy()], twice))
+    for round in range(max(len(hub.merged) for hub in hubs)):
+        if not _moved(hubs, round, found):
             break
-        if b"".join(map(bytes, record.reply)) != step.tobytes():
-            broken.append(f"round {record.round}: each slice once, its reply is another")
-        base += step
-        bases.append(base.copy())
-    return bases, broken
+    return found
+
+
+def _moved(
+    hubs: Sequence[Judged], round: int, found: Sequence[tuple[list[Vector], list[str]]]
+) -> bool:
+    """Move all hubs once; whether there is something to go on from."""
+    shares, means = [], []
+    for number, (hub, (bases, broken)) in enumerate(zip(hubs, found, strict=True)):
+        search, answers = hub.merging.search, hub.answers
+        assert search is not None
+        assert answers is not None
+        wants = search.wants_gradient
+        mean = hub.merging.mean(round, answers) if wants or not number else means[0]
+        if mean is None:
+            broken.append(f"round {round} counts a slice that nobody answered")
+            return False
+        products = search.products(bases[-1], mean.vector) if mean.vector is not None else []
+        shares.append(np.array([mean.loss, *products]))
+        means.append(mean)
+    told = joined(shares)
+    for hub, mean, (bases, broken) in zip(hubs, means, found, strict=True):
+        assert hub.merging.search is not None
+        last, products = round + 1 == hub.merging.steps, None
+        if len(hubs) > 1 and mean.vector is not None:
+            products = told[1:]
+        step = hub.merging.search.move(bases[-1], told[0], mean.vector, last, products)
+        if round < len(hub.merged):
+            reply = b"".join(map(bytes, hub.merged[round].reply))
+            if hub.merged[round].round != round or reply != step.tobytes():
+                broken.append(f"round {round}: each slice once, its reply is another")
+            bases.append(bases[-1] + step)
+    return all(len(bases) == len(found[0][0]) for bases, _ in found)
 
 
 def _checksum_of(base: Vector) -> str:

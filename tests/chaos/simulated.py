@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from chaos import laws
@@ -171,21 +172,24 @@ class Seen:
     """What members contributed or answered, and the rounds that members may have been told of."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.answers, self.dealings, self._clock = Answers(), Dealings(), clock
+        self.answers: dict[int, Answers] = defaultdict(Answers)
+        """By the hub's number, as `witness` and `rounds`."""
+        self.dealings, self._clock = Dealings(), clock
         self.witness: dict[int, Witness] = defaultdict(Witness)
-        """By the hub's number, as all that follows."""
         self.rounds: dict[int, dict[int, Round]] = defaultdict(dict)
         """By number. A hub that lost a round with its journal may write another one for it."""
 
     def see_message(self, wire: MemberWire, frames: Sequence[Buffer]) -> None:
         """A member hands over a packed message."""
         message = unpack(list(frames))
+        hub = hub_node(wire.hub.node)
         if isinstance(message, Contribute):
-            witness = self.witness[hub_node(wire.hub.node)]
+            witness = self.witness[hub]
             witness.saw(f"m{wire.node}", message.round, message.part, message.payload)
         elif isinstance(message, Computed):
-            self.answers.saw(message)
-            self.dealings.saw_answer(f"m{wire.node}", message, self._clock())
+            self.answers[hub].saw(message)
+            if hub == 0:  # it is the lead that hands out
+                self.dealings.saw_answer(f"m{wire.node}", message, self._clock())
 
     def see_sent(self, to: bytes, frames: Sequence[Buffer]) -> None:
         """The hub sends a packed message over the connection of this name."""
@@ -272,12 +276,16 @@ def judge_replies(
         rounds = tuple(seen.rounds[hub][number] for number in sorted(seen.rounds[hub]))
         initial = flat.params[stretch.of(flat.elements)].copy()
         own = merging.of_stretch(stretch, flat.elements)
-        answers = None if merging.search is None else seen.answers
+        answers = None if merging.search is None else seen.answers[hub]
+        if answers is not None:  # each hub's goes on by itself
+            own = replace(own, search=planned.strategy.search())
+            assert own.search is not None
+            own.search.summed_in = np.float64 if stretch.count > 1 else np.float32
         judged.append(laws.Judged(rounds, seen.witness[hub], own, initial, answers))
         if planned.job.hub.when_full == "stop":  # else it has what came after the last gap
             broken += _missing_in_journal(_journal_of(folder, hub), rounds)
             if answers is not None:
-                broken += _replayed(planned, _journal_of(folder, hub), rounds)
+                broken += _replayed(planned, hub, _journal_of(folder, hub), rounds)
     stopped_at = simulation.hub.people.stopped_at
     return broken + laws.judge_hubs(judged, ended, steady, stopped_at=stopped_at)
 
@@ -295,9 +303,9 @@ def _missing_in_journal(folder: Path, told: Sequence[Round]) -> list[str]:
     return [] if same and (kept or not told) else ["the journal has not what members were told"]
 
 
-def _replayed(planned: Resolved, folder: Path, told: Sequence[Round]) -> list[str]:
+def _replayed(planned: Resolved, number: int, folder: Path, told: Sequence[Round]) -> list[str]:
     """Restore a hub from the journal: it is to know the base that the last round led to."""
-    hub = hub_of(planned)
+    hub = hub_of(planned, number=number)
     with contextlib.closing(Journal(folder)) as journal:
         if journal.state is None:
             return []

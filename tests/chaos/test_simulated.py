@@ -277,13 +277,23 @@ def test_drawn_schedules_of_a_hub_that_hands_out_work_break_no_law(seed):
     assert outcome.rounds == 40
 
 
-def test_a_slice_that_counts_twice_shows(monkeypatch):
+@pytest.mark.parametrize("seed", range(2))
+def test_drawn_schedules_of_several_hubs_that_hand_out_work_break_no_law(seed):
+    planned = plan(reading.load(None, [*DEALT, "steps=25", "ranges=6", f"hubs={HUBS}"]))
+    drawn = schedule.draw(seed, 4, 12.0, 6, schedule.FAULTS, hubs=3)
+    outcome = simulated.run(planned, seed, drawn, 15.0)
+    assert outcome.broken == (), [str(happening) for happening in drawn]
+    assert outcome.rounds == 25
+
+
+@pytest.mark.parametrize("hubs", [[], ["ranges=6", f"hubs={HUBS}"]])
+def test_a_slice_that_counts_twice_shows(monkeypatch, hubs):
     add = SliceSums.add
 
     def twice(sums, slice, samples, loss, gradient):
         add(sums, slice, 2 * samples if not slice else samples, loss, gradient)
 
-    planned = plan(reading.load(None, [*DEALT, "steps=4"]))
+    planned = plan(reading.load(None, [*DEALT, "steps=4", *hubs]))
     with monkeypatch.context() as patched:
         patched.setattr(SliceSums, "add", twice)
         patched.setattr("chaos.laws.SliceSums", Honest)

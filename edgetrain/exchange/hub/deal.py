@@ -39,6 +39,8 @@ class BatchMean:
     loss: float
     vector: Vector | None
     """The gradient, float32 [elements]; None: the loss alone was wanted."""
+    products: NDArray[np.float64] | None = None
+    """Of whole vectors, where this is a stretch of the gradient: see `Lbfgs.move`."""
     reason: str = ""
 
 
@@ -180,7 +182,11 @@ class Deal:
     @property
     def wasted(self) -> int:
         """Slices that were given out more often than once, whose other answers do not count."""
-        return self.dealt - self.slices
+        return max(0, self.dealt - self.slices)
+
+    def lacks(self, slice: int) -> bool:
+        """Whether this slice has no answer."""
+        return slice in self._out or -slice in self._left
 
     def holds(self, name: str, slice: int) -> bool:
         """Whether this member has this slice, and its answer would be the first."""
@@ -236,10 +242,17 @@ class Deal:
         return None
 
     def accept(self, name: str, slice: int, now: float) -> None:
-        holders = self._out.pop(slice)
+        """This member's answer is the first one for the slice, which another hub may have given
+        out."""
+        holders = self._out.pop(slice, {})
+        if not holders:
+            self._left.remove(-slice)
         for each in holders:
             self._hands[each].held.discard(slice)
-        self._hands[name].note_answer(now - holders[name], now)
+        if name in holders:
+            self._hands[name].note_answer(now - holders[name], now)
+        else:
+            self.dealt += 1
 
     def keep_only(self, names: Container[str]) -> None:
         """Members but these have gone: what only they had is given out again."""

@@ -8,11 +8,28 @@ the round leads there. Members contribute nothing of their own: all that train c
 
 An answer is not kept for sending again: a member that comes back gets slices anew, and what it had
 is given out again. So a lost message, connection or member costs its slices, and nothing else.
+
+Hubs of several have a stretch of each gradient. The first one leads: it hands out slices, and each
+hub is answered with its part. When all slices are here, members carry `Products` from hub to hub:
+
+=========================  =====================  ================================================
+products of                come from              what they mean
+=========================  =====================  ================================================
+another hub's stretch      that hub, to the lead  its share of what the search decides by
+the lead's stretch         the lead, late         it waits: a hub gives out by itself what it lacks
+all ranges                 the lead               the sum; the lead has closed the round by it
+=========================  =====================  ================================================
+
+The lead alone makes the sum, and has it in its journal first: so all hubs decide the same, whatever
+dies. Another hub has its stretch of the batch's gradient in its journal before anybody has products
+of it: a round that the lead has closed is never computed again. What is said is said again with the
+beats, until a round closes; nobody keeps it for others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,11 +37,12 @@ import numpy as np
 from edgetrain.codecs import Codec
 from edgetrain.errors import BadPayload
 from edgetrain.exchange.hub.contributions import NOT_FINITE, Contribution
-from edgetrain.exchange.hub.deal import Deal
-from edgetrain.exchange.hub.effects import Closed, Dealt, Effect, Note, Send
+from edgetrain.exchange.hub.deal import BatchMean, Deal
+from edgetrain.exchange.hub.effects import Closed, Dealt, Effect, Note, Send, Write
 from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.open_rounds import OpenRound
 from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.records import Round, Sent
 from edgetrain.exchange.hub.rounds import Due
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import (
@@ -34,10 +52,12 @@ from edgetrain.exchange.messages import (
     Contribute,
     Figure,
     Message,
+    Products,
     Telemetry,
 )
-from edgetrain.strategies.lbfgs import Lbfgs
+from edgetrain.strategies.lbfgs import Lbfgs, Numbers, joined
 from edgetrain.strategies.merging.rule import Mean
+from edgetrain.vectors.ranges import Stretch
 from edgetrain.vectors.vector import Buffer, Vector, all_finite
 
 _SIGNS = (Computed, Beat, Telemetry, Figure)
@@ -47,7 +67,7 @@ _SIGNS = (Computed, Beat, Telemetry, Figure)
 class DealingHub(Hub):
     """A Hub of a strategy whose hub hands out work. `slices` of a batch; `copies` of a slice, at
     most, beside the first. `search` moves the base. Contributions' `codec` and `reply_codec` are
-    those that round nothing."""
+    those that round nothing. `stretches`: of all hubs, the lead's first; (): there is one."""
 
     def __init__(
         self,
@@ -58,15 +78,30 @@ class DealingHub(Hub):
         search: Lbfgs,
         slices: int,
         copies: int,
+        stretches: Sequence[Stretch] = (),
     ) -> None:
         super().__init__(terms, policy, Mean(), codec, reply_codec, outer=search)
         self.deal = Deal(slices, copies)
         """Only to be looked at."""
         self._search = search
+        if terms.stretch.count > 1:
+            search.summed_in = np.float64
         self._parts: dict[str, tuple[int, list[Buffer]]] = {}
         """Of the answer that is arriving from each member: its slice, and its parts so far."""
         self._sent_home: set[str] = set()
         """Members that know that there is no more work."""
+        stretches = stretches or [terms.stretch]
+        self._is_alone, self._leads = len(stretches) == 1, terms.stretch == stretches[0]
+        self._spans = [(each.first, each.end) for each in stretches]
+        self._own, self._whole = (terms.stretch.first, terms.stretch.end), (0, terms.stretch.count)
+        self._mean: BatchMean | None = None
+        """Of the open round, once every slice has an answer."""
+        self._shares: dict[tuple[int, int], Numbers] = {}
+        """Of the open round, by ranges: the loss, and products."""
+        self._is_awaited = False
+        """Whether the lead waits for this hub in the open round."""
+        self._again = 0.0
+        """When it says its newest numbers again."""
 
     # -- what a driver calls -------------------------------------------------------------------
 
@@ -79,7 +114,7 @@ class DealingHub(Hub):
 
     def tick(self, now: float) -> list[Effect]:
         effects = super().tick(now)
-        return effects + self._hand_out(now)
+        return effects + self._hand_out(now) + self._say_again(now)
 
     # -- work goes out -------------------------------------------------------------------------
 
@@ -96,17 +131,25 @@ class DealingHub(Hub):
         if self.deal.round != self.round:
             self.deal.begin(self.round, now)
             self._parts = {}
+        if not self._hands_out:
+            return []
         able = {member.name: member for member in self.members if _can_work(member)}
         self.deal.keep_only(able)
         given = self.deal.give_all(able, now)
         return [self._work(able[name], slices) for name, slices in given.items()]
+
+    @property
+    def _hands_out(self) -> bool:
+        """Whether this hub gives out work now: else members answer what the lead gives out."""
+        is_short = self._mean is None and self._search.wants_gradient
+        return self._leads or (self._is_awaited and is_short)
 
     def _work(self, member: MemberRecord, slices: Iterable[int]) -> Send:
         wants, of = self._search.wants_gradient, self.deal.slices
         return Send(member.sender, Assign(self.round, of, wants, tuple(slices)))
 
     def _hand_more(self, member: MemberRecord, now: float) -> list[Effect]:
-        if not _can_work(member):
+        if not (_can_work(member) and self._hands_out):
             return []
         slice = self.deal.give(member.name, now)
         return [] if slice is None else [self._work(member, [slice])]
@@ -122,14 +165,20 @@ class DealingHub(Hub):
         return effects
 
     def _handle_member(self, member: MemberRecord, message: Message, now: float) -> list[Effect]:
-        is_answer = isinstance(message, Computed) and not member.returning
-        if not (isinstance(message, Computed) and is_answer and member.standing == "in step"):
+        is_here = member.standing == "in step" and not member.returning
+        if not (isinstance(message, Computed | Products) and is_here):
             return super()._handle_member(member, message, now)
         member.mark_heard()
+        if isinstance(message, Products):
+            problem = self._accept_products(message)
+            return self._expel(member, *problem, now) if problem else self._close_rounds(now)
         if not self.started or message.round > self.round:
             return self._expel(member, "order", f"an answer of round {message.round}", now)
         member.mark_applied(max(member.applied, message.round))
-        if message.round < self.round or not self.deal.holds(member.name, message.slice):
+        deal, slice = self.deal, message.slice
+        is_first = deal.holds(member.name, slice) if self._leads else deal.lacks(slice)
+        is_first = is_first and self._mean is None
+        if message.round < self.round or not is_first:
             self._parts.pop(member.name, None)  # another answer was the first
             return self._hand_more(member, now) if message.part + 1 == message.parts else []
         if problem := self._why_not(message):
@@ -181,6 +230,8 @@ class DealingHub(Hub):
         self.membership.unrequited.forget_sender(member.sender)
         self.deal.accept(member.name, message.slice, now)
         self.deal.sums.add(message.slice, message.samples, message.loss, gradient)
+        if self._leads:
+            self._again = math.inf  # an answer at this base: all hubs have closed the last round
         before = self.round
         effects = self._close_rounds(now)
         return effects if self.round > before else effects + self._hand_more(member, now)
@@ -192,16 +243,79 @@ class DealingHub(Hub):
     # -- a round closes ------------------------------------------------------------------------
 
     def _find_due(self, now: float) -> tuple[list[Effect], Due | None]:
-        """Every slice has an answer, and somebody is there to be told."""
-        if self.deal.round != self.round or not self.deal.is_whole:
+        """Every slice has an answer, the products of all hubs are known, and somebody is there to
+        be told."""
+        if self.deal.round != self.round:
             return [], None
+        said, told, mean = self._share(now), self._shares.get(self._whole), self._mean
+        if told is None or (mean is None and self._search.wants_gradient):
+            return said, None
+        vector = None if mean is None else mean.vector
+        products = told[1:] if told.size > 1 else None
+        end = BatchMean(float(told[0]), vector, products)
         entry = OpenRound(self.deal.began)
         for member in self.members:
             if member.trains and not member.returning:
                 key = member.name, self.round
                 entry.contributions[key] = Contribution(member.name, 1.0, ())
                 entry.senders[key] = member
-        return [], Due(entry, (), self.deal.sums.mean()) if entry.contributions else None
+        return said, Due(entry, (), end) if entry.contributions else None
+
+    def _share(self, now: float) -> list[Effect]:
+        """Once every slice has an answer, find this hub's numbers, and say them to the lead; the
+        lead adds up those of all."""
+        said, search = list[Effect](), self._search
+        if self._mean is None and (search.offered is not None or self.deal.is_whole):
+            offered = search.offered
+            mean = self.deal.sums.mean() if offered is None else BatchMean(0.0, offered)
+            self._mean, numbers = mean, np.array([mean.loss])
+            if mean.vector is not None and not self._is_alone:
+                assert self.base is not None
+                numbers = np.append(numbers, search.products(self.base, mean.vector))
+            self._shares[self._own] = numbers
+            self._again = now + self.policy.beat_s
+            if mean.vector is not None and not self._leads:
+                if offered is None:
+                    search.offered = mean.vector
+                    said.append(Write(_offer(self.round, mean.vector)))
+                said += self._say(self.round, self._own)
+        spans = self._spans if search.wants_gradient else [self._own]
+        if self._leads and all(span in self._shares for span in spans):
+            self._shares[self._whole] = joined([self._shares[span] for span in spans])
+        return said
+
+    def _accept_products(self, message: Products) -> tuple[str, str] | None:
+        """Numbers of another hub, or of all: what is wrong with them, as (code, reason)."""
+        if message.round != self.round or self.deal.round != self.round:
+            return None
+        span, search = (message.first, message.end), self._search
+        if span == self._own or span not in (*self._spans, self._whole):
+            return "order", f"products of the ranges {message.first} to {message.end}"
+        most = 8 * (1 + search.products_count * search.wants_gradient)
+        if (size := memoryview(message.payload).nbytes) != most:
+            return "size", f"{size} bytes of products, wanted are {most}"
+        numbers = np.frombuffer(message.payload, np.float64)
+        if not np.isfinite(numbers).all():
+            return "payload", NOT_FINITE
+        self._is_awaited = not self._leads
+        if self._leads is not (span == self._whole):
+            self._shares.setdefault(span, numbers)
+        return None
+
+    def _say(self, round: int, span: tuple[int, int]) -> list[Effect]:
+        """Give members numbers to carry to other hubs."""
+        numbers = self._search.told if span == self._whole else self._shares[span]
+        told = Products(round, *span, numbers.tobytes())
+        return [Send(member.sender, told) for member in self.members if _can_work(member)]
+
+    def _say_again(self, now: float) -> list[Effect]:
+        """With the beats: what was said may be lost. The lead says now that it waits."""
+        if self._is_alone or not self.started or now < self._again:
+            return []
+        self._again = now + self.policy.beat_s
+        if self._mean is not None:
+            return self._say(self.round, self._own)
+        return self._say(self.round - 1, self._whole) if self._leads and self.round else []
 
     def _close_rounds(self, now: float) -> list[Effect]:
         before, at = self.round, self._search.t
@@ -212,7 +326,13 @@ class DealingHub(Hub):
             if member.merged > member.next_round:
                 member.skip_to(member.merged)
         deal = self.deal
-        told = Dealt(deal.slices, deal.copies, deal.wasted, deal.sums.mean().loss, at)
+        self._mean, self._shares, self._is_awaited = None, {}, False
+        self._again = now + self.policy.beat_s
+        if self._leads and not self._is_alone:  # before the reply, which members then wait for
+            written = (isinstance(e, Write) and isinstance(e.record, Round) for e in effects)
+            here = 1 + [*written].index(True)
+            effects[here:here] = self._say(before, self._whole)
+        told = Dealt(deal.slices, deal.copies, deal.wasted, float(self._search.told[0]), at)
         effects = [replace(e, dealt=told) if isinstance(e, Closed) else e for e in effects]
         effects += [Note("search", "hub", remark) for remark in self._search.remarks]
         return effects + self._hand_out(now)
@@ -222,3 +342,7 @@ def _can_work(member: MemberRecord) -> bool:
     """Whether a member would get work, and compute it."""
     is_here = member.standing == "in step" and member.unreachable_since is None
     return member.trains and is_here
+
+
+def _offer(round: int, gradient: Vector) -> Sent:
+    return Sent(round, (), 1.0, 0, round, 0, 0, 1.0, gradient.data.cast("B"))

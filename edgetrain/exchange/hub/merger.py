@@ -187,6 +187,12 @@ class Merger:
         if self.base is not None:
             self._sums.read(self.base)
 
+    def offer(self, gradient: Buffer) -> bool:
+        """The next move is by this gradient. Returns whether there is a search that moves."""
+        if isinstance(self.outer, Lbfgs):
+            self.outer.offered = np.frombuffer(gradient, np.float32).copy()
+        return isinstance(self.outer, Lbfgs)
+
     # -- the form of a contribution -----------------------------------------------------------
 
     def parts(self, round: int) -> int:
@@ -446,15 +452,16 @@ def _moved(
     search: OuterRule | Lbfgs | None, base: Vector | None, end: BatchMean, last: bool
 ) -> tuple[Vector, tuple[tuple[Buffer, ...], ...]]:
     """What a search adds to the base that a batch's mean is of, and what the journal needs to find
-    that again: the gradient, if it was wanted, and the loss."""
+    that again: the gradient, if it was wanted, and what the search was told."""
     assert isinstance(search, Lbfgs)
     assert base is not None
     gradient: tuple[Buffer, ...] = () if end.vector is None else (end.vector.data.cast("B"),)
-    loss = np.float64(end.loss).tobytes()
-    return search.move(base, end.loss, end.vector, last), ((*gradient, loss),)
+    step = search.move(base, end.loss, end.vector, last, end.products)
+    return step, ((*gradient, search.told.tobytes()),)
 
 
 def _told(inputs: Sequence[Buffer]) -> BatchMean:
-    *gradient, loss = inputs
+    *gradient, numbers = inputs
     vector = np.frombuffer(gradient[0], np.float32) if gradient else None
-    return BatchMean(float(np.frombuffer(loss, np.float64)[0]), vector)
+    loss, *products = np.frombuffer(numbers, np.float64)
+    return BatchMean(float(loss), vector, np.array(products) if products else None)

@@ -110,7 +110,8 @@ class Restarted:
 
 @dataclass(frozen=True)
 class Sent:
-    """A gateway hands a round of its site to the hub above. Written before it leaves."""
+    """A gateway hands a round of its site to the hub above; or a hub of several that hands out work
+    has a batch's mean gradient, of which the lead gets products. Written before it leaves."""
 
     round: int
     counted: tuple[CountedOnce, ...]

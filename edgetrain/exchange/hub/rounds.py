@@ -187,8 +187,9 @@ class Rounds:
             self.arrivals.complete = record.complete or 0
 
     def replay_sent(self, record: Sent) -> None:
-        """A gateway's journal says that this went to the hub above."""
-        raise Diverged(f"the journal is a gateway's: round {record.round} went to a hub above")
+        """A journal says that this went to the hub above, or that its products went to the lead."""
+        if not self.merger.offer(record.vector):
+            raise Diverged(f"the journal is a gateway's: round {record.round} went to a hub above")
 
     def steps_before(self, round: int) -> int:
         """Steps of the run before this round: those of open rounds, too."""

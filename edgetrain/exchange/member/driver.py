@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 from edgetrain import codecs, strategies
 from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.delay import MARGIN
-from edgetrain.exchange.member.work import WorkLink
+from edgetrain.exchange.member.work import RangedWork, WorkLink
 from edgetrain.exchange.messages import NO_WEIGHT
 from edgetrain.exchange.seam import (
     CatchUp,
@@ -553,7 +553,7 @@ class Driver:
 def _answer_work(driver: Driver, compute: Compute) -> None:
     """Answer the hub's work, until the round of this step is over; if all are, there is none."""
     link, flat, half = driver.exchange, driver.flat, driver.half
-    assert isinstance(link, WorkLink)
+    assert isinstance(link, WorkLink | RangedWork)
     while half.applied <= driver.progress and not link.is_over:
         began = driver.clock()
         task = link.next_work()

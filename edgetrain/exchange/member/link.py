@@ -115,8 +115,9 @@ class Entrance:
         self._patience_s, self._outage_s = patience_s, outage_s
         self.interrupt: Callable[[], None] = lambda: None
         self.while_idle: Callable[[], None] = lambda: None
-        """Called when nothing has come for a while, of `first_pause_s` at most, then twice that."""
-        self.first_pause_s = math.inf
+        """Called when nothing has come for a while, of `first_pause_s` at most, then twice that, up
+        to `longest_pause_s`."""
+        self.first_pause_s = self.longest_pause_s = math.inf
         self.on_welcome: Callable[[int], None] = lambda members: None
         self.is_to_evaluate = False
         """Whether the hub has said that the member that evaluated is gone."""
@@ -253,7 +254,7 @@ class Entrance:
             self.while_idle()
             self._check_connection(silence=True)
             self._silence.check()
-            pause_s = min(2 * pause_s, self._silence.pause_s)
+            pause_s = min(2 * pause_s, self._silence.pause_s, self.longest_pause_s)
         self._check_connection()
         return self._read(frames)
 

@@ -22,7 +22,7 @@ from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.exchange.member.link import PATIENCE_S, Link
 from edgetrain.exchange.member.ranges import RangedExchange
 from edgetrain.exchange.member.shared import SharedExchange
-from edgetrain.exchange.member.work import WorkLink
+from edgetrain.exchange.member.work import RangedWork, WorkLink
 from edgetrain.exchange.messages import MOST_FIGURE, Figure
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.standby_socket import member_end
@@ -191,8 +191,10 @@ def _exchange(
         exchange = direct.direct_exchange if is_direct else direct.collective_exchange
         way, address = exchange(found, socket, shown[0], place.listen, patience_s)
         return way, replace(request, address=address)
-    kind = WorkLink if found.strategy.deals else Link
-    links = [kind(each, time.monotonic, patience_s, outage_s) for each in sockets]
+    if found.strategy.deals:
+        works = [WorkLink(each, time.monotonic, patience_s, outage_s) for each in sockets]
+        return (RangedWork(works) if len(works) > 1 else works[0]), request
+    links = [Link(each, time.monotonic, patience_s, outage_s) for each in sockets]
     if why_not_topology("hubs", found) is not None:
         return links[0], request
     own = shown[0]

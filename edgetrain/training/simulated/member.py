@@ -17,7 +17,7 @@ from edgetrain.errors import Refused
 from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.member.ranges import RangedExchange
-from edgetrain.exchange.member.work import WorkLink
+from edgetrain.exchange.member.work import RangedWork, WorkLink
 from edgetrain.exchange.seam import Exchange, Request
 from edgetrain.fleet import devices
 from edgetrain.jobs.resolved import Resolved
@@ -172,6 +172,8 @@ class SimulatedMember:
             found = self._around.peers.exchange(self._index, self.wires[0])
             exchange, address, self._host = found
             return exchange, replace(request, address=address)
-        kind = WorkLink if self._around.planned.strategy.deals else Link
-        links = [kind(wire, self.clock) for wire in self.wires]
+        if self._around.planned.strategy.deals:
+            works = [WorkLink(wire, self.clock) for wire in self.wires]
+            return (RangedWork(works) if len(works) > 1 else works[0]), request
+        links = [Link(wire, self.clock) for wire in self.wires]
         return (RangedExchange(links) if len(links) > 1 else links[0]), request
