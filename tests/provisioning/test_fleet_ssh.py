@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import ssh_fleet
@@ -17,7 +18,15 @@ from remote_laws import LAWS
 from edgetrain.fleet.ssh import SshTrouble
 from edgetrain.provisioning.provision import remove
 
-SLOW_CLOCK = "import time\ntime.time = lambda now=time.time: now() - 69 * 365.25 * 86400\n"
+SLOW_CLOCK = """\
+#!/bin/sh
+[ "$3" = -c ] || exec /usr/bin/python3 "$@"
+code="import time
+time.time = lambda now=time.time: now() - 69 * 365.25 * 86400
+$4"
+shift 4
+exec /usr/bin/python3 -I -S -c "$code" "$@"
+"""
 CUTTING_CAT = """\
 #!/bin/sh
 [ -e /var/log/was-cut ] && exec /usr/bin/cat
@@ -86,6 +95,11 @@ def test_four_real_devices_are_set_up_once_and_removed(reached, tmp_path):
     assert town.ring.members() == {}
 
 
+def put_program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
 def prepare(town: RealTown, name: str) -> str:
     """Put a machine into trouble; returns how it is to be started."""
     machine = town.fleet.machines[name]
@@ -102,11 +116,9 @@ def prepare(town: RealTown, name: str) -> str:
         (machine.root / "etc/sudoers.d/fleet").write_text(f"{ssh_fleet.USER} ALL=(ALL) ALL\n")
         machine.in_root("chpasswd", given=f"{ssh_fleet.USER}:secret word\n")
     elif name == "clock":
-        (machine.root / "etc/python3.11/sitecustomize.py").write_text(SLOW_CLOCK)
+        put_program(machine.root / "usr/local/bin/python3", SLOW_CLOCK)
     elif name == "cut":
-        path = machine.root / "usr/local/bin/cat"
-        path.write_text(CUTTING_CAT)
-        path.chmod(0o755)
+        put_program(machine.root / "usr/local/bin/cat", CUTTING_CAT)
     return name
 
 
@@ -121,7 +133,7 @@ def mend(town: RealTown, name: str) -> None:
         for path in (machine.root / "root").glob("ssh_host*"):
             path.replace(machine.root / "etc/ssh" / path.name)
     elif name == "clock":
-        (machine.root / "etc/python3.11/sitecustomize.py").unlink()
+        (machine.root / "usr/local/bin/python3").unlink()
 
 
 SAID = {
