@@ -15,6 +15,7 @@ from edgetrain.jobs.job import Job
 
 if TYPE_CHECKING:
     from edgetrain.jobs.capacity.estimate import Answer, CapacityQuestion
+    from edgetrain.jobs.resolved import Resolved
 
 _EXAMPLES = """\
 examples:
@@ -52,17 +53,12 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add("--members", type=count, metavar="N", help="members (default: the job's)")
     add("--rounds", type=count, default=100, metavar="N", help="rounds (default: %(default)s)")
-    add("--parameters", type=count, metavar="N", help="of the model (default: the task's)")
-    add("--step-seconds", dest="step_s", type=float, metavar="S",
-        help="of a step (default: pace_s, or measured from the task for the device)")  # fmt: skip
+    add_model(parser)
     add("--gateways", type=int, default=0, metavar="N", help="sites that merge for their members")
     add("--sites", type=int, default=0, metavar="N", help="sites whose members share an uplink")
     add("--uplink", metavar="NETWORK", help="from a site or gateway to the hub (default: network)")
     add("--shards", type=int, default=1, metavar="N", help="hubs with a part of the vector each")
-    add("--hub-rate", dest="hub_rate_mbit", type=float, default=1000.0, metavar="MBIT",
-        help="a hub's port, each way; 0: no limit (default: %(default)g)")  # fmt: skip
-    add("--gateway-rate", dest="gateway_rate_mbit", type=float, default=1000.0, metavar="MBIT",
-        help="a gateway's port to its site (default: %(default)g)")  # fmt: skip
+    add_ports(parser)
     add("--merge-rate", type=float, default=2.0, metavar="GB",
         help="float32 a hub merges in a second; 0: no limit (default: %(default)g)")  # fmt: skip
     add("--ratio", type=float, default=0.0, metavar="X",
@@ -72,10 +68,34 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _options(arguments: argparse.Namespace) -> Options:
+def add_model(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--parameters", type=count, metavar="N", help="of the model (default: the task's)")
+    add("--step-seconds", dest="step_s", type=float, metavar="S",
+        help="of a step (default: pace_s, or measured from the task for the device)")  # fmt: skip
+
+
+def add_ports(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--hub-rate", dest="hub_rate_mbit", type=float, default=1000.0, metavar="MBIT",
+        help="a hub's port, each way; 0: no limit (default: %(default)g)")  # fmt: skip
+    add("--gateway-rate", dest="gateway_rate_mbit", type=float, default=1000.0, metavar="MBIT",
+        help="a gateway's port to its site (default: %(default)g)")  # fmt: skip
+
+
+def asked(
+    arguments: argparse.Namespace, found: Resolved, beside: Path
+) -> tuple[CapacityQuestion, Resolved]:
+    """What the arguments ask of a job; and the job, with a pace if one had to be measured."""
     names = (each.name for each in dataclasses.fields(Options) if hasattr(arguments, each.name))
-    given = {name: getattr(arguments, name) for name in names}
-    return Options(**given, merge_bytes_per_s=arguments.merge_rate * 1e9)
+    options = Options(**{name: getattr(arguments, name) for name in names})
+    if hasattr(arguments, "merge_rate"):
+        options = dataclasses.replace(options, merge_bytes_per_s=arguments.merge_rate * 1e9)
+    if options.measures(found.job):
+        common.say_loading(arguments)
+    if not options.step_s:
+        found = common.with_host_pace(arguments, found, beside)
+    return question_of(found, options, beside), found
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -85,15 +105,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     named = check_names(job)
     check(named)
-    options = _options(arguments)
-    if options.measures(job):
-        common.say_loading(arguments)
-    if not options.step_s:
-        named = common.with_host_pace(arguments, named, beside)
     from edgetrain.jobs.capacity import estimate
     from edgetrain.runs.folder import create, write_job
 
-    question, job = question_of(named, options, beside), named.job
+    question, named = asked(arguments, named, beside)
+    job = named.job
     found = estimate.answer(question)
     folder = create(arguments.runs, f"capacity-{job.name or job.task.rpartition(':')[2]}")
     write_job(folder, job.to_dict())

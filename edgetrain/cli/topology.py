@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.cli import common
-from edgetrain.cli.capacity import count, heading_of
+from edgetrain.cli.capacity import add_model, add_ports, asked, heading_of
 from edgetrain.cli.run import SIMULATED
 
 _EXAMPLES = """\
@@ -36,40 +36,23 @@ def add_parser(subparsers: Any) -> None:
         _EXAMPLES,
     )
     common.add_job(parser)
-    add = parser.add_argument
-    add("--parameters", type=count, metavar="N", help="of the model (default: the task's)")
-    add("--step-seconds", dest="step_s", type=float, metavar="S",
-        help="of a step (default: pace_s, or measured from the task for the device)")  # fmt: skip
-    add("--hub-rate", dest="hub_rate_mbit", type=float, default=1000.0, metavar="MBIT",
-        help="a hub's port, each way; 0: no limit (default: %(default)g)")  # fmt: skip
-    add("--gateway-rate", dest="gateway_rate_mbit", type=float, default=1000.0, metavar="MBIT",
-        help="a gateway's port to its site (default: %(default)g)")  # fmt: skip
-    add("--picture", type=Path, metavar="FILE", help="draw the seconds of each topology")
+    add_model(parser)
+    add_ports(parser)
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw the seconds of each topology"
+    )
     common.add_json(parser, "print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     job, beside = common.job_of(arguments, SIMULATED)
-    from edgetrain.jobs.capacity.question import Options, question_of
-    from edgetrain.jobs.plan import check
-
-    named = check(job)
-    options = Options(
-        parameters=arguments.parameters,
-        step_s=arguments.step_s,
-        hub_rate_mbit=arguments.hub_rate_mbit,
-        gateway_rate_mbit=arguments.gateway_rate_mbit,
-    )
-    if options.measures(job):
-        common.say_loading(arguments)
-    if not options.step_s:
-        named = common.with_host_pace(arguments, named, beside)
     from edgetrain.jobs import topology
+    from edgetrain.jobs.plan import check
     from edgetrain.runs.reports.plot import draw_topologies
     from edgetrain.runs.reports.topology_table import text
 
-    question = question_of(named, options, beside)
+    question, named = asked(arguments, check(job), beside)
     rows = topology.table(question, named)
     choice = topology.choose(rows, named.job.fleet.topology_trust).why
     heading, plain = heading_of(named.job, question), [dataclasses.asdict(row) for row in rows]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
+from edgetrain.cli.watch import runs_begun
 from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     with contextlib.ExitStack() as open_trackers, contextlib.suppress(KeyboardInterrupt):
         while True:
             is_over = read_summary(folder) is not None or not arguments.follow or ended.is_set()
-            for each in _begun(folder) if arguments.follow else runs_in(folder):
+            for each in runs_begun(folder) if arguments.follow else runs_in(folder):
                 if each not in tracked:
                     handed = HandedRun(
                         each, arguments.to, into=arguments.into, project=arguments.project,
@@ -98,15 +99,6 @@ def run(arguments: argparse.Namespace) -> int:
             ended.wait(_POLL_S)
     _tell(arguments, tracked)
     return 0
-
-
-def _begun(folder: Path) -> list[Path]:
-    from edgetrain.runs.folder import runs_in
-
-    try:
-        return runs_in(folder)
-    except ConfigError:
-        return []
 
 
 def _tell(arguments: argparse.Namespace, tracked: dict[Path, HandedRun]) -> None:

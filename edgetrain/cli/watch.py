@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         runs_in(folder)  # refuses what is no run folder
     with contextlib.suppress(KeyboardInterrupt):
         _follow(folder)
-    over = [found for each in _runs(folder) if (found := read_summary(each)) is not None]
+    over = [found for each in runs_begun(folder) if (found := read_summary(each)) is not None]
     if over:
         common.say(text(compare(over)))
     return 0
@@ -95,7 +95,7 @@ def _quiet(active: Sequence[Path]) -> str:
     return f"nothing new for {_QUIET_S:.0f} s: it may have been killed (Ctrl-C ends the looking)"
 
 
-def _runs(folder: Path) -> list[Path]:
+def runs_begun(folder: Path) -> list[Path]:
     from edgetrain.runs.folder import runs_in
 
     try:
@@ -107,4 +107,4 @@ def _runs(folder: Path) -> list[Path]:
 def _active(folder: Path) -> list[Path]:
     from edgetrain.runs.folder import read_summary
 
-    return [each for each in _runs(folder) if read_summary(each) is None]
+    return [each for each in runs_begun(folder) if read_summary(each) is None]
