@@ -73,59 +73,52 @@ class Strategy:
     arguments: tuple[float, ...] = ()
     """Values of the parameters; () in the table, whose rows do not know them."""
     corrections: tuple[str, ...] = ()
-    """Stand-ins for a round in flight to choose from, the default first; (): none. `jobs` asks."""
+    """Stand-ins for a round in flight to choose from, the default first; (): none."""
     correction: str = ""
     """The one of them that was chosen."""
     outer: str = ""
     """What the hub makes of the merged contribution, as `outer` spells it; "": it goes to all as it
     is."""
     every: int = 5
-    """Default number of local steps in a round. `jobs` asks."""
+    """Default number of local steps in a round."""
     delays: bool = False
-    """Whether `delay` means anything; otherwise it is 0. `jobs`, and `cli` for variants, ask."""
+    """Whether `delay` means anything; otherwise it is 0."""
     weighted: bool = False
-    """Whether members count by their samples; otherwise all count the same. The hub and the member
-    (`exchange`, `training`) ask, and `jobs`: a merge rule, or privacy, may not allow weights."""
+    """Whether members count by their samples; otherwise all count the same."""
     contributes: Contributes = "displacement"
     """A word for people (`edgetrain strategies`). Ask for one of the properties below instead."""
     moves_params: bool = True
     """Whether a reply moves the parameters. Otherwise contributions are gradients, and the reply
-    takes the gradient's place before the optimizer's step. `jobs` asks, for codecs that are made
-    for gradients; the half says it, too, for whatever drives it."""
+    takes the gradient's place before the optimizer's step. The half says it, too."""
     hub_keeps_base: bool = True
     """Whether the hub keeps the parameters that all replies lead to, and can send them to a member.
-    The hub asks (`exchange`), and the member (`training`): otherwise its checkpoint has them."""
+    Otherwise a member's checkpoint has them."""
     allows_late_join: bool = True
-    """Whether a member may join after the start, or come back without its state. The hub's
-    admission asks, `jobs` for absences, chaos tests for devices that lose power."""
+    """Whether a member may join after the start, or come back without its state."""
     has_local_steps: bool = True
-    """Whether members step between two exchanges, so that `every` means something. `jobs` and `cli`
-    ask, for variants of a job."""
+    """Whether members step between two exchanges, so that `every` means something."""
     keeps_late: bool = True
     """Whether a contribution to a round that has closed goes into the next open one; otherwise it
-    is worth nothing any more. The merge rule says it to the hub."""
+    is worth nothing any more."""
     has_variates: bool = False
-    """Whether members correct their steps by what their last contribution was short of the reply.
-    `jobs` asks, for codecs that leave most of a contribution out, and for optimizers."""
+    """Whether members correct their steps by what their last contribution lacked of the reply."""
     in_step: bool = True
     """Whether a round has one contribution of each member, and its reply answers these. Otherwise
     contributions are merged as they arrive (`arrivals`), and members take the replies that are
-    there (`out_of_step`). Hub and members (`exchange`) ask, and `jobs`, for masks and delays."""
+    there (`out_of_step`)."""
     closing: Callable[..., ArrivalRule] | None = None
-    """Where members are out of step, makes the rule that closes rounds, of ArrivalTerms and of the
-    arguments. The hub asks for `closing_rule`."""
+    """Where members are out of step, makes the rule that closes rounds: see `closing_rule`."""
     deals: bool = False
     """Whether the hub hands out work, slices of a batch that all members hold, and moves the base
-    by what they come to; members take no steps of their own. Hub and member (`exchange`) ask, and
-    `jobs` and `training`, for who computes what."""
+    by what they come to; members take no steps of their own."""
     adjusts_gradient: bool = False
-    """Whether `before_step` reads or changes the gradient. The batched simulator asks, before there
-    is a half: it must not step rows before their gradients have been adjusted."""
+    """Whether `before_step` reads or changes the gradient: the batched simulator must not step rows
+    before it has."""
 
     @property
     def ranges(self) -> int:
         """Ranges of the parameters that rounds concern in turn: the argument P; 1: every round
-        concerns all of them. Hub and member ask; `jobs`, for the length of rounds."""
+        concerns all of them."""
         return self.argument("P", 1)
 
     def argument(self, name: str, default: int = 0) -> int:
@@ -135,16 +128,15 @@ class Strategy:
 
     def wants_one_in_flight(self, stay_together: bool) -> bool:
         """Whether it learns more with one round in flight, as long as the delay. `stay_together`:
-        members' data are known to be alike. `jobs` asks, for an automatic delay where the job says
-        no length of rounds."""
+        members' data are known to be alike."""
         if self.correction == "auto":
             return not stay_together
         return self.correction in ("drift", "eager")
 
     @property
     def learns_from_replies(self) -> bool:
-        """Whether members compare replies with their own contributions. `jobs` asks: noise for the
-        privacy of members would be all they see."""
+        """Whether members compare replies with their own contributions. Of replies that are noised
+        for the privacy of members they would see the noise."""
         return self.correction in ("drift", "leave", "eager") or self.has_variates
 
     def without_choice(self) -> Strategy:
