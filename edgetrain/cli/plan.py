@@ -80,13 +80,14 @@ def _plan_stages(arguments: argparse.Namespace, job: Job, beside: Path | None) -
     from edgetrain.jobs.plan import plan as planned_of
     from edgetrain.runs.reports.placement_table import stages_text
     from edgetrain.training.pipelined.planning import plan_stages
+    from edgetrain.training.pipelined.simulated import step_seconds
 
     found = planned_of(job, beside)
     stages = plan_stages(found)
     plan = {
         "name": found.job.name,
         "placement": str(stages.placement),
-        "seconds": stages.seconds,
+        "seconds": step_seconds(replace(found, stages=stages)),
         "parameters": stages.elements,
         "samples": found.job.fleet.members * found.job.train.batch,
         "stages": [

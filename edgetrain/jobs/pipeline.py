@@ -29,7 +29,7 @@ class StagePlan:
     shapes: tuple[tuple[int, ...], ...]
     """Of what goes over each cut, for one micro-batch."""
     seconds: float
-    """Of a step, as planned."""
+    """Of a step, as planned, without TCP's windows."""
     paces: tuple[tuple[float, float], ...]
     """Seconds of a micro-batch forward and backward on each stage's device; 0: as they come."""
     bytes: tuple[tuple[float, float], ...]
@@ -38,8 +38,8 @@ class StagePlan:
     """Each stage's layers, for people."""
     elements: int
     """Parameters of the model."""
-    most_bytes: int
-    """Of one activation as it is passed on."""
+    cut_bytes: tuple[int, ...]
+    """About what goes over each cut for one micro-batch, as it is passed on."""
     save_every: int
 
 

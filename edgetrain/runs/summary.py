@@ -50,9 +50,10 @@ def reached(value: Any, target: float, better: str) -> bool:
 
 def _from_job(folder: Path, job: Mapping[str, Any]) -> dict[str, Any]:
     fleet, strategy = job.get("fleet", {}), job.get("strategy", {})
+    named = strategy.get("name"), strategy.get("outer"), fleet.get("placement")
     known = {
         "name": folder.name,
-        "strategy": " | ".join(filter(None, (strategy.get("name"), strategy.get("outer")))) or None,
+        "strategy": " | ".join(filter(None, named)) or None,
         "task": job.get("task"),
         "metric": "accuracy",
         "better": "higher",
@@ -65,6 +66,7 @@ def _from_job(folder: Path, job: Mapping[str, Any]) -> dict[str, Any]:
         "codec": strategy.get("codec"),
         "emulation": None,
         "joules_source": None,
+        **({"pipeline": named[2]} if named[2] else {}),
     }
     return {key: value for key, value in known.items() if key != "members" or value is not None}
 

@@ -8,7 +8,7 @@ closes the run folder with its summary. `readiness` has nothing to do with runs:
 `edgetrain doctor` looks at.
 
 Doors: bench, both_ways, emulated, export, gateway, host_pace, hub, member.joining, member.member,
-member.service, member.train, orders, pipelined.member, pipelined.planning, readiness, replica,
-servers.commands, servers.group, servers.leading, servers.process, servers.rehearsing,
-servers.snapshots, simulated, simulated.simulation, stopping, sweep.
+member.service, member.train, orders, pipelined.member, pipelined.planning, pipelined.simulated,
+readiness, replica, servers.commands, servers.group, servers.leading, servers.process,
+servers.rehearsing, servers.snapshots, simulated, simulated.simulation, stopping, sweep.
 """

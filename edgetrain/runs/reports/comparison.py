@@ -246,7 +246,12 @@ def _waiting(name: str, summary: Summary) -> Iterable[str]:
         return
     waits = f"{name}: members wait {units.share(share)} of the time"
     reply_s = delay * busy_s + (delay // every + 1) * every * wait_s
-    if wait_s >= summary["wait_s"] / 2:
+    if summary.get("pipeline"):
+        yield (
+            f"{waits}: a step's trips through all stages and back take {units.duration(wait_s)} "
+            "(fewer stages, a nearer hub; activations of fewer bits where links are slow)"
+        )
+    elif wait_s >= summary["wait_s"] / 2:
         yield (
             f"{waits}: a reply takes {units.duration(reply_s)} on average, or "
             f"{reply_s / busy_s:,.0f} steps of {units.duration(busy_s)}, of which "

@@ -79,7 +79,7 @@ def plan_stages(
     _check_shared(parts)
     shapes = shapes_of(job, task, placement, parts)
     times = [_times(found, model, placement, stage) for stage in range(placement.pipeline)]
-    sizes = [math.prod(shape) * ACTIVATIONS[job.fleet.activations] + 4 for shape in shapes]
+    sizes = [math.prod(shape) * ACTIVATIONS[job.fleet.activations] for shape in shapes]
     names = [layer.name for layer in model.layers]
     return StagePlan(
         placement, windows_of(found, model, result, trip_s), shapes,
@@ -87,7 +87,7 @@ def plan_stages(
         tuple(_paces(found, placement.microbatches, times)),
         tuple(zip(result.bytes, result.usable_bytes, strict=True)),
         tuple(_spelled(names[i:j]) for i, j in result.ends),
-        model.parameters, max(sizes), save_every(job),
+        model.parameters, tuple(sizes), save_every(job),
     )  # fmt: skip
 
 

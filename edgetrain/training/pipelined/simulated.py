@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.exchange.hub.effects import Observed
+from edgetrain.exchange.messages import PROTOCOL, Join
+from edgetrain.exchange.pipeline.desk import StageDesk
 from edgetrain.exchange.pipeline.relay import Relay
-from edgetrain.exchange.pipeline.serve import relay_messages
+from edgetrain.exchange.pipeline.serve import StageLink, relay_messages
+from edgetrain.jobs.pipeline import StagePlan
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.environment import utc
 from edgetrain.runs.folder import metrics_path
@@ -24,6 +28,7 @@ from edgetrain.training.pipelined.planning import plan_stages
 from edgetrain.training.simulated.hub import ComputedUsage
 from edgetrain.training.simulated.virtual import Process, World
 from edgetrain.training.simulated.wires import SimulatedNetwork
+from edgetrain.vectors.vector import Buffer
 
 LOOK = 4096
 """Events between two looks at the run."""
@@ -46,27 +51,99 @@ def simulate_stages(
     return outcome.summary
 
 
+STEPS = 8
+"""Steps that `step_seconds` looks at; slow start is over in the second half of them."""
+
+
+def step_seconds(found: Resolved) -> float:
+    """Seconds of a step of a pipeline that `plan_stages` has planned: its hub and its stages on
+    simulated links, with TCP's windows, and nothing computed. Where a device has no speed, as
+    planned."""
+    plan, job, world = found.stages, found.job, World()
+    assert plan is not None
+    if not all(map(sum, plan.paces)):
+        return plan.seconds
+    terms = replace(terms_of(job), steps=STEPS, save_every=STEPS, evaluate_every=0)
+    network, ends = _network(world, found), list[float]()
+
+    def train(index: int) -> None:
+        count = plan.placement.microbatches
+        stage = _Idle(plan, index, world, ends)
+        desk = StageDesk(
+            index, terms.stages, count, STEPS, STEPS, plan.windows[index], stage
+        )  # fmt: skip
+        join = Join(PROTOCOL, terms.job, "", 1, f"m{index}", float(count), 0)
+        StageLink(desk, join, network.connect(index), world.clock, job.hub.outage_s).run()
+
+    world.start("hub", lambda: relay_messages(Relay(terms), network.hub, world.clock, _ignore))
+    for index in range(terms.stages):
+        world.start(f"m{index}", functools.partial(train, index))
+    while len(ends) < STEPS and world.step():
+        pass
+    half = ends[STEPS // 2 - 1 :]
+    return (half[-1] - half[0]) / (len(half) - 1)
+
+
+def _ignore(effect: Observed) -> None:
+    pass
+
+
+class _Idle:
+    """Takes as long as a stage, and passes on as many bytes (exchange.pipeline.desk.Computes)."""
+
+    def __init__(self, plan: StagePlan, stage: int, world: World, ends: list[float]) -> None:
+        self._paces, self._world, self._ends = plan.paces[stage], world, ends
+        self._after = None if stage == len(plan.shapes) else bytes(plan.cut_bytes[stage])
+        self._before = bytes(plan.cut_bytes[stage - 1]) if stage else None
+
+    def forward(self, step: int, micro: int, given: Buffer | None) -> Buffer | None:
+        self._world.sleep(self._paces[0])
+        return self._after
+
+    def backward(self, micro: int, given: Buffer | None) -> tuple[Buffer | None, float]:
+        self._world.sleep(self._paces[1])
+        return self._before, 0.0
+
+    def finish(self, step: int, loss: float) -> None:
+        if self._before is None:
+            self._ends.append(self._world.clock())
+
+    def state(self) -> bytes:
+        return b""
+
+    def begin(self, step: int, state: bytes) -> None:
+        pass
+
+    def evaluate(self, step: int, stage: int, state: bytes) -> None:
+        pass
+
+
+def _network(world: World, planned: Resolved, luck: int = 0) -> SimulatedNetwork:
+    job = planned.job
+    network = SimulatedNetwork(
+        world, planned.links, message_s=job.hub.message_s, seed=job.seed + luck,
+        congestion=planned.congestion, sites=planned.all_sites, faults=planned.faults,
+        hubs=planned.all_hub_links,
+    )  # fmt: skip
+    network.nat = planned.nat
+    return network
+
+
 class _Simulated:
     """One run: the world, its links, a process for the hub and for each stage."""
 
     def __init__(self, planned: Resolved, folder: Path, luck: int) -> None:
-        job = planned.job
         self._planned, self._folder, self._began = planned, folder, 0.0
         self._began_utc: str | None = None
         self._world = World()
-        self._network = SimulatedNetwork(
-            self._world, planned.links, message_s=job.hub.message_s, seed=job.seed + luck,
-            congestion=planned.congestion, sites=planned.all_sites, faults=planned.faults,
-            hubs=planned.all_hub_links,
-        )  # fmt: skip
-        self._network.nat = planned.nat
+        self._network = _network(self._world, planned, luck)
         self._recorder = HubRecorder(
             folder, self._world.clock, self._network.hub.traffic,
             usage=ComputedUsage(lambda: self._network.hub.busy_s), on_start=self._begin,
         )  # fmt: skip
         self._processes = [self._world.start("hub", self._serve)] + [
             self._world.start(f"m{index}", functools.partial(self._train, index))
-            for index in range(job.fleet.members)
+            for index in range(planned.job.fleet.members)
         ]
 
     def _begin(self, began: float) -> None:

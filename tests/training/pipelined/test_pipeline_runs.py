@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from fakes.pipeline_task import assert_trained
@@ -11,7 +12,10 @@ from edgetrain.errors import ConfigError
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.runs.folder import read_metrics
+from edgetrain.runs.reports.comparison import compare
 from edgetrain.training import emulated
+from edgetrain.training.pipelined.planning import plan_stages
+from edgetrain.training.pipelined.simulated import step_seconds
 from edgetrain.training.simulated import simulation
 
 WORDS = (
@@ -51,7 +55,12 @@ def test_a_simulated_pipeline_has_the_bits_and_takes_as_long_as_planned(tmp_path
         assert "hub back" in events(tmp_path)
         return
     # Six trips a step, and what little is computed; handshakes and slow start are before it.
-    assert all(0.6 < after - before < 0.7 for before, after in itertools.pairwise(ends))
+    took = [after - before for before, after in itertools.pairwise(ends)]
+    assert all(0.6 < each < 0.7 for each in took)
+    assert step_seconds(replace(found, stages=plan_stages(found))) == pytest.approx(took[-1], 0.03)
+    assert summary["strategy"] == "sync-sgd | pipeline=4 microbatches=6 cuts=1,3,4"
+    (remark,) = [each for each in compare([summary]).notes if "wait" in each]
+    assert "trips through all stages" in remark
 
 
 def test_a_device_without_a_speed_is_not_simulated(tmp_path):
