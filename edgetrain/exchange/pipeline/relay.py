@@ -234,35 +234,13 @@ class Relay:
     # -- members -------------------------------------------------------------------------------
 
     def _join(self, sender: bytes, join: Join) -> list[Effect]:
-        names = {place.name: place for place in self._places}
-        place = names.get(join.name)
-        if join.protocol != PROTOCOL:
-            reason = f"the hub speaks version {PROTOCOL}, the member {join.protocol}"
-            return [refusal(sender, "protocol", reason)]
-        if join.job != self._terms.job:
-            return [refusal(sender, "job", f"the hub's job is {self._terms.job}, not {join.job}")]
-        if place is None:
-            reason = f"'{join.name}' is no stage: they are {', '.join(names)}"
-            return [refusal(sender, "full", reason)]
-        if place.sender not in (b"", sender):
-            return [refusal(sender, "name", f"{place.name} is here already")]
-        if place.owner not in (b"", owner_of(sender)):
-            return [refusal(sender, "taken", f"{place.name} is the place of another key")]
-        if join.elements > self._terms.most_elements:
-            most = self._terms.most_elements
-            reason = f"{join.elements:,} parameters; there is memory for {most:,}"
-            return [refusal(sender, "large", reason)]
         if not self.committed and not any(each.sender for each in self._places):
             self._model = ("", 0, 0)
+        place = next((each for each in self._places if each.name == join.name), None)
         model = join.model, join.elements, int(max(1, min(join.weight, MAX_MICROBATCHES)))
-        if self._model not in (("", 0, 0), model):
-            reason = (
-                f"the others' model is {self._model[0]}, not {join.model}, or is cut elsewhere: "
-                "microbatches=… and cuts=… in fleet.placement say where"
-            )
-            return [refusal(sender, "model", reason)]
-        if join.session > (self.generation if self._has_begun else _MOST_GENERATION):
-            return [refusal(sender, "session", "no hub has said that number")]
+        if (why := self._why_not(sender, join, place, model)) is not None:
+            return [refusal(sender, *why), Note("refused", join.name or "?", ": ".join(why))]
+        assert place is not None
         self._model, place.sender, place.owner = model, sender, owner_of(sender)
         self.generation = max(self.generation, join.session)
         stage = self._places.index(place)
@@ -272,6 +250,32 @@ class Relay:
             return joined + ([] if stage else self._give(place, 0)) + self._end(place)
         missing = [each.name for each in self._places if not each.sender]
         return joined if missing else joined + self._begin()
+
+    def _why_not(
+        self, sender: bytes, join: Join, place: _Place | None, model: tuple[str, int, int]
+    ) -> tuple[str, str] | None:
+        """Why a member is not let in, as code and reason; None: it is."""
+        if join.protocol != PROTOCOL:
+            return "protocol", f"the hub speaks version {PROTOCOL}, the member {join.protocol}"
+        if join.job != self._terms.job:
+            return "job", f"the hub's job is {self._terms.job}, not {join.job}"
+        if place is None:
+            names = ", ".join(each.name for each in self._places)
+            return "full", f"'{join.name}' is no stage: they are {names}"
+        if place.sender not in (b"", sender):
+            return "name", f"{place.name} is here already"
+        if place.owner not in (b"", owner_of(sender)):
+            return "taken", f"{place.name} is the place of another key"
+        if join.elements > (most := self._terms.most_elements):
+            return "large", f"{join.elements:,} parameters; there is memory for {most:,}"
+        if self._model not in (("", 0, 0), model):
+            return "model", (
+                f"the others' model is {self._model[0]}, not {join.model}, or is cut elsewhere: "
+                "microbatches=… and cuts=… in fleet.placement say where"
+            )
+        if join.session > (self.generation if self._has_begun else _MOST_GENERATION):
+            return "session", "no hub has said that number"
+        return None
 
     def _begin(self) -> list[Effect]:
         terms, step = self._terms, self.committed
