@@ -76,7 +76,6 @@ _ROWS = (
 )
 
 TABLE = {row.name: row for row in _ROWS}
-"""Every codec by its name."""
 
 CHAIN = CodecRow(
     "topk",

@@ -34,7 +34,6 @@ class Interface:
     """Of the interface that has it, "eth0"."""
     address: str
     up: bool
-    """Whether the interface is on."""
 
     @property
     def loopback(self) -> bool:

@@ -86,7 +86,6 @@ class Past:
     round: int
     """The next round it would have contributed to."""
     applied: int
-    """Replies it had applied."""
     checksum: int
     """Of its base after them."""
     has_base: bool
@@ -113,7 +112,6 @@ class Submission:
 
     round: int
     vector: Vector
-    """The contribution."""
     weight: float
     """Samples behind it; NO_WEIGHT: none, and it is not merged."""
     applied: int
@@ -217,7 +215,6 @@ class Entry:
     delay: Delay
     codec: str
     is_masked: bool
-    """Whether contributions are masked."""
     round: int
     """The next round to contribute to."""
     applied: int

@@ -80,11 +80,9 @@ class Resolved:
     devices: tuple[str, ...] = ()
     """The device profile of each member."""
     device_profiles: dict[str, Device] = field(default_factory=dict)
-    """Those profiles, by name."""
     networks: tuple[str, ...] = ()
     """The network profile of each member."""
     network_profiles: dict[str, Profile] = field(default_factory=dict)
-    """Those profiles, by name."""
     hub_links: tuple[Profile, ...] = ()
     """The network profile of each hub's own link, the lead's first."""
     nat: tuple[int, ...] = ()

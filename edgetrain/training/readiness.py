@@ -44,7 +44,6 @@ class Check:
     name: str
     verdict: Verdict
     said: str
-    """What was found."""
     way_out: str = ""
     """What to do about it, unless the verdict is "yes"."""
     purposes: tuple[str, ...] = PURPOSES

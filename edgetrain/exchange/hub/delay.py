@@ -73,7 +73,6 @@ class Delay:
     is_measured: bool = False
     """Whether replies say the next one. Only then `share` and `one_in_flight` count."""
     share: int = SHARE
-    """See `together`."""
     one_in_flight: bool = False
     """Whether rounds get as long as the delay, where the run can bear two of these."""
     landing: float = 0.0

@@ -145,7 +145,6 @@ class Feed:
     """Give the hub the next record of its journal for its replica, by `ReplicatedHub.copied`."""
 
     begins: bool
-    """Begin with a snapshot."""
 
 
 @dataclass(frozen=True)

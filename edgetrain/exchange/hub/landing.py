@@ -52,7 +52,6 @@ class Landing:
     """The end of one run."""
 
     steps: int
-    """Local steps of the run."""
     begins: int
     """Those before it."""
 

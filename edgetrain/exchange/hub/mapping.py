@@ -22,7 +22,6 @@ class MappingHub(Hub):
         """`assign` decides who reduces what; the rest is as for a Hub."""
         super().__init__(*args, **kwargs)
         self.places = Places(assign)
-        """Only to be looked at."""
         self.membership.is_ready = lambda: self.places.is_settled
 
     def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:

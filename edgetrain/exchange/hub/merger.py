@@ -48,7 +48,6 @@ Cuts = tuple[tuple[str, float, str], ...]
 @dataclass(frozen=True)
 class RoundResult:
     counted: Sequence[Contribution]
-    """The contributions that are in it."""
     payloads: list[Buffer]
     """The reply, one payload per part."""
     checksum: int

@@ -201,7 +201,6 @@ class State:
     round: int
     delay: int
     seats: tuple[Seat, ...]
-    """Members that are in."""
     away: tuple[Seat, ...]
     """Members that were given up and may come back."""
     checksums: tuple[tuple[int, int], ...]

@@ -43,7 +43,6 @@ class Recovered:
     newest: Path = Path()
     """The segment that new records belong in."""
     rounds: int = 0
-    """Rounds in that segment."""
     first_reply: int = 0
     """The first round from which on every reply is here."""
     mended: list[str] = field(default_factory=list)

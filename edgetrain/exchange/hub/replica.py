@@ -67,7 +67,6 @@ class Replica:
         self.is_whole = False
         """Whether the journal's copy is all that the hub had journaled at `position`."""
         self.seats: dict[str, Seat] = {}
-        """The members that are in."""
         self.waiting: dict[bytes, Resume] = {}
         """The last question of each member that has come, by its connection."""
         self.taken = False

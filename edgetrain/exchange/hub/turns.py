@@ -80,7 +80,6 @@ class Turns:
         """Why no round can be run any more; "": it can."""
         self._members, self._reach = members, reach
         self._goal: _Goal | None = None
-        """Of the newest turn."""
         self._number = 0
         self._is_over = True
         """Whether the turn came to nothing, or there was none."""

@@ -24,7 +24,6 @@ class Gatekeeper(Protocol):
     """Decides which connections a socket admits; `Gate`, by a machine's list of keys, is one."""
 
     pair: Pair
-    """The key pair of the socket."""
 
     def admit(self, key: Public) -> tuple[str, str]:
         """(identity, "") of a connection that has proved to hold this key, or ("", why not)."""

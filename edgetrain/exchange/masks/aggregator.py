@@ -121,7 +121,6 @@ class OpenSum:
     reveals: dict[int, dict[int, bytes]] = field(default_factory=dict)
     """Shares by place of the holder, and place of the member whose secret they restore."""
     end: Sum | None = None
-    """How the round ended."""
 
 
 class Aggregator:

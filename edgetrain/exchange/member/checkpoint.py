@@ -100,7 +100,6 @@ class Saved:
     round: int
     """The next round to submit."""
     applied: int
-    """Replies applied."""
     checksum: int
     """Of the base after them."""
     values: Any = None

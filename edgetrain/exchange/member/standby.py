@@ -83,7 +83,6 @@ class StandbyEnd:
         self._hub, self._dial, self._clock = hub, dial, clock
         self._replica: MemberTransport | None = None
         self._end = hub
-        """The one in use."""
         self._told: Standby | None = None
         self._heard = clock()
         self._bytes = 0

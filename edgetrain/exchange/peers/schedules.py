@@ -116,7 +116,6 @@ _SHAPES: dict[str, tuple[Callable[[int], Steps], Callable[[int], int]]] = {
 """The steps and the number of chunks of each topology."""
 
 SHAPES = tuple(_SHAPES)
-"""The names of the topologies."""
 
 
 class Action(NamedTuple):

@@ -75,7 +75,6 @@ class RelayTerms:
     """What the members of one pipeline agree on."""
 
     job: str
-    """Digest of the job."""
     stages: int
     steps: int
     save_every: int

@@ -56,7 +56,6 @@ HANDSHAKE_FAILED: int = (
 """Handshakes that failed, by their reason."""
 
 PLAIN_HUB_EVENTS = HANDSHAKE_FAILED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
-"""Events of a hub without keys."""
 
 MEMBER_EVENTS = HANDSHAKE_FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 

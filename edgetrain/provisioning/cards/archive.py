@@ -26,7 +26,6 @@ from edgetrain.fleet import catalog
 from edgetrain.provisioning.cards.looking import RELEASES, ImageDescription
 
 VERSION = 2
-"""Version of the format."""
 MANIFEST, PAYLOAD = "manifest.json", "payload.tar.gz"
 _LEFT_OUT = ("__pycache__", "direct_url.json", "RECORD", "INSTALLER", "REQUESTED")
 """Files that pip writes about this machine; left out as its scripts are, in `bin` at the top."""
@@ -47,7 +46,6 @@ class Manifest:
     needs: tuple[str, ...] = ()
     """Features that the processor must have, as in workers.toml: ("lse",)."""
     sha256: str = ""
-    """Checksum of the payload."""
     unpacked: int = 0
     """Bytes that it takes on the device."""
     modules: tuple[str, ...] = ()

@@ -16,7 +16,6 @@ from edgetrain.provisioning.cards.personal import FOLDER, Personal
 from edgetrain.provisioning.cards.writing import CardState, Finish
 
 PROGRAM = Path(__file__).with_name("first_boot.py")
-"""Program that runs on the device."""
 COMMAND_LINE = "cmdline.txt"
 
 

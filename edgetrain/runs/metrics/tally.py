@@ -161,7 +161,6 @@ class Tally:
     """Figure that members report to the hub, and which is better: "higher" or "lower"."""
     rounds: int = 0
     merged_steps: int = 0
-    """Steps in these rounds."""
     every: int = 0
     """Steps in a round, in force until the landing; 0: not known."""
     delay: int = 0

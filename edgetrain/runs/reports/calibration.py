@@ -34,7 +34,6 @@ class CalibratedPair:
     name: str
     metric: str
     step_s: tuple[float, float]
-    """Seconds per step."""
     wait_s: tuple[float, float]
     sent_bytes: tuple[float, float]
     received_bytes: tuple[float, float]

@@ -27,7 +27,6 @@ class About:
     name: str
     project: str
     folder: Path
-    """The run folder."""
     parameters: Mapping[str, str]
     """Every key of the job."""
     began: float

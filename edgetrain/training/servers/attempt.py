@@ -19,7 +19,6 @@ class Attempt:
     beside: Path | None
     """The folder of the job file."""
     folder: Path
-    """Of the run."""
     words: str
     count: int
     """Ranks."""

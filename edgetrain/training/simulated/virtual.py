@@ -80,7 +80,6 @@ class World:
         self.loop = getcurrent()
         """The greenlet that runs events."""
         self.events = 0
-        """Events that have happened."""
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._serial = 0
 

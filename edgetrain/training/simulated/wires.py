@@ -43,7 +43,6 @@ class MemberWire:
     """A member's end of its connection to one hub: a MemberTransport in virtual time."""
 
     addresses = 1
-    """See Reconnecting."""
 
     def __init__(self, network: SimulatedNetwork, node: int, hub: HubWire) -> None:
         self.node, self.hub = node, hub
@@ -60,7 +59,6 @@ class MemberWire:
         network, hub = self._network, self.hub
         reached = network.reaches(self.node, hub.node)
         self.connections = int(reached)
-        """See Reconnecting."""
         up, down = network.paths(self.node, hub.node)
         self.passage = up.passage
         world, congestion = network.world, network.congestion

@@ -91,7 +91,6 @@ class RunState:
     delay: int = 0
     """Steps that a reply may take until then."""
     lands: bool = False
-    """Whether members land."""
     ages: tuple[int, int] | None = None
     """Ages of contributions out of step: see Tally."""
     dealt: tuple[int, int, int, float] | None = None
