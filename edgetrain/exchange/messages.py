@@ -741,6 +741,9 @@ class Activation:
     """With a gradient: the micro-batch's part of the step's loss."""
     payload: Buffer = _payload()  # noqa: RUF009
     """Of a length that both stages know (docs/wire.md)."""
+    squares: float = _optional(_number(0.0, MOST_FIGURE, default=0.0))
+    """Where gradients are clipped. With the last gradient of a step: the sum of the squares of all
+    gradients of the stages behind; with the first activation of the next: of all stages."""
 
 
 @dataclass(frozen=True)

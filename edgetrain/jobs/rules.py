@@ -114,8 +114,6 @@ def _check_pipeline(found: Resolved) -> None:
         (table.codec != "fp32" or table.reply_codec not in ("", "fp32") or table.outer
          or table.merge != "mean" or table.correction or table.weigh or table.ranges > 1,
          "a codec, merge rule or outer rule: no contributions are exchanged"),
-        (train.clip, f"train.clip = {train.clip:g}: the length of the whole gradient is on no "
-         "stage"),
         (train.accumulate > 1, f"train.accumulate = {train.accumulate}: microbatches=… adds up"),
         (train.rate_for, f"train.rate_for = {train.rate_for}: there is one batch, of all members"),
         (train.evaluate_every % save_every(job), f"train.evaluate_every = {train.evaluate_every}: "

@@ -99,6 +99,8 @@ def one_process(job: Job, microbatches: int) -> dict[str, Tensor]:
         split = [tensor.tensor_split(microbatches) for tensor in next(batches)]
         for micro in zip(*split, strict=True):
             (task.loss(model, micro) / microbatches).backward()
+        if job.train.clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), job.train.clip)
         optimizer.step()
         optimizer.zero_grad()
     return {name: tensor.detach() for name, tensor in model.named_parameters()}

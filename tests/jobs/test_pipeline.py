@@ -27,7 +27,6 @@ def test_a_pipeline_over_members_is_in_the_digest():
         (["strategy.secure=true"], "strategy.secure"),
         (["strategy=dga"], "strategy.name = 'dga'"),
         (["codec=q8"], "codec"),
-        (["train.clip=1"], "train.clip = 1"),
         (["train.accumulate=2"], "train.accumulate = 2"),
         (["train.rate_for=16"], "train.rate_for"),
         (["train.evaluate_every=5"], "train.evaluate_every = 5"),

@@ -14,6 +14,10 @@ long. A stage takes a gradient as soon as it is there, and otherwise goes forwar
 `window` of its micro-batches are out. Forwards may overtake each other's gradients, but gradients
 are taken in the order 0, 1, … M - 1: whatever the network does, the sum of a step's gradients has
 the bits of one process that adds up its micro-batches in this order.
+
+Where gradients are clipped, the sum of their squares goes to the first stage with the last gradient
+of a step, and back to the others with the next step's first activation, which they need anyway:
+they step their optimizers then. After the last step an activation of nothing takes it along.
 """
 
 from __future__ import annotations
@@ -42,6 +46,9 @@ class Computes(Protocol):
     """What a stage computes. Payloads are those of `Activation`; the last stage passes none on, and
     the first one takes none. `micro` counts from 0 in each step."""
 
+    clips: bool
+    """Whether `finish` wants the sum of the squares of all stages' gradients."""
+
     def forward(self, step: int, micro: int, given: Buffer | None) -> Buffer | None:
         """The output of a micro-batch; None on the last stage. Raises BadPayload for another
         length than the stage's."""
@@ -50,8 +57,12 @@ class Computes(Protocol):
         """Add up the gradients of a micro-batch whose output has this gradient; returns that of its
         input (None on the first stage), and on the last stage its part of the loss, elsewhere 0."""
 
-    def finish(self, step: int, loss: float) -> None:
-        """Step the optimizer: the gradients of all micro-batches are there."""
+    def squares(self) -> float:
+        """The sum of the squares of this stage's gradients of all micro-batches."""
+
+    def finish(self, step: int, loss: float, squares: float) -> None:
+        """Step the optimizer: the gradients of all micro-batches are there. `squares`: if it
+        `clips`, those of all stages."""
 
     def state(self) -> bytes:
         """Parameters and optimizer."""
@@ -105,7 +116,8 @@ class StageDesk:
         self._given: dict[tuple[bool, int, int], Activation] = {}
         self._outgoing.clear()
         self._forwards = self._backwards = 0
-        self._loss = 0.0
+        self._loss = self._squares = 0.0
+        self._blank: Buffer = b""
         self.is_waiting = True
         """Whether training has not begun, or begins anew, and its state is not here yet."""
 
@@ -203,8 +215,7 @@ class StageDesk:
         is_last = self.stage == self._stages - 1
         micro = self._backwards
         if micro == self._microbatches:
-            self._finish()
-            return []
+            return self._finish_if_known()
         gradient = self._given.pop((True, self.step, micro), None)
         if gradient is not None or (is_last and micro < self._forwards):
             return self._backward(micro, gradient)
@@ -223,13 +234,31 @@ class StageDesk:
         payload, loss = self._computes.backward(micro, gradient.payload if gradient else None)
         loss += gradient.loss if gradient else 0.0
         self._loss += loss
+        if self._computes.clips and self._backwards == self._microbatches:
+            self._squares = self._computes.squares() + (gradient.squares if gradient else 0.0)
         return [] if payload is None else [self._passed(micro, True, loss, payload)]
 
     def _passed(self, micro: int, backward: bool, loss: float, payload: Buffer) -> Activation:
-        return Activation(self.generation, self.step, micro, backward, loss, payload)
+        is_told = micro == (self._microbatches - 1 if backward else 0)
+        if not backward and self._computes.clips:
+            self._blank = payload
+        return Activation(
+            self.generation, self.step, micro, backward, loss, payload, self._squares * is_told
+        )
+
+    def _finish_if_known(self) -> list[Message] | None:
+        if self._computes.clips and self.stage:
+            following = self._given.get((False, self.step + 1, 0))
+            if following is None:
+                return None
+            self._squares = following.squares
+        self._finish()
+        if self._computes.clips and self.step == self._steps and self._blank:
+            return [self._passed(0, False, 0.0, self._blank)]
+        return []
 
     def _finish(self) -> None:
-        self._computes.finish(self.step, self._loss)
+        self._computes.finish(self.step, self._loss, self._squares)
         self.step += 1
         self._forwards = self._backwards = 0
         self._loss = 0.0

@@ -92,6 +92,7 @@ class _Idle:
     """Takes as long as a stage, and passes on as many bytes (exchange.pipeline.desk.Computes)."""
 
     def __init__(self, plan: StagePlan, stage: int, world: World, ends: list[float]) -> None:
+        self.clips = False
         self._paces, self._world, self._ends = plan.paces[stage], world, ends
         self._after = None if stage == len(plan.shapes) else bytes(plan.cut_bytes[stage])
         self._before = bytes(plan.cut_bytes[stage - 1]) if stage else None
@@ -104,7 +105,10 @@ class _Idle:
         self._world.sleep(self._paces[1])
         return self._before, 0.0
 
-    def finish(self, step: int, loss: float) -> None:
+    def squares(self) -> float:
+        return 0.0
+
+    def finish(self, step: int, loss: float, squares: float) -> None:
         if self._before is None:
             self._ends.append(self._world.clock())
 

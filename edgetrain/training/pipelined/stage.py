@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -92,6 +93,7 @@ class TorchStage:
         """`sleep` makes a micro-batch last as long as on the stage's device."""
         self._job, self._task, self._plan, self._stage = job, task, plan, stage
         self._watcher, self._clock, self._sleep = watcher or Watcher(), clock, sleep
+        self.clips = job.train.clip > 0
         self.cap: HeatCap | None = None
         self._is_first, self._is_last = stage == 0, stage == plan.placement.pipeline - 1
         self._parts = cut(task, plan.placement, None)
@@ -119,7 +121,7 @@ class TorchStage:
         ]
         named = named or [("", nn.Parameter(torch.zeros(1)))]  # a stage of activations alone
         self._optimizer = optimizer_for(named, self._job.train.optimizer, self._task)
-        tune(self._optimizer, tuning_of(self._job))
+        tune(self._optimizer, replace(tuning_of(self._job), clip=0.0))
         begin_at(self._optimizer, step)
         if state:
             self._load(state)
@@ -237,7 +239,20 @@ class TorchStage:
         self._hold(began, 1)
         return passed, loss
 
-    def finish(self, step: int, loss: float) -> None:
+    def _gradients(self) -> Iterator[Tensor]:
+        every = (each for group in self._optimizer.param_groups for each in group["params"])
+        return (each.grad for each in every if each.grad is not None)
+
+    def squares(self) -> float:
+        found = sum(float(each.double().square().sum()) for each in self._gradients())
+        if not math.isfinite(found):
+            raise diverged("the gradient", self._step + 1)
+        return found
+
+    def finish(self, step: int, loss: float, squares: float) -> None:
+        if self.clips:  # as torch.nn.utils.clip_grad_norm_
+            for each in self._gradients():
+                each.mul_(min(1.0, self._job.train.clip / (math.sqrt(squares) + 1e-6)))
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._watcher.step(step + 1, loss)

@@ -36,7 +36,7 @@ class Sums:
     def __init__(self, stage: int, stages: int, microbatches: int = 6) -> None:
         self.stage, self.last, self.microbatches = stage, stages - 1, microbatches
         self.history, self.seen = b"", b""
-        self.whole = []
+        self.whole, self.clips = [], False
 
     def forward(self, step, micro, given):
         value = int.from_bytes(given, "big") if given is not None else 1000 * step + micro
@@ -49,7 +49,11 @@ class Sums:
         passed = None if self.stage == 0 else (value + 1).to_bytes(8, "big")
         return passed, float(micro) if self.stage == self.last else 0.0
 
-    def finish(self, step, loss):
+    def squares(self):
+        return float(self.stage + 1)
+
+    def finish(self, step, loss, squares):
+        assert squares == (sum(range(self.last + 2)) if self.clips else 0)
         self.history += b"%d %g: %s\n" % (step, loss, self.seen)
         self.seen = b""
 
@@ -82,10 +86,12 @@ def expected(stage: int, stages: int, steps: int, microbatches: int = 6) -> byte
 
 
 def room_of(
-    terms: RelayTerms, windows: list[int], seed: int, microbatches: int = 6
+    terms: RelayTerms, windows: list[int], seed: int, microbatches: int = 6, clips: bool = False
 ) -> PipelineRoom:
     def make(stage: int) -> Sums:
-        return Sums(stage, terms.stages, microbatches)
+        made = Sums(stage, terms.stages, microbatches)
+        made.clips = clips
+        return made
 
     return PipelineRoom(terms, make, windows, seed, microbatches)
 
@@ -99,15 +105,15 @@ def assert_trained(room: PipelineRoom) -> None:
 
 @given(
     st.integers(1, 5), st.integers(1, 6), st.integers(1, 5), st.integers(1, 6),
-    st.integers(0, 8), st.integers(0, 1 << 30),
+    st.integers(0, 8), st.integers(0, 1 << 30), st.booleans(),
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_gradients_are_added_in_order_whatever_the_network_does(
-    stages, micros, steps, every, wider, seed
+    stages, micros, steps, every, wider, seed, clips
 ):
     terms = RelayTerms("job", stages, steps, every, 8)
     windows = [min(micros, stages - stage + wider) for stage in range(stages)]
-    room = room_of(terms, windows, seed, micros)
+    room = room_of(terms, windows, seed, micros, clips)
     room.run()
     assert_trained(room)
     assert all(most <= window for most, window in zip(room.most_out, windows, strict=True))
@@ -132,10 +138,10 @@ def test_all_states_of_a_step_are_there_before_the_next_ones_begin(
 KILLS = st.dictionaries(st.integers(1, 2500), st.integers(HUB, 3), max_size=6)
 
 
-@given(KILLS, st.integers(0, 1 << 30))
+@given(KILLS, st.integers(0, 1 << 30), st.booleans())
 @settings(max_examples=80, deadline=None)
-def test_stages_and_hubs_that_die_go_on_with_the_same_bits(kills, seed):
-    room = room_of(TERMS, [6, 5, 3, 1], seed)
+def test_stages_and_hubs_that_die_go_on_with_the_same_bits(kills, seed, clips):
+    room = room_of(TERMS, [6, 5, 3, 1], seed, clips=clips)
     room.run(dict(kills))
     assert_trained(room)
 

@@ -66,6 +66,17 @@ def test_four_stages_are_one_process_bit_for_bit(optimizer):
     assert_equal_bits(trained(room), one_process(found))
 
 
+def test_clipped_gradients_are_those_of_one_process():
+    found = planned("train.clip=0.05", "optimizer={name='sgd', lr=0.5, momentum=0.9}")
+    room = room_of(found)
+    room.run()
+    clipped, expected = trained(room), one_process(found)
+    unclipped = one_process(planned("optimizer={name='sgd', lr=0.5, momentum=0.9}"))
+    for name, tensor in expected.items():
+        assert torch.allclose(clipped[name], tensor, rtol=0, atol=1e-6), name
+        assert not torch.allclose(unclipped[name], tensor, rtol=0, atol=1e-3), name
+
+
 def test_a_stage_killed_at_twenty_instants_goes_on_with_the_right_bits():
     found = planned("optimizer={name='adamw', lr=0.01}")
     expected = one_process(found)
