@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from flat_vectors import FlatVectors
 
 from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.seam import Exchange, Request
 from edgetrain.vectors.vector import Vector
+from tests.fakes.flat_vectors import FlatVectors
 
 MODEL = "model"
 """In place of a model's digest: it proves nothing. The hub is started with --any-job."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -354,6 +358,13 @@ def test_a_member_given_up_before_the_end_is_owed_what_was_answered_and_no_more(
 def test_a_job_that_cannot_be_judged_is_refused(words, says):
     with pytest.raises(ConfigError, match=says):
         Merging.of(look_up(reading.parse({"fleet": {"members": 5}, "strategy": words})))
+
+
+def test_everything_loads_as_make_chaos_runs_it():
+    root = Path(__file__).parents[2]
+    code = "from chaos import among_members, averaging, behind_gateways, in_memory, trials"
+    environment = os.environ | {"PYTHONPATH": str(root / "tests")}
+    subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, check=True)
 
 
 def test_the_command_gives_a_verdict(capsys):

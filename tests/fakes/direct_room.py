@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from flat_vectors import FlatVectors
 
 from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.delay import Delay
@@ -32,6 +31,7 @@ from edgetrain.exchange.peers.reducer_link import ReducerLink
 from edgetrain.exchange.seam import Request
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.ranges import Stretch
+from tests.fakes.flat_vectors import FlatVectors
 from tests.fakes.fleet import noisy_descent
 from tests.fakes.scenes import RealTime
 

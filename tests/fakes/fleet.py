@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from flat_vectors import FlatVectors
 from greenlet import GreenletExit, greenlet
 
 from edgetrain import codecs, strategies
@@ -44,6 +43,7 @@ from edgetrain.strategies.half import MemberHalf
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.ranges import Ranges
 from edgetrain.vectors.vector import Buffer, Vector
+from tests.fakes.flat_vectors import FlatVectors
 
 MOST_EVENTS = 10_000
 """That a fleet may need, with the few members and steps of a test."""
