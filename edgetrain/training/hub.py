@@ -234,6 +234,7 @@ def serve_pipeline(
     over. Its journal holds the states of all stages, which `hub.snapshot_every` is about."""
     for what, is_asked in (
         ("--any-job has no job for", request.any_job), ("--spare takes no part in", request.spare),
+        (f"--number {request.number}: one hub serves", request.number != 1),
     ):  # fmt: skip
         if is_asked:
             refuse_pipeline(request.job, what)
@@ -272,7 +273,8 @@ def serve_pipeline(
     finally:
         _close(folder, {"began": began[0] if began else None}, recorder, socket, journal, warn)
     if not relay.finished:
-        say(f"stopped after {relay.committed} steps; go on with: edgetrain hub --resume {folder}")
+        way = "" if journal is None else f"; go on with: edgetrain hub --resume {folder}"
+        say(f"stopped after {relay.committed} steps{way}")
         stop.check()
     say(f"done: {relay.committed} steps")
     return relay.committed

@@ -85,6 +85,7 @@ def test_a_member_that_is_cut_elsewhere_or_comes_with_other_flags_is_told_why(tm
         for words, said in (
             (("hub", "job.toml", "--any-job"), "--any-job has no job for a pipeline"),
             (("hub", "job.toml", "--spare"), "--spare takes no part in a pipeline"),
+            (("hub", "job.toml", "--number", "2"), "--number 2: one hub serves a pipeline"),
         ):
             found = edgetrain(*words, "--bind", "tcp://127.0.0.1:0", cwd=tmp_path)
             assert found.returncode == 2
