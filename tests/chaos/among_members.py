@@ -173,8 +173,10 @@ def _note_contributions(member) -> None:
 
 def run(planned: Resolved, seed: int, happenings: Sequence[Happening], calm_s: float) -> Outcome:
     """Run a job through one schedule, and judge it: see `chaos.simulated`."""
-    rounds, broken = _direct(planned, seed, [(each, each.at_s / calm_s) for each in happenings])
-    return Outcome(seed, tuple(happenings), rounds, 0.0, tuple(broken))
+    time = VirtualTime(seed)
+    found = [(each, each.at_s / calm_s) for each in happenings]
+    rounds, broken = _direct(planned, seed, found, time)
+    return Outcome(seed, tuple(happenings), rounds, time.clock(), tuple(broken))
 
 
 def calm_seconds(planned: Resolved) -> float:
@@ -219,7 +221,7 @@ def _unequal(alive: list) -> list[str]:
 
 
 def _direct(
-    planned: Resolved, seed: int, found: Sequence[tuple[Happening, float]]
+    planned: Resolved, seed: int, found: Sequence[tuple[Happening, float]], time: VirtualTime
 ) -> tuple[int, list[str]]:
     members, steps = planned.job.fleet.members, _steps(planned)
     dead, happenings = _deaths(found, planned), []
@@ -231,7 +233,7 @@ def _direct(
         happenings.append((*times, struck))
     policy = Policy(members, beat_s=0.1, gone_s=GONE_S, return_s=10.0, deadline_s=120.0)
     room = ShakyRoom(happenings, planned.job.strategy.name, members, steps, policy=policy,
-                     scene=VirtualTime(seed), ranges=planned.job.strategy.ranges,
+                     scene=time, ranges=planned.job.strategy.ranges,
                      **_words(planned))  # fmt: skip
     try:
         with tempfile.TemporaryDirectory() as folder:
