@@ -161,7 +161,8 @@ def test_a_card_for_each_device(folder, capsys):
     for index, name in enumerate(("pi-0", "pi-1")):
         boot = boot_files(folder / "cards" / f"{name}.img")
         config = json.loads(boot.read("edgetrain/config.json"))
-        assert (config["name"], config["index"]) == (name, index)
+        assert config["name"] == name
+        assert f"--index {index} " in boot.read(f"edgetrain/{config['unit']}").decode()
         assert config["hubs"] == ["tcp://192.168.1.5:5555", "tcp://hub.local:5555"]
         token = boot.read("edgetrain/token").decode()
         tokens.append(pair_of(read_token(token)[1]).public)
