@@ -91,6 +91,11 @@ class Stretch:
     def is_whole(self) -> bool:
         return self.end - self.first == self.count
 
+    @property
+    def is_part(self) -> bool:
+        """Whether others have ranges, too."""
+        return 0 < self.end - self.first < self.count
+
     def of(self, elements: int) -> slice:
         """Where it lies in a vector of [elements]. ConfigError for more ranges than blocks."""
         ranges = Ranges(elements, self.count)

@@ -19,7 +19,7 @@ from edgetrain.exchange.hub.admission import Admission, AgreedModel, WhyNot, mos
 from edgetrain.exchange.hub.arrival_rounds import last_reply, with_merged
 from edgetrain.exchange.hub.base_transfer import FirstBase, FixedValues, base_messages
 from edgetrain.exchange.hub.effects import Effect, Event, Note, Replay, Send, Write, refusal
-from edgetrain.exchange.hub.evaluators import Evaluators
+from edgetrain.exchange.hub.evaluators import DONE, Evaluators
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.records import Departed, Entered, Record, State
 from edgetrain.exchange.hub.replay import replay
@@ -325,8 +325,10 @@ class Membership:
         effects: list[Effect] = [Note(event, member.name, reason)]
         self._members.remove(member, may_return=gone and started)
         self.evaluators.note_gone(member, event, reason)
-        # One that has not come back after a restart has had its time.
-        self._deserted = gone and not member.returning and not self._members
+        # One that has not come back after a restart has had its time. One that leaves one hub of
+        # several early takes nothing from those that this hub alone has lost.
+        early = reason != DONE and self._terms.stretch.is_part and bool(self._members.away)
+        self._deserted = (early or (gone and not member.returning)) and not self._members
         if not started:
             return effects + self._replace_uploader(member)
         return [Write(Departed(member.name, final=not gone)), *effects, *self.evaluators.ask()]

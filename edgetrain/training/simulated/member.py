@@ -156,15 +156,15 @@ class SimulatedMember:
                     exchange, flat, optimizer, request, clock=self.clock, release=release
                 )
             except Refused as refused:
+                for wire in self.wires:  # as the end of a process does: a hub may have let it in
+                    wire.up.cut = wire.down.cut = True
+                    self._around.network.remove_connection(wire)
                 if refused.code != "name":
                     raise
+                self._around.world.sleep(RETRY_S)
             else:
                 lend_base(exchange, member)
                 return member
-            for wire in self.wires:  # as the end of a process does: a hub may have let it in
-                wire.up.cut = wire.down.cut = True
-                self._around.network.remove_connection(wire)
-            self._around.world.sleep(RETRY_S)
 
     def _exchange(self, request: Request) -> tuple[Exchange, Request]:
         """Over the connections that stand, and what to join with."""

@@ -19,7 +19,7 @@ from edgetrain.exchange.hub.orders import Order
 from edgetrain.exchange.hub.records import Seat, Sharing, State
 from edgetrain.exchange.hub.shared import SharedHub
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.messages import PROTOCOL, Beat, Handover, Join, Refuse
+from edgetrain.exchange.messages import PROTOCOL, Beat, Handover, Join, Leave, Refuse
 from edgetrain.vectors.ranges import Ranges, Stretch
 
 RANGES, ELEMENTS = 4, 4 * 256 + 30
@@ -261,3 +261,22 @@ def test_ranges_that_a_hub_does_not_have_are_not_given_and_nothing_ends():
             assert (answer.stage, answer.payload) == (stage + 1, b"")
             assert answer.why == "not all ranges from 1 to 4 are here"
     assert ranged.terms.stretch == LOWER
+
+
+@pytest.mark.parametrize(
+    ("stretch", "reason", "ends"),
+    [
+        (LOWER, "Refused: people removed the member from the job", False),
+        (LOWER, "done", True),
+        (Stretch(RANGES, 0, RANGES), "Refused: people removed the member from the job", True),
+    ],
+)
+def test_a_hub_of_several_waits_for_those_that_it_alone_has_lost(stretch, reason, ends):
+    found = started(stretch)
+    found.membership.remove(found.members.named("m1"), "gone", "unreachable for 5 s")
+    found.handle(b"m0", Leave(reason), 1.0)
+    assert not found.members
+    assert found.finished == ends
+    for now in (2.0, 2.0 + found.policy.deserted_s):
+        found.tick(now)
+    assert found.finished
