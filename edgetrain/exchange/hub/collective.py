@@ -168,7 +168,7 @@ class CollectiveHub(DirectHub):
 
     def _held_back(self, effects: list[Effect], now: float) -> list[Effect]:
         if self._is_counting and not self.started:
-            lost = [name for name in self.places.reach.names if self.members.named(name) is None]
+            lost = self._lost(self.places.reach.names, effects)
             return effects + self._begin_again(lost[0]) if lost else effects
         return super()._held_back(effects, now)
 

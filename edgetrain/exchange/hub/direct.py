@@ -14,7 +14,7 @@ with that (`Takeover`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -241,11 +241,16 @@ class DirectHub(MappingHub):
     def _held_back(self, effects: list[Effect], now: float) -> list[Effect]:
         """What the hub wants done, without welcomes until the map is settled."""
         if self._is_welcoming:
-            reducers = [name for name in self.places.stretches if name != LEAD]
-            lost = [name for name in reducers if self.members.named(name) is None]
+            lost = self._lost([name for name in self.places.stretches if name != LEAD], effects)
             return effects + self._begin_again(lost[0]) if lost else effects
         rest = [effect for effect in effects if not _is_welcome(effect)]
         return rest + self._welcome_all(now) if self.places.is_settled else rest
+
+    def _lost(self, names: Sequence[str], effects: Sequence[Effect]) -> list[str]:
+        """Those of these members that are not here, or were not while these effects came about."""
+        notes = [effect for effect in effects if isinstance(effect, Note)]
+        went = {note.member for note in notes if note.event in ("gone", "left")}
+        return [name for name in names if name in went or self.members.named(name) is None]
 
     def _welcome_all(self, now: float) -> list[Effect]:
         """Become the hub of the stretch that the map says, with the members that are in."""
