@@ -116,6 +116,8 @@ def readers(rng):
     senders = [member.address for member in found.members] + [REPLICA, b"stranger"]
     room = DirectRoom("fedavg", 3, 4)
     lead, reducer = direct_hub(room), room.reducer(0, 8)
+    for member in room.members:
+        member.exchange.vanish()  # a thread of each listens
 
     def tell(hub, message):
         is_told = isinstance(message, Follow) and message.epoch  # that its replica took over
