@@ -20,8 +20,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-DONE = "done"
-"""The reason of a member that leaves at the end of the job."""
+from edgetrain.exchange.hub.evaluators import DONE
+
 SLOW, LEVEL = 0.8, 0.9
 """Shares of the servers' rate: a fleet is slow below the first, and no more from the second on."""
 LEAST = 10
