@@ -462,8 +462,9 @@ class Driver:
         if contribution is None:
             return False
         round, began = self.half.round - 1, self.clock()
-        if self._meter is not None and not self._meter.wanted:
-            # The first round: what the connection has seen of the way so far, while joining.
+        if self._meter is not None and not self._meter.wanted and not self.is_drained:
+            # The first round: what the connection has seen of the way so far, while joining. After
+            # the last step there is no delay: its reply would never be due.
             self._meter.add_round_trip(self.exchange.traffic().round_trip_s)
             self.half.delay = max(self.half.delay, min(self._meter.wanted, self._longest))
         # The half takes the whole contribution as in flight, not what was released: the reply
