@@ -112,7 +112,7 @@ def _policy(job: Job, most_elements: int, site: int = 0) -> Policy:
         job.hub.status_s,
         job.hub.deadline_s == AUTO,
         job.fleet.members,
-        job.hub.start_with,
+        0 if site else job.hub.start_with,
         job.hub.start_after_s,
         NAME if steps_in(job) else "",
     )

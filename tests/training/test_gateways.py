@@ -53,6 +53,12 @@ def test_an_emulated_run_of_two_sites_has_the_bits_of_a_simulated_one(simulated,
     assert up == pytest.approx(theirs["hub"]["received_bytes"], rel=0.05)
 
 
+def test_a_site_begins_with_its_own_members_whatever_the_job_begins_with(simulated, tmp_path):
+    summary = simulation.run(job("gateways=true", "start_with=4"), create(tmp_path, "start"))
+    assert summary["status"] == "finished"
+    assert summary["final"] == simulated[1]["final"]
+
+
 def test_who_adds_up_what_and_bytes_apart_are_shown(simulated):
     folder, summary = simulated
     told = "the hub: the sums of sites; gateway 0: 2 members; gateway 1: 2 members"

@@ -42,8 +42,10 @@ def test_a_fleet_that_is_too_large_for_its_hub_trains(tmp_path):
 def test_a_run_that_ends_before_its_first_round_keeps_what_it_trained(tmp_path, strategy):
     """The only round begins after the last step, and what a lossy codec leaves out is no reason not
     to wait for its reply."""
-    words = ("members=2", "steps=8", "every=20", "landing=0", "network=rtt-120ms", "codec=topk(0.1)")
-    summary, folder = simulated(tmp_path, f"strategy={strategy}", *words)
+    summary, folder = simulated(
+        tmp_path, f"strategy={strategy}", "members=2", "steps=8", "every=20", "landing=0",
+        "network=rtt-120ms", "codec=topk(0.1)",
+    )  # fmt: skip
     first = next(iter(read_metrics(folder, "eval")))
     assert summary["rounds"] >= 1
     assert summary["final"]["loss"] != first["loss"]
