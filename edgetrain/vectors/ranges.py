@@ -103,6 +103,11 @@ class Stretch:
             return slice(0, 0)
         return slice(ranges.at(self.first).start, ranges.at(self.end - 1).stop)
 
+    def turn(self, count: int) -> int:
+        """Which of `count` members its reducer sends to first. Each begins with another one: else
+        all replies would come to the first member's line at once, and none to the last one's."""
+        return -(-self.first * count // self.count)
+
     def size(self, elements: int) -> int:
         here = self.of(elements)
         return int(here.stop - here.start)

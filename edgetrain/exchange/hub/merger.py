@@ -110,7 +110,7 @@ class Merger:
         """Of gateways' contributions."""
         self.base: Vector | None = None
         self.replies = Feedback(reply_codec, 0)
-        self._terms = terms
+        self._terms, self.stretch = terms, terms.stretch
         self._masked = masked
         self.is_below = False
         """Whether a hub above makes the replies, and this is a gateway's."""
@@ -128,7 +128,7 @@ class Merger:
         """Use the codecs for this model, whose vector has [elements]; an empty layout: its tensors
         are not known. Raises
         ConfigError, and changes nothing, if a codec does not work for it."""
-        stretch, turns = self._terms.stretch, self._terms.strategy.ranges
+        stretch, turns = self.stretch, self._terms.strategy.ranges
         ranges = Ranges(stretch.size(elements), turns)
         cuts = max(turns, stretch.count)
         codecs = [bound(codec, layout, cuts) for codec in self.codecs]

@@ -412,6 +412,8 @@ class Rounds:
         messages follow each other, because each is packed once."""
         # A member that a restored hub has not heard yet gets its replies when it is back.
         told = [member for member in self._members if member.trains and not member.returning]
+        first = self.merger.stretch.turn(len(told))
+        told = told[first:] + told[:first]
         if record.complete is None:
             settled = all(member.has_settled(record.round) for member in told)
         else:

@@ -65,6 +65,8 @@ class RangedExchange:
         self._known = [0 for _ in links]
         """Checksum of each hub's stretch of the base that was last given out."""
         self._keeps_base = True
+        self._first = 0
+        """The link that contributions are sent on first."""
         for link in links:
             self._watch(link)
 
@@ -241,16 +243,17 @@ class RangedExchange:
     def submit(self, submission: Submission) -> Vector | None:
         """See Exchange. Each hub is told the checksum of its own stretch, or, where hubs keep no
         base, that of the whole from the first round on: they compare members with each other."""
-        read = [
-            link.submit(self._own_part(number, submission))
-            for number, link in enumerate(self._links)
-        ]
-        if all(each is None for each in read):
+        links = self._links
+        read = {
+            number: links[number].submit(self._own_part(number, submission))
+            for number in (*range(self._first, len(links)), *range(self._first))
+        }
+        if all(each is None for each in read.values()):
             return None
         return np.concatenate(
             [
-                submission.vector[link.own] if each is None else each
-                for link, each in zip(self._links, read, strict=True)
+                submission.vector[link.own] if read[number] is None else read[number]
+                for number, link in enumerate(links)
             ]
         )
 

@@ -103,6 +103,7 @@ class DirectExchange(RangedExchange):
                 self._watch(link)
                 self._dialled[peer.first] = link, end, peer
             self._links = [*self._links, *(link for link, _, _ in self._dialled.values())]
+            self._first = 1 + neighbours.turn(len(self._dialled))
         super()._enter(name, request, params, past)
 
     def whose(self, link: Link) -> str:

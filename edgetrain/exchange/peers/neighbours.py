@@ -84,6 +84,12 @@ class Neighbours:
         """The members that reduce ranges, in the order of these."""
         return tuple(sorted((p for p in self.map.peers if p.first < p.end), key=lambda p: p.first))
 
+    def turn(self, count: int) -> int:
+        """Which of `count` things is this member's to begin with, if each of the members begins
+        with another one."""
+        names = [*dict.fromkeys(peer.name for peer in self.map.peers)]
+        return names.index(self.name) * count // len(names)
+
     def reducer_of(self, first: int) -> Peer | None:
         """Who reduces the stretch that begins with this range; None: the hub."""
         return next((peer for peer in self.reducers if peer.first == first), None)

@@ -24,6 +24,7 @@ from edgetrain.fleet.networks import Profile
 from edgetrain.fleet.networks.links.window import MSS
 from edgetrain.fleet.networks.profile import Direction
 from edgetrain.jobs.capacity.flows import (
+    TURN_BYTES,
     AccessStreams,
     Array,
     Ports,
@@ -196,7 +197,6 @@ class Star:
         self.whole = _parcels(exchange, exchange.elements)
         self.share = _parcels(exchange, part := -(-exchange.elements // hubs.shards))
         connections = 1 if hubs.gateways else hubs.shards
-        self._turns = 1 if hubs.sites else hubs.shards
         self._home = _homes(members, hubs)
         lines = hubs.uplinks_of_sites
         far_s = np.array([line.rtt_ms for line in lines]) / 1000
@@ -208,8 +208,8 @@ class Star:
         ups, downs = [link.up for link in links], [link.down for link in links]
         self.up = AccessStreams(ups, trips, rngs[0], connections, is_open)
         self.down = AccessStreams(downs, trips, rngs[1], connections, is_open)
-        tier = (hubs.gateways or members, 1, self.share, hubs.port_rates, hubs, part)
-        self.roots = [_Tier(*tier) for _ in range(self._turns)]  # of each part of the vector
+        self.root = _Tier(hubs.gateways or members, 1, self.share, hubs.port_rates, hubs, part)
+        """Of one part of the vector: all are alike."""
         self.sites: _Tier | None = None
         if hubs.gateways:
             near, size = (hubs.gateway_rate_mbit,) * 2, exchange.elements
@@ -253,30 +253,12 @@ class Star:
 
     def average(self, at: Array) -> Array:
         first, last = self._up(at)
-        gone: list[tuple[Array, Array]] = []
-        for turn, root in enumerate(self.roots):
-            ends = last - (self._turns - 1 - turn) * self._part_s(self.up, 0)
-            # All parts begin together: where a hub's port is the limit, lines have room for others.
-            _, merged = root.take(first + self._hub_down_s, ends + self._hub_down_s)
-            closed, late = root.close(merged, self._patience)
-            self.late += late
-            begin, end = root.give(closed, self.down if self.sites is None else self.far_down)
-            gone.append((begin + self._hub_up_s, end + self._hub_up_s))
-        return self._down(*self._in_a_row(gone))
-
-    def _part_s(self, line: AccessStreams, way: int) -> Array | float:
-        """Seconds between the ends of two hubs' parts on a member's line: of a whole part, as long
-        as its connection lets it go at once. Lines of sites mix them: there all end together."""
-        if self._turns == 1:
-            return 0.0
-        return np.minimum(line.together, self.share[way].bytes) * line.byte_s
-
-    def _in_a_row(self, gone: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-        """When what all hubs send begins and ends to come to each member's line, for a line that
-        takes all of it together: no part is through before it came, and the others behind it."""
-        part_s = self._part_s(self.down, 1)
-        begins = [begin - turn * part_s for turn, (begin, _) in enumerate(gone)]
-        return np.maximum.reduce(begins), np.maximum.reduce([end for _, end in gone])
+        # Connections of one line share it: parts of all hubs begin together, and end together.
+        _, merged = self.root.take(first + self._hub_down_s, last + self._hub_down_s)
+        closed, late = self.root.close(merged, self._patience)
+        self.late += late
+        begin, end = self.root.give(closed, self.down if self.sites is None else self.far_down)
+        return self._down(begin + self._hub_up_s, end + self._hub_up_s)
 
     def _up(self, at: Array) -> tuple[Array, Array]:
         """Members' contributions, or those of their gateways, up to the hub's port."""
@@ -305,9 +287,9 @@ class Star:
 
     def busy_s(self) -> dict[str, float]:
         used = {
-            "hub's port, receiving": self.roots[0].taking.busy_s,
-            "hub's port, sending": self.roots[0].giving.busy_s,
-            "hub's processor": self.roots[0].working_s,
+            "hub's port, receiving": self.root.taking.busy_s,
+            "hub's port, sending": self.root.giving.busy_s,
+            "hub's processor": self.root.working_s,
             "members' uplinks": float(self.up.busy_s.max()),
             "members' downlinks": float(self.down.busy_s.max()),
         }
@@ -567,17 +549,25 @@ class _Sending:
     size: int
     """Bytes of the longest."""
     streams: AccessStreams
+    is_first: npt.NDArray[np.bool_]
+    """Whether the sender sends this segment for the first time, of those that it sends at once."""
+    through_s: Array
+    """How long this one takes on the sender's line, which connections to others share."""
+    all_s: Array
+    """Likewise, all that are sent at once."""
 
 
-def _steps(order: SumOrder) -> Iterator[tuple[Indices, Indices, Indices, int]]:
-    """Senders, receivers, segments, and the elements of the longest, of each sending."""
+def _steps(order: SumOrder) -> Iterator[tuple[Indices, Indices, Indices, int, bool]]:
+    """Senders, receivers, segments, the elements of the longest, and whether these are added to the
+    receivers' own, of each sending."""
     lengths = [each.stop - each.start for each in order.segments]
     for step in order.steps():
         found = [(t.sender, t.receiver, list(order.segments_of(t.chunks))) for t in sorted(step)]
+        adds = step[0].adds
         for turn in range(max((len(segments) for *_, segments in found), default=0)):
             here = [(a, b, each[turn]) for a, b, each in found if turn < len(each)]
             source, to, segment = (np.array(ends, np.intp) for ends in zip(*here, strict=True))
-            yield source, to, segment, max(lengths[each] for each in segment)
+            yield source, to, segment, max(lengths[each] for each in segment), adds
 
 
 class Collective:
@@ -606,8 +596,14 @@ class Collective:
         )
         known: dict[tuple[bytes, bytes], AccessStreams] = {}
         sent, received = np.zeros(members, np.int64), np.zeros(members, np.int64)
+        self._each_s, self._busy_s = np.zeros(members), np.zeros(members)
+        up_s = column([link.up for link in links], lambda way: _byte_s(way.mean_rate_mbit))
         farthest = float((self.to_hub_s + self.from_hub_s).max())
-        for source, to, segment, elements in _steps(order):
+        copies = np.zeros((members, self._segments))  # of the mean; a sum goes to one member
+        for source, _, segment, _, adds in _steps(order):
+            copies[source, segment] += not adds
+        gone = np.zeros(copies.shape)
+        for source, to, segment, elements, adds in _steps(order):
             key = (source.tobytes(), to.tobytes())
             if key not in known:
                 ways, trips = mesh.ways(source, to), mesh.trips_s(source, to)
@@ -616,11 +612,19 @@ class Collective:
             size = contribution(elements, exchange.codec, exchange.ratio).bytes
             sent[source] += size
             received[to] += size
+            self._each_s[source] += float(wire_bytes(float(size))) * up_s[source]
             crossing = int(mesh.crosses(source, to).sum())
             across += crossing * size
             within += (len(source) - crossing) * size
-            self._sendings.append(_Sending(source, to, segment, size, known[key]))
-        self._streams = list(known.values())
+            many = np.ones(len(source)) if adds else copies[source, segment]
+            place = np.zeros(len(source)) if adds else gone[source, segment]
+            gone[source, segment] += not adds
+            last = wire_bytes(float((size - 1) % TURN_BYTES + 1))
+            all_s = many * wire_bytes(float(size)) * known[key].byte_s
+            through_s = all_s - (many - 1 - place) * last * known[key].byte_s
+            self._sendings.append(
+                _Sending(source, to, segment, size, known[key], place == 0, through_s, all_s)
+            )
         self.sent_bytes, self.received_bytes = int(sent.max()), int(received.max())
         self.hub_bytes = 0, 0
         self.farthest_s = farthest
@@ -628,17 +632,25 @@ class Collective:
         self.late = 0
 
     def average(self, at: Array) -> Array:
+        self._busy_s += self._each_s
         begins = self._hub_says(at)
         ready = np.repeat(begins[:, None], self._segments, axis=1)
+        begun = np.empty_like(ready)
         # One uplink each, whoever it sends to, and one downlink.
         free, taken = np.full(len(at), -math.inf), np.full(len(at), -math.inf)
         for sending in self._sendings:
             source, to, segment = sending.source, sending.to, sending.segment
             leaves = np.maximum(ready[source, segment], free[source])
-            _, arrives = sending.streams.send(leaves, sending.size)
-            free[source] = sending.streams.free
+            leaves = np.where(sending.is_first, leaves, begun[source, segment])
+            begun[source, segment] = leaves
+            streams = sending.streams
+            _, arrives = streams.send(leaves, sending.size)
+            arrives = np.maximum(arrives, leaves + sending.through_s + streams.delay_s)
+            free[source] = np.maximum(streams.free, leaves + sending.all_s)
             line_s = float(wire_bytes(sending.size)) * self._down_s[to]
-            taken[to] = arrives = np.maximum(arrives, taken[to] + line_s)
+            is_ahead = arrives < taken[to] - line_s  # of what the line takes last
+            arrives = np.where(is_ahead, arrives, np.maximum(arrives, taken[to] + line_s))
+            taken[to] = np.maximum(taken[to], arrives)
             ready[to, segment] = np.maximum(ready[to, segment], arrives)
         return self._hub_says(np.maximum(begins, ready.max(axis=1, initial=-math.inf)))
 
@@ -647,7 +659,7 @@ class Collective:
         return float((at + self.to_hub_s).max()) + self._work_s + self.from_hub_s
 
     def busy_s(self) -> dict[str, float]:
-        return {"members' uplinks": sum(float(s.busy_s.max()) for s in self._streams)}
+        return {"members' uplinks": float(self._busy_s.max())}
 
 
 def _hub_delays(links: Sequence[Profile], home: Indices, hubs: Hubs) -> tuple[Array, Array]:

@@ -34,6 +34,9 @@ T = TypeVar("T")
 
 SEND_LIMIT_BYTES = 4 << 20
 """The most that one connection has unacknowledged: what Linux allows by default (tcp_wmem)."""
+TURN_BYTES = 44 * MSS
+"""Of a message, until other connections have their turn on a line: two super-packets, as TCP's
+small queues have it (tcp_limit_output_bytes)."""
 RTO_MIN_S = 0.2
 _HYSTART_LOW = 16 * MSS
 _HYSTART_MARGIN_S = 0.004, 0.016
@@ -237,14 +240,6 @@ class AccessStreams:
         """When the last byte that was handed over has left each link."""
         return self._free
 
-    @property
-    def together(self) -> Array:
-        """Bytes that a connection lets go before those that share its link have their turn: its
-        window, which HyStart ends at half of what the link carries in a round trip."""
-        pipe = self._round_trip / np.where(self.byte_s > 0, self.byte_s, math.inf)
-        at_once: Array = np.minimum(self._window, np.maximum(pipe / 2, self._first))
-        return at_once
-
     def forward(self, begin: Array, end: Array, size: int | Array) -> tuple[Array, Array]:
         """As `send`, for a message whose bytes come to this line from `begin` to `end`."""
         return self._carry(np.maximum(begin, self._free), end, size)
@@ -386,9 +381,10 @@ class AccessStreams:
 
     def turns(self, now: Array, size: int) -> Array:
         """Turns that a message of this size takes at a port before these lines, on one connection:
-        what a window lets go at once stays together. Open windows share it evenly, as an ideal."""
+        what a window lets go at once stays together, up to TURN_BYTES. Open windows share it
+        evenly, as an ideal."""
         self._acknowledge(now)
-        room = self._first if self._is_open else self._window_after(now)
+        room = self._first if self._is_open else np.minimum(self._window_after(now), TURN_BYTES)
         return np.maximum(1.0, np.ceil(size / np.minimum(room, size)))
 
     def _repair(self, size: int | Array, now: Array, span: Array) -> Array | float:

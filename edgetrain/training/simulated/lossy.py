@@ -32,6 +32,10 @@ emulation cuts them."""
 MOST_BURST = 22 * MSS
 """Bytes of a super-packet at most."""
 
+TURN_BYTES = 2 * MOST_BURST
+"""That a connection lets go before others of its machine have their turn: two super-packets, as
+TCP's small queues have it (tcp_limit_output_bytes)."""
+
 PIECES = 512
 """A longer message, with more pieces than this, is cut into coarser ones."""
 
@@ -134,10 +138,12 @@ class LossyStream(Stream):
             self._pump()
 
     def _send_all(self, now: int) -> None:
-        sent = False
+        before = self.sent_bytes
         while self._send_some(now):
-            sent = True
-        if sent:
+            if self.fine and self.sent_bytes - before >= TURN_BYTES:
+                self._world.at(now, self._pump)
+                return
+        if self.sent_bytes > before:
             self._recovery.window.validate(now)
 
     def _send_some(self, now: int) -> bool:

@@ -12,6 +12,7 @@ from edgetrain.errors import BadMessage
 from edgetrain.exchange.keys.pairs import spell
 from edgetrain.exchange.messages import Hello, Map, Peer
 from edgetrain.exchange.peers.neighbours import Neighbours
+from edgetrain.vectors.ranges import shared
 
 KEYS = {name: bytes([number]) * 32 for number, name in enumerate("abcd")}
 
@@ -101,3 +102,15 @@ def test_who_is_heard_has_the_ticket_the_names_and_the_key():
         (GOOD_HELLO, b"", "another key"),
     ]:
         assert why in GREETED.why_not(hello, key)
+
+
+@given(st.integers(2, 16), st.integers(0, 40))
+def test_members_begin_to_send_at_different_reducers_and_these_to_answer_at_different_members(
+    n, more
+):
+    """So no line has what all send at once while another has nothing."""
+    stretches = shared(n + more, n)
+    peers = [peer(chr(97 + i), each.first, each.end) for i, each in enumerate(stretches)]
+    named = [replace(the_map(*peers), name=each.name) for each in peers]
+    assert len({Neighbours.of(each, False).turn(n) for each in named}) == n
+    assert [each.turn(n) for each in stretches] == [*range(n)]
