@@ -42,11 +42,8 @@ _BEFORE_S = 120.0
 """Seconds for the start of a slow device's Python and torch."""
 
 
-def add_verb(verbs: Any) -> None:
-    bench = verbs.add_parser(
-        "bench", help="measure how fast devices train", epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+def add_verb(add: common.AddVerb) -> None:
+    bench = add("bench", _bench, "measure how fast devices train", _EXAMPLES)
     add_devices(bench, optional=True)
     bench.add_argument(
         "--seconds", type=float, default=20.0, metavar="S",
@@ -54,7 +51,6 @@ def add_verb(verbs: Any) -> None:
     )  # fmt: skip
     bench.add_argument("--save", action="store_true", help="take it in place of the catalog's")
     add_ways(bench)
-    bench.set_defaults(run=_bench)
 
 
 def _bench(arguments: argparse.Namespace) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from edgetrain.cli import common
 
-_EXAMPLES = """\
+HELP = "a task's code as one file: make, show, allow, list, revoke"
+ABOUT = "Job code whose digest a device's owner allows before any of it is imported."
+EXAMPLES = """\
 who wrote the task:
   edgetrain bundle make mytask/ -o mytask.bundle      prints its digest
   scp mytask.bundle pi-3:                             nothing is sent by the hub
@@ -23,30 +24,18 @@ in the job:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "bundle",
-        "a task's code as one file: make, show, allow, list, revoke",
-        "Job code whose digest a device's owner allows before any of it is imported.",
-        _EXAMPLES,
-    )
-    verbs = common.add_verbs(parser)
-    make = verbs.add_parser("make", help="put a file, or all files of a folder, into a bundle")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = common.add_verbs(parser)
+    make = add("make", _make, "put a file, or all files of a folder, into a bundle")
     make.add_argument("source", type=Path, metavar="FOLDER|FILE")
     make.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
-    make.set_defaults(run=_make)
-    show = verbs.add_parser("show", help="check a bundle and list what is in it; nothing is run")
+    show = add("show", _show, "check a bundle and list what is in it; nothing is run")
     show.add_argument("bundle", type=Path, metavar="FILE")
-    show.set_defaults(run=_show)
-    allow = verbs.add_parser("allow", help="let this code run here")
+    allow = add("allow", _allow, "let this code run here")
     allow.add_argument("bundle", metavar="DIGEST|FILE")
-    allow.set_defaults(run=_allow)
-    listing = verbs.add_parser("list", help="the bundles whose code may run here")
-    listing.set_defaults(run=_list)
-    revoke = verbs.add_parser("revoke", help="let this code run here no longer")
+    listing = add("list", _list, "the bundles whose code may run here")
+    revoke = add("revoke", _revoke, "let this code run here no longer")
     revoke.add_argument("digest", metavar="DIGEST", help="or its first digits")
-    revoke.set_defaults(run=_revoke)
     for each in (make, show, allow, listing, revoke):
         common.add_json(each)
     for each in (allow, listing, revoke):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
@@ -37,7 +37,9 @@ CASES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The jobs run if none is given: eight members with steps of 50 ms."""
 
-_EXAMPLES = """\
+HELP = "how far simulated runs are from emulated ones, on this machine"
+ABOUT = "Run jobs emulated and simulated, and report the error of the simulation."
+EXAMPLES = """\
 examples:
   edgetrain calibrate                              eight jobs that cover the simulator, 5 minutes
   edgetrain calibrate job.toml
@@ -56,14 +58,7 @@ a grid of links.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "calibrate",
-        "how far simulated runs are from emulated ones, on this machine",
-        "Run jobs emulated and simulated, and report the error of the simulation.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     parser.add_argument("--strategies", help="comma-separated; default: the job's own")
     parser.add_argument("--networks", help="comma-separated; default: the job's own")
@@ -72,7 +67,6 @@ def add_parser(subparsers: Any) -> None:
         help="simulated runs of a job whose links lose packets or have jitter (default 8)",
     )  # fmt: skip
     common.add_output(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from edgetrain.jobs.capacity.estimate import Answer, CapacityQuestion
     from edgetrain.jobs.resolved import Resolved
 
-_EXAMPLES = """\
+HELP = "plan a fleet of up to 100,000 members without training: time, bytes, the bottleneck"
+ABOUT = "Work out how fast a fleet would be, what waits for what, and how it grows."
+EXAMPLES = """\
 examples:
   edgetrain capacity --members 1000                      the digits task on Raspberry Pis
   edgetrain capacity job.toml codec=int8 delay=40
@@ -41,14 +43,7 @@ unless you say --ratio from a run of your own. What is approximated: docs/simula
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "capacity",
-        "plan a fleet of up to 100,000 members without training: time, bytes, the bottleneck",
-        "Work out how fast a fleet would be, what waits for what, and how it grows.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     add = parser.add_argument
     add("--members", type=count, metavar="N", help="members (default: the job's)")
@@ -65,7 +60,6 @@ def add_parser(subparsers: Any) -> None:
         help="a contribution is so many times smaller than float32, as you measured")  # fmt: skip
     add("--reply-ratio", type=float, default=0.0, metavar="X", help="the same of replies")
     common.add_output(parser)
-    parser.set_defaults(run=run)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -54,12 +54,8 @@ MINUTES = 7 * _DAY
 """Of a token on a card, by default: a card may lie for a while."""
 
 
-def add_verbs(verbs: Any) -> None:
-    shape = argparse.RawDescriptionHelpFormatter
-    flash = verbs.add_parser(
-        "flash", help="write cards that join a hub by themselves", epilog=_FLASH,
-        formatter_class=shape,
-    )  # fmt: skip
+def add_verbs(add: common.AddVerb) -> None:
+    flash = add("flash", _flash, "write cards that join a hub by themselves", _FLASH)
     flash.add_argument("cluster", type=Path, metavar="CLUSTER", help="a cluster file")
     flash.add_argument("devices", nargs="*", metavar="DEVICE", help="which (default: all)")
     where = flash.add_mutually_exclusive_group()
@@ -78,14 +74,10 @@ def add_verbs(verbs: Any) -> None:
     flash.add_argument("--larger", action="store_true", help="allow cards of more than 256 GiB")
     flash.add_argument("--dry-run", action="store_true", help="check everything, write nothing")
     flash.add_argument("--yes", action="store_true", help="do not ask (wants --to or --image-out)")
-    flash.set_defaults(run=_flash)
-    worker = verbs.add_parser(
-        "worker", help="make the archive that devices run", epilog=_WORKER, formatter_class=shape
-    )
+    worker = add("worker", _worker, "make the archive that devices run", _WORKER)
     worker.add_argument("--for", dest="release", required=True, metavar="SYSTEM")
     worker.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: where flash looks")
     worker.add_argument("--wheel", type=Path, metavar="FILE", help="edgetrain's, for that machine")
-    worker.set_defaults(run=_worker)
     common.add_keys(flash)
     for each in (flash, worker):
         common.add_json(each, "print one JSON object at the end")

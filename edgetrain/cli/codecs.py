@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
 
 from edgetrain.cli import common
 
-_EXAMPLES = """\
+HELP = "list the ways in which vectors can be compressed, and by how much"
+ABOUT = (
+    "The codecs that a job can name (strategy.codec, strategy.reply_codec), what each sends,\n"
+    "and how many times fewer bytes than float32 that is."
+)
+EXAMPLES = """\
 examples:
   edgetrain codecs --json
   edgetrain run strategy=dga codec="topk(0.01) | q2"
@@ -19,17 +23,8 @@ codecs: "small(1024): fp32; *.bias: bf16; topk(0.01) | q2". docs/codecs.md has t
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "codecs",
-        "list the ways in which vectors can be compressed, and by how much",
-        "The codecs that a job can name (strategy.codec, strategy.reply_codec), what each sends,\n"
-        "and how many times fewer bytes than float32 that is.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_json(parser, "print the table as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

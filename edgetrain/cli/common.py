@@ -26,26 +26,37 @@ if TYPE_CHECKING:
 RUNS = "runs"
 
 
-def verb(subparsers: Any, name: str, help: str, description: str, epilog: str) -> Any:
-    """Add the parser of a verb; its texts keep their line breaks."""
-    return subparsers.add_parser(
-        name,
-        help=help,
-        description=description,
-        epilog=epilog,
+AddVerb = Callable[..., argparse.ArgumentParser]
+"""`add_verb` for the verbs of one parser."""
+
+
+def add_verb(
+    verbs: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int] | None,
+    help: str,
+    epilog: str = "",
+    about: str | None = None,
+) -> argparse.ArgumentParser:
+    """Add the parser of a verb, whose texts keep their line breaks. `run` None: see `add_verbs`."""
+    made: argparse.ArgumentParser = verbs.add_parser(
+        name, help=help, description=about, epilog=epilog or None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    )  # fmt: skip
+    made.set_defaults(run=run)
+    return made
 
 
-def add_verbs(parser: argparse.ArgumentParser) -> Any:
-    """The subparsers of a verb that has verbs of its own. Without one, an error names them all."""
+def add_verbs(parser: argparse.ArgumentParser) -> AddVerb:
+    """Let a verb have verbs of its own, which the result adds. Without one, an error names them
+    all."""
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
 
     def run(_: argparse.Namespace) -> NoReturn:
         parser.error(f"VERB is missing; choose from {', '.join(verbs.choices)}")
 
     parser.set_defaults(run=run)
-    return verbs
+    return functools.partial(add_verb, verbs)
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,9 @@ DEMO = (
 )
 """The built-in comparison: eight members that take 20 ms a step, 200 ms from their hub."""
 
-_EXAMPLES = """\
+HELP = "DGA against synchronous SGD (and others) on the same job: a table and a picture"
+ABOUT = "Run the same job under several strategies, one after the other, and compare them."
+EXAMPLES = """\
 examples:
   edgetrain compare                                    digits, 8 members, a 200 ms WAN
   edgetrain compare network=wan-500ms pace_s=0.05
@@ -42,14 +44,7 @@ per strategy and compare.png.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "compare",
-        "DGA against synchronous SGD (and others) on the same job: a table and a picture",
-        "Run the same job under several strategies, one after the other, and compare them.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     common.add_simulate(parser)
     parser.add_argument(
@@ -64,7 +59,6 @@ def add_parser(subparsers: Any) -> None:
         "strategies` (default: %(default)s)",
     )
     common.add_output(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

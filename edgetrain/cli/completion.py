@@ -7,14 +7,15 @@ import functools
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError, did_you_mean
 
 SHELLS = ("bash", "zsh", "fish")
 
-_EXAMPLES = """\
+HELP = "print a script with which bash, zsh or fish complete this command"
+ABOUT = "Print a completion script for a shell."
+EXAMPLES = """\
 examples:
   edgetrain completion bash > ~/.local/share/bash-completion/completions/edgetrain
   edgetrain completion zsh > ~/.edgetrain.zsh    and in ~/.zshrc, after compinit: . ~/.edgetrain.zsh
@@ -25,16 +26,8 @@ of them and starts nothing; write it again after an update.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "completion",
-        "print a script with which bash, zsh or fish complete this command",
-        "Print a completion script for a shell.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", metavar="SHELL", help=", ".join(SHELLS))
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

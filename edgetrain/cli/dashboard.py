@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import functools
 from pathlib import Path
-from typing import Any
 
 from edgetrain.cli import common
 
 ANSWER_S = 10.0
 """Seconds that a hub has for its answer."""
 
-_EXAMPLES = """\
+HELP = "runs in a browser, live: the fleet, curves, the last rounds, news"
+ABOUT = "Show runs in a browser, live. It reads run folders and asks no process."
+EXAMPLES = """\
 examples:
   edgetrain dashboard                               the runs in runs/
   edgetrain dashboard runs/20260131-142501-digits   one run
@@ -27,14 +28,7 @@ Ctrl-C ends it.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "dashboard",
-        "runs in a browser, live: the fleet, curves, the last rounds, news",
-        "Show runs in a browser, live. It reads run folders and asks no process.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder",
         nargs="?",
@@ -71,7 +65,6 @@ def add_parser(subparsers: Any) -> None:
         help="let the page pause a job, let it go on, end it, and remove members",
     )
     parser.add_argument("--until-stdin-ends", action="store_true", help=argparse.SUPPRESS)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgetrain.cli import common
 from edgetrain.cli.remote import add_devices, add_ways, reach
@@ -29,13 +29,12 @@ _STOP_S = 30.0
 _LOOK_S = 1.0
 
 
-def add_verbs(verbs: Any) -> None:
-    send = verbs.add_parser("send", help="give devices their next job, and let them start on it")
+def add_verbs(add: common.AddVerb) -> None:
+    send = add("send", _send, "give devices their next job, and let them start on it")
     send.add_argument("job", metavar="JOB", help="a job file")
     add_devices(send)
-    send.set_defaults(run=_send)
-    update = verbs.add_parser(
-        "update", help="give devices another version, which takes itself back if it is bad"
+    update = add(
+        "update", _update, "give devices another version, which takes itself back if it is bad"
     )
     add_devices(update)
     update.add_argument(
@@ -46,8 +45,7 @@ def add_verbs(verbs: Any) -> None:
         help="devices at a time, once the first has taken it (default: %(default)s)",
     )  # fmt: skip
     update.add_argument("--stop-job", action="store_true", help="let members leave their job first")
-    update.set_defaults(run=_update)
-    status = verbs.add_parser("status", help="how devices are; exit status 1 if one needs a person")
+    status = add("status", _status, "how devices are; exit status 1 if one needs a person")
     add_devices(status)
     status.add_argument("--watch", action="store_true", help="look again every two seconds")
     status.add_argument(
@@ -55,7 +53,6 @@ def add_verbs(verbs: Any) -> None:
         help="seconds that a device may take to answer (default: %(default)s)",
     )  # fmt: skip
     common.add_output(status, json=False)
-    status.set_defaults(run=_status)
     for each in (send, update, status):
         add_ways(each)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgetrain.cli import bench, cards, common, desk, remote
 from edgetrain.errors import ConfigError
@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from edgetrain.fleet.devices import Device
 
 
-_EXAMPLES = """\
+HELP = "device profiles: list, show; real devices: init, worker, flash, provision, send, …"
+ABOUT = (
+    "The boards whose speed and power a job can emulate, each figure with its source; and "
+    "cards\nthat make such boards members of a fleet."
+)
+EXAMPLES = """\
 examples:
   edgetrain devices list
   edgetrain devices show raspberry-pi-4b --json
@@ -34,33 +39,22 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "devices",
-        "device profiles: list, show; real devices: init, worker, flash, provision, send, …",
-        "The boards whose speed and power a job can emulate, each figure with its source; and "
-        "cards\nthat make such boards members of a fleet.",
-        _EXAMPLES,
-    )
-    verbs = common.add_verbs(parser)
-    listing = verbs.add_parser("list", help="all profiles, one a line")
-    listing.set_defaults(run=_list)
-    show = verbs.add_parser("show", help="one profile, with the source of each figure")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = common.add_verbs(parser)
+    listing = add("list", _list, "all profiles, one a line")
+    show = add("show", _show, "one profile, with the source of each figure")
     show.add_argument("name", help="a profile's name, or the path of a .toml file of your own")
-    show.set_defaults(run=_show)
-    init = verbs.add_parser("init", help="write a cluster file with every key explained")
+    init = add("init", _init, "write a cluster file with every key explained")
     init.add_argument("path", type=Path, metavar="FILE", nargs="?", default=Path("cluster.toml"))
     init.add_argument("--count", type=int, default=4, metavar="N", help="devices (default: 4)")
     init.add_argument(
         "--profile", default="raspberry-pi-4b", help="their profile (default: %(default)s)"
     )
     init.add_argument("--force", action="store_true", help="write over a file that is there")
-    init.set_defaults(run=_init)
-    cards.add_verbs(verbs)
-    desk.add_verbs(verbs)
-    remote.add_verbs(verbs)
-    bench.add_verb(verbs)
+    cards.add_verbs(add)
+    desk.add_verbs(add)
+    remote.add_verbs(add)
+    bench.add_verb(add)
     for each in (listing, show):
         common.add_json(each)
 

@@ -10,7 +10,9 @@ from typing import Any
 from edgetrain.cli import common
 from edgetrain.training.readiness import PURPOSES, Check, checks
 
-_EXAMPLES = """\
+HELP = "check this machine: torch, codecs, emulation, memory, disk, keys, network, sensors"
+ABOUT = "Say what this machine can do, and the way out where it cannot."
+EXAMPLES = """\
 examples:
   edgetrain doctor                     everything
   edgetrain doctor --for member        what a device of a fleet needs
@@ -21,20 +23,12 @@ Each line says yes, no or limited, and what to do. The exit status is 1 if somet
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "doctor",
-        "check this machine: torch, codecs, emulation, memory, disk, keys, network, sensors",
-        "Say what this machine can do, and the way out where it cannot.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--for", dest="purpose", choices=PURPOSES, default="", help="look at what this needs"
     )
     common.add_keys(parser)
     common.add_output(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

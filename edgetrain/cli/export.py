@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from edgetrain.cli import common
 
-_EXAMPLES = """\
+HELP = "the trained model of a run as files: ONNX, int8, torch"
+ABOUT = "Write the trained model of a run as files that run without edgetrain, and evaluate them."
+EXAMPLES = """\
 examples:
   edgetrain export                                     the newest run, in every format
   edgetrain export runs/20260131-142501-digits --onnx --int8 -o for-the-pi
@@ -21,14 +22,7 @@ Pi without torch.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "export",
-        "the trained model of a run as files: ONNX, int8, torch",
-        "Write the trained model of a run as files that run without edgetrain, and evaluate them.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder", nargs="?", type=Path, metavar="RUN", help="default: the newest run"
     )
@@ -44,7 +38,6 @@ def add_parser(subparsers: Any) -> None:
         "-o", "--output", type=Path, metavar="FOLDER", help="a new folder (default: RUN/export)"
     )
     common.add_output(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

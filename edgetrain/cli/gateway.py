@@ -6,14 +6,15 @@ import argparse
 import platform
 import time
 from pathlib import Path
-from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.errors import refuse_first
 from edgetrain.jobs.job import Job
 from edgetrain.training.stopping import Stop
 
-_EXAMPLES = """\
+HELP = "merge what a site's members learn before it goes to the hub"
+ABOUT = "Run the gateway of a site: a hub for its members, one member for the hub above."
+EXAMPLES = """\
 examples:
   edgetrain gateway job.toml --above tcp://192.168.1.5:5555 --members 8 --bind tcp://eth0:5555
   edgetrain gateway --resume runs/20260101-120000-digits --above tcp://192.168.1.5:5555 --members 8
@@ -31,14 +32,7 @@ try again later.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "gateway",
-        "merge what a site's members learn before it goes to the hub",
-        "Run the gateway of a site: a hub for its members, one member for the hub above.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     parser.add_argument(
         "--above",
@@ -76,7 +70,6 @@ def add_parser(subparsers: Any) -> None:
     )
     common.add_output(parser, json=False)
     common.try_again(parser)
-    parser.set_defaults(run=run)
 
 
 ROUTE_S = 10.0

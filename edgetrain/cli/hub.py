@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 from pathlib import Path
-from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError, EdgetrainError
@@ -13,7 +12,9 @@ from edgetrain.jobs.job import Job
 from edgetrain.training.member.service import Service
 from edgetrain.training.stopping import Stop
 
-_EXAMPLES = """\
+HELP = "merge what the members of a job learn"
+ABOUT = "Run a job's hub: wait for its members, start them together, merge their rounds."
+EXAMPLES = """\
 examples:
   edgetrain hub job.toml                                      this machine only
   edgetrain keys init && edgetrain hub job.toml --bind tcp://eth0:5555
@@ -35,14 +36,7 @@ try again later (the interface is down or has no address yet, a name cannot be r
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "hub",
-        "merge what the members of a job learn",
-        "Run a job's hub: wait for its members, start them together, merge their rounds.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     parser.add_argument(
         "--bind",
@@ -88,7 +82,6 @@ def add_parser(subparsers: Any) -> None:
     common.add_dashboard(parser)
     common.add_track(parser)
     common.try_again(parser)
-    parser.set_defaults(run=run)
 
 
 def _add_number(parser: argparse.ArgumentParser) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.addresses import split_address
 
-_EXAMPLES = """\
+HELP = "list the hubs that share a job's vector; add one or remove one while it trains"
+ABOUT = (
+    "The hubs of a job that is training, which ranges of the vector each has, and adding or\n"
+    "removing one."
+)
+EXAMPLES = """\
 examples:
   edgetrain hubs runs/20260101-120000-hub                       list them
   edgetrain hubs add runs/20260101-120000-hub tcp://c:5555      let another one help
@@ -27,15 +31,7 @@ exit status: 0 done; 2 it cannot be: the line says why.
 _VERBS = ("add", "remove")
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "hubs",
-        "list the hubs that share a job's vector; add one or remove one while it trains",
-        "The hubs of a job that is training, which ranges of the vector each has, and adding or\n"
-        "removing one.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words",
         nargs="+",
@@ -43,7 +39,6 @@ def add_parser(subparsers: Any) -> None:
         help="the lead's run folder; and the address of a hub, tcp://HOST:PORT",
     )
     common.add_json(parser, "print the hubs as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

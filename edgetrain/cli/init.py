@@ -8,7 +8,6 @@ import keyword
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
@@ -16,7 +15,9 @@ from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import keys, load
 from edgetrain.jobs.schema import schema
 
-_EXAMPLES = """\
+HELP = "write a job file with every key explained"
+ABOUT = "Write a job file: every key with its default and what it means. Works offline."
+EXAMPLES = """\
 examples:
   edgetrain init job.toml members=8 network=wan-200ms && edgetrain run job.toml
   edgetrain init job.toml --task mine.py && edgetrain run job.toml
@@ -24,14 +25,7 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "init",
-        "write a job file with every key explained",
-        "Write a job file: every key with its default and what it means. Works offline.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="FILE", help="the file to write")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="values to write")
     parser.add_argument(
@@ -42,7 +36,6 @@ def add_parser(subparsers: Any) -> None:
         "--schema", action="store_true", help="write the JSON schema of jobs, for editors, instead"
     )
     parser.add_argument("--force", action="store_true", help="write over a file that is there")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

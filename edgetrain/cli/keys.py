@@ -7,7 +7,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
@@ -15,7 +15,9 @@ from edgetrain.errors import ConfigError
 if TYPE_CHECKING:
     from edgetrain.exchange.keys.keyring import Keyring
 
-_EXAMPLES = """\
+HELP = "who may join: init, enroll, list, known-hosts, revoke"
+ABOUT = "Key pairs of this machine, and the list of devices that a hub here lets in."
+EXAMPLES = """\
 on the hub's machine:
   edgetrain keys init
   edgetrain keys enroll pi-3                       prints a token that lets one device in
@@ -40,21 +42,14 @@ LONGEST_TOKEN_FILE = 4096
 """Characters that are read of a file with a token."""
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "keys",
-        "who may join: init, enroll, list, known-hosts, revoke",
-        "Key pairs of this machine, and the list of devices that a hub here lets in.",
-        _EXAMPLES,
-    )
-    verbs = common.add_verbs(parser)
-    init = verbs.add_parser("init", help="make this machine's key pair")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = common.add_verbs(parser)
+    init = add("init", _init, "make this machine's key pair")
     init.add_argument("--replace", action="store_true", help="make a new pair in place of the old")
-    init.set_defaults(run=_init)
-    enroll = verbs.add_parser(
+    enroll = add(
         "enroll",
-        help="let a device in: at the hub NAME prints a token, at the device --hub --token uses it",
+        _enroll,
+        "let a device in: at the hub NAME prints a token, at the device --hub --token uses it",
     )
     enroll.add_argument("name", nargs="?", default="", help="at the hub: what the device is called")
     enroll.add_argument("--minutes", type=float, default=60.0, help="the token holds (default: 60)")
@@ -83,31 +78,29 @@ def add_parser(subparsers: Any) -> None:
     enroll.add_argument(
         "--out", type=Path, metavar="FILE", help="with --cluster: where they go; keep it secret"
     )
-    enroll.set_defaults(run=_enroll)
-    listing = verbs.add_parser("list", help="this machine's public key, devices, open tokens, hubs")
-    listing.set_defaults(run=_list)
-    known = _add_known_hosts(verbs)
-    revoke = verbs.add_parser(
+    listing = add("list", _list, "this machine's public key, devices, open tokens, hubs")
+    known = _add_known_hosts(add)
+    revoke = add(
         "revoke",
-        help="let a device in no longer, close its tokens (of a lost card); a running hub drops it",
+        _revoke,
+        "let a device in no longer, close its tokens (of a lost card); a running hub drops it",
     )
     revoke.add_argument("who", metavar="NAME", help="its name, or its public key")
-    revoke.set_defaults(run=_revoke)
     for each in (init, enroll, listing, known, revoke):
         common.add_keys(each)
         common.try_again(each)
         common.add_json(each)
 
 
-def _add_known_hosts(verbs: Any) -> argparse.ArgumentParser:
-    known: argparse.ArgumentParser = verbs.add_parser(
+def _add_known_hosts(add: common.AddVerb) -> argparse.ArgumentParser:
+    known = add(
         "known-hosts",
-        help="the SSH host keys of enrolled devices, as ~/.ssh/known_hosts wants them",
+        _known_hosts,
+        "the SSH host keys of enrolled devices, as ~/.ssh/known_hosts wants them",
     )
     known.add_argument(
         "--cluster", type=Path, metavar="FILE", help="also by the static addresses of this file"
     )
-    known.set_defaults(run=_known_hosts)
     return known
 
 

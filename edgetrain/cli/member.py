@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from edgetrain.runs.metrics.log import MetricsLog
     from edgetrain.tasks.protocol import Task
 
-_EXAMPLES = """\
+HELP = "train as one member of a job"
+ABOUT = "Join a hub and train this machine's share of a job."
+EXAMPLES = """\
 examples:
   edgetrain member job.toml --hub tcp://192.168.1.5:5555 --index 0
   edgetrain member job.toml --hub tcp://hub.local:5555 --index 3 data.folder=/data
@@ -53,14 +55,7 @@ exit status:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "member",
-        "train as one member of a job",
-        "Join a hub and train this machine's share of a job.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     parser.add_argument(
         "--hub",
@@ -93,7 +88,6 @@ def add_parser(subparsers: Any) -> None:
     common.add_output(parser, json=False)
     common.add_track(parser)
     common.try_again(parser)
-    parser.set_defaults(run=run)
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from edgetrain.fleet.networks.profile import Direction, Profile
 
 _BACKENDS = ("auto", "packet", "tc", "stream")
-_EXAMPLES = """\
+HELP = "emulated networks: list, show, check, lab, apply, clear"
+ABOUT = "Emulated networks: their profiles, how true they are here, and labs on them."
+EXAMPLES = """\
 examples:
   edgetrain networks list
   edgetrain networks show starlink
@@ -36,86 +38,50 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "networks",
-        "emulated networks: list, show, check, lab, apply, clear",
-        "Emulated networks: their profiles, how true they are here, and labs on them.",
-        _EXAMPLES,
-    )
-    verbs = common.add_verbs(parser)
-    for add in (_add_list, _add_show, _add_check, _add_lab, _add_apply, _add_clear):
-        add(verbs)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = common.add_verbs(parser)
 
+    def verb(
+        name: str, run: Callable[[argparse.Namespace], int], text: str, example: str
+    ) -> argparse.ArgumentParser:
+        about = f"{text[0].upper()}{text[1:]}."
+        return add(name, run, text, f"example:\n  edgetrain networks {example}", about)
 
-def _verb(
-    verbs: Any, run: Callable[[argparse.Namespace], int], name: str, text: str, example: str
-) -> argparse.ArgumentParser:
-    made: argparse.ArgumentParser = common.verb(
-        verbs,
-        name,
-        text,
-        f"{text[0].upper()}{text[1:]}.",
-        f"example:\n  edgetrain networks {example}",
-    )
-    made.set_defaults(run=run)
-    return made
-
-
-def _add_list(verbs: Any) -> None:
-    parser = _verb(verbs, _run_list, "list", "list the network profiles", "list --json")
-    common.add_json(parser, "answer in JSON")
-
-
-def _add_show(verbs: Any) -> None:
     text = "show a profile and the source of each figure"
-    parser = _verb(verbs, _run_show, "show", text, "show starlink")
-    parser.add_argument("name", help="a profile, rtt-<ms>ms, or the path of a .toml file")
-    common.add_json(parser, "answer in JSON")
-
-
-def _add_check(verbs: Any) -> None:
+    listing = verb("list", _run_list, "list the network profiles", "list --json")
+    show = verb("show", _run_show, text, "show starlink")
+    show.add_argument("name", help="a profile, rtt-<ms>ms, or the path of a .toml file")
     text = "measure profiles on this machine: target, measured, error"
-    parser = _verb(verbs, _run_check, "check", text, "check wan-200ms 4g-bad --backend packet")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="profiles (default: all)")
-    parser.add_argument("--backend", choices=_BACKENDS, default="auto")
-    parser.add_argument("--seconds", type=float, default=4.0, help="per figure (default: 4)")
-    common.add_json(parser, "answer in JSON")
-
-
-def _add_lab(verbs: Any) -> None:
+    check = verb("check", _run_check, text, "check wan-200ms 4g-bad --backend packet")
+    check.add_argument("names", nargs="*", metavar="NAME", help="profiles (default: all)")
+    check.add_argument("--backend", choices=_BACKENDS, default="auto")
+    check.add_argument("--seconds", type=float, default=4.0, help="per figure (default: 4)")
+    for each in (listing, show, check):
+        common.add_json(each, "answer in JSON")
     text = "run a command in emulated hosts, or open a shell in one"
     example = "lab --hosts 4 --network 4g-bad -- sh -c 'ping -c 3 $EDGETRAIN_HUB'"
-    parser = _verb(verbs, _run_lab, "lab", text, example)
-    parser.add_argument("--hosts", type=int, default=2, help="members beside the hub (default: 2)")
-    parser.add_argument("--network", default="wan-200ms", help="one profile, or a mix wifi:1, 3g:1")
-    parser.add_argument("--hub", default="", metavar="COMMAND", help="run this in the hub's host")
-    parser.add_argument("--shell", type=int, metavar="HOST", help="a shell in a host, 0: the hub")
-    parser.add_argument("--backend", choices=("packet", "tc"), default="packet")
-    parser.add_argument("--seed", type=int, default=0)
+    lab = verb("lab", _run_lab, text, example)
+    lab.add_argument("--hosts", type=int, default=2, help="members beside the hub (default: 2)")
+    lab.add_argument("--network", default="wan-200ms", help="one profile, or a mix wifi:1, 3g:1")
+    lab.add_argument("--hub", default="", metavar="COMMAND", help="run this in the hub's host")
+    lab.add_argument("--shell", type=int, metavar="HOST", help="a shell in a host, 0: the hub")
+    lab.add_argument("--backend", choices=("packet", "tc"), default="packet")
+    lab.add_argument("--seed", type=int, default=0)
     # Not "command": that is the attribute for the verb of the whole command line.
-    parser.add_argument(
+    lab.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --: run by each member"
     )
-
-
-def _add_apply(verbs: Any) -> None:
     text = "shape a real interface, only the job's ports, with a dead man's switch"
     example = "apply wan-200ms --dev eth0 --port 5555 --for 10m --dry-run"
-    parser = _verb(verbs, _run_apply, "apply", text, example)
-    parser.add_argument("name", help="a profile")
-    parser.add_argument("--dev", required=True, help="the interface")
-    parser.add_argument("--port", type=int, action="append", default=[], help="a TCP port to shape")
-    parser.add_argument("--for", dest="time", default="10m", help="how long: 90s, 10m, 2h")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands, run nothing")
-    parser.add_argument("--hold", action="store_true", help="stay, and put back when this ends")
-
-
-def _add_clear(verbs: Any) -> None:
-    text = "put a shaped interface back now"
-    parser = _verb(verbs, _run_clear, "clear", text, "clear --dev eth0")
-    parser.add_argument("--dev", required=True, help="the interface")
+    apply = verb("apply", _run_apply, text, example)
+    apply.add_argument("name", help="a profile")
+    apply.add_argument("--dev", required=True, help="the interface")
+    apply.add_argument("--port", type=int, action="append", default=[], help="a TCP port to shape")
+    apply.add_argument("--for", dest="time", default="10m", help="how long: 90s, 10m, 2h")
+    apply.add_argument("--dry-run", action="store_true", help="print the commands, run nothing")
+    apply.add_argument("--hold", action="store_true", help="stay, and put back when this ends")
+    clear = verb("clear", _run_clear, "put a shaped interface back now", "clear --dev eth0")
+    clear.add_argument("--dev", required=True, help="the interface")
 
 
 def _run_list(arguments: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from importlib import import_module
 
 from edgetrain import __version__
 from edgetrain.cli.arguments import Parser
+from edgetrain.cli.common import add_verb
 
 _EPILOG = """\
 start here:
@@ -18,28 +19,13 @@ start here:
 
 
 VERBS = (
-    *(
-        "compare",
-        "run",
-        "watch",
-        "dashboard",
-        "runs",
-        "report",
-        "track",
-        "export",
-        "init",
-        "hub",
-        "hubs",
-        "tell",
-        "gateway",
-        "member",
-        "keys",
-        "bundle",
-    ),
-    *("privacy", "strategies", "codecs", "devices", "networks", "sweep", "capacity"),
-    *("topology", "plan", "rank", "calibrate", "doctor", "completion"),
-)
-"""All verbs, in the order of --help. Each is a module with `add_parser`."""
+    "compare", "run", "watch", "dashboard", "runs", "report", "track", "export", "init", "hub",
+    "hubs", "tell", "gateway", "member", "keys", "bundle", "privacy", "strategies", "codecs",
+    "devices", "networks", "sweep", "capacity", "topology", "plan", "rank", "calibrate", "doctor",
+    "completion",
+)  # fmt: skip
+"""All verbs, in the order of --help. Each is a module with HELP, ABOUT, EXAMPLES and
+`add_arguments`; also `run`, if it has no verbs of its own."""
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
@@ -54,9 +40,11 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
     top.add_argument("--debug", action="store_true", help="show where an error came from")
     verbs = top.add_subparsers(dest="command", required=True, metavar="VERB")
     for name in VERBS if only is None else (only,):
-        import_module(f"edgetrain.cli.{name}").add_parser(verbs)
-    for name, verb in verbs.choices.items():
-        _hand_examples_down(name, verb)
+        verb = import_module(f"edgetrain.cli.{name}")
+        run = getattr(verb, "run", None)
+        verb.add_arguments(add_verb(verbs, name, run, verb.HELP, verb.EXAMPLES, verb.ABOUT))
+    for name, made in verbs.choices.items():
+        _hand_examples_down(name, made)
     if "completion" in verbs.choices:
         verbs.choices["completion"].set_defaults(top=top if only is None else parser())
     return top

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from edgetrain.jobs.placement.decision import Decision, Question
     from edgetrain.jobs.placement.search import Found
 
-_EXAMPLES = """\
+HELP = "say where a job fits, how long a step takes there, and why not elsewhere"
+ABOUT = "Plan a job: on its own devices, or on a group of processes on servers."
+EXAMPLES = """\
 examples:
   edgetrain plan job.toml
   edgetrain plan job.toml --placement "data=2 pipeline=2"
@@ -34,18 +36,10 @@ docs/gpu-servers.md explains them.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "plan",
-        "say where a job fits, how long a step takes there, and why not elsewhere",
-        "Plan a job: on its own devices, or on a group of processes on servers.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     parser.add_argument("--placement", metavar="WORDS", help="judge this placement on the servers")
     common.add_json(parser, "print one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

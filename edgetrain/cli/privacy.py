@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 
-_EXAMPLES = """\
+HELP = "epsilon of some noise, or the noise for an epsilon"
+ABOUT = "Differential privacy ahead of time: what a job promises, and what a promise costs."
+EXAMPLES = """\
 examples:
   edgetrain privacy --noise 1.1 --rounds 1000                      what is epsilon?
   edgetrain privacy --noise 1.1 --rounds 1000 --sample-rate 0.01   each takes part in 1 of 100
@@ -21,14 +22,7 @@ for members. What the figure means, and what it does not: docs/privacy.md
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "privacy",
-        "epsilon of some noise, or the noise for an epsilon",
-        "Differential privacy ahead of time: what a job promises, and what a promise costs.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     parser.add_argument("--noise", type=float, help="noise multiplier; prints epsilon")
     parser.add_argument("--epsilon", type=float, help="prints the noise multiplier it takes")
@@ -44,7 +38,6 @@ def add_parser(subparsers: Any) -> None:
         help="pld is tight; rdp is what older papers report, and never less (default: pld)",
     )
     common.add_json(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

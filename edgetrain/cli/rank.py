@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
 
 from edgetrain.cli import common
 
+HELP = "one rank of a group on GPU servers, started by torchrun"
+ABOUT = "Train as one rank of a group: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which."
 EXAMPLES = """\
 example:
   torchrun --nnodes=1 --node-rank=0 --nproc-per-node=2 --master-addr=127.0.0.1 \\
@@ -21,19 +22,11 @@ the snapshots there. Started again with the same folder it goes on from the last
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "rank",
-        "one rank of a group on GPU servers, started by torchrun",
-        "Train as one rank of a group: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which.",
-        EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     parser.add_argument("--placement", metavar="WORDS", required=True, help="as `edgetrain plan`")
     parser.add_argument("--run-folder", type=Path, metavar="FOLDER", required=True,
                         help="the run's folder")  # fmt: skip
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -49,25 +49,15 @@ the command ended with 0 on all of them, otherwise 1.
 """
 
 
-def add_verbs(verbs: Any) -> None:
-    provision = verbs.add_parser(
-        "provision", help="make devices of machines that run", epilog=_PROVISION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+def add_verbs(add: common.AddVerb) -> None:
+    provision = add("provision", _provision, "make devices of machines that run", _PROVISION)
     add_devices(provision)
     provision.add_argument("--check", action="store_true", help="say what differs, change nothing")
     provision.add_argument("--worker", type=Path, metavar="FILE", help="the worker archive to use")
-    provision.set_defaults(run=_provision)
-    remove = verbs.add_parser(
-        "remove", help="take edgetrain off devices, and their keys off the list"
-    )
+    remove = add("remove", _remove, "take edgetrain off devices, and their keys off the list")
     add_devices(remove)
     remove.add_argument("--yes", action="store_true", help="do not ask")
-    remove.set_defaults(run=_remove)
-    command = verbs.add_parser(
-        "run", help="run a command on devices", epilog=_RUN,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    command = add("run", _run, "run a command on devices", _RUN)
     command.add_argument(
         "words", nargs=argparse.REMAINDER, metavar="WORDS", help="CLUSTER [DEVICE…] -- COMMAND"
     )
@@ -75,20 +65,16 @@ def add_verbs(verbs: Any) -> None:
     command.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="of each (default: 60)"
     )
-    command.set_defaults(run=_run)
-    logs = verbs.add_parser("logs", help="the member's journal of each device")
+    logs = add("logs", _logs, "the member's journal of each device")
     add_devices(logs)
     logs.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
     logs.add_argument("-n", "--lines", type=int, default=20, help="of each (default: 20)")
-    logs.set_defaults(run=_logs)
-    reboot = verbs.add_parser("reboot", help="restart devices; training goes on by itself")
+    reboot = add("reboot", _reboot, "restart devices; training goes on by itself")
     add_devices(reboot)
-    reboot.set_defaults(run=_reboot)
     for each in (provision, remove, command, logs, reboot):
         add_ways(each)
-    inventory = verbs.add_parser("inventory", help="the devices as an inventory of Ansible, JSON")
+    inventory = add("inventory", _inventory, "the devices as an inventory of Ansible, JSON")
     add_devices(inventory)
-    inventory.set_defaults(run=_inventory)
 
 
 def add_ways(parser: argparse.ArgumentParser) -> None:

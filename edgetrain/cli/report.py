@@ -8,12 +8,13 @@ import io
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 
-_EXAMPLES = """\
+HELP = "run folders as one HTML page: curves, where time went, the timeline of rounds"
+ABOUT = "Make one HTML page of run folders. It opens without a network."
+EXAMPLES = """\
 examples:
   edgetrain report                                   the newest run in runs/
   edgetrain report runs/20260131-143007-digits -o dga.html
@@ -28,14 +29,7 @@ time of each step went, the timeline of rounds, events, the job. Nothing that tr
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "report",
-        "run folders as one HTML page: curves, where time went, the timeline of rounds",
-        "Make one HTML page of run folders. It opens without a network.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folders", nargs="*", type=Path, metavar="RUN", help="run folders; default: the newest run"
     )
@@ -58,7 +52,6 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--force", action="store_true", help="replace a FILE that is there")
     common.add_output(parser, json=False)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 SIMULATED = ("device=raspberry-pi-4b", "network=wan-200ms")
 """Defaults of a simulation without a job file: this machine's own speed means nothing in it."""
 
-_EXAMPLES = """\
+HELP = "train a job on this machine, on emulated devices and links"
+ABOUT = "Train one job: a hub and its members as processes of this machine."
+EXAMPLES = """\
 examples:
   edgetrain run job.toml
   edgetrain run job.toml network=wan-500ms strategy=dga delay=20
@@ -38,14 +40,7 @@ the run is "incomplete" (exit status 1).
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "run",
-        "train a job on this machine, on emulated devices and links",
-        "Train one job: a hub and its members as processes of this machine.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     common.add_simulate(parser)
     common.add_output(parser)
@@ -69,7 +64,6 @@ def add_parser(subparsers: Any) -> None:
         "them, and its hub runs here (docs/devices-at-work.md)",
     )
     common.add_keys(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from edgetrain.cli import common
 
-_EXAMPLES = """\
+HELP = "list run folders: when, job, strategy, status, figure, time to target"
+ABOUT = "List the run folders, the newest last."
+EXAMPLES = """\
 examples:
   edgetrain runs
   edgetrain runs --runs /data/runs --last 5
@@ -15,17 +16,9 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "runs",
-        "list run folders: when, job, strategy, status, figure, time to target",
-        "List the run folders, the newest last.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--last", type=int, default=20, metavar="N", help="default: 20; 0: all")
     common.add_output(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.jobs import choosing
 from edgetrain.strategies import TABLE, merging
 
+HELP = "list the ways in which members can exchange what they learn"
+ABOUT = (
+    "The strategies, merge rules and outer rules that a job can name, what each does, and "
+    "where it comes from."
+)
+EXAMPLES = "example:\n  edgetrain strategies --json"
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "strategies",
-        "list the ways in which members can exchange what they learn",
-        "The strategies, merge rules and outer rules that a job can name, what each does, and "
-        "where it comes from.",
-        "example:\n  edgetrain strategies --json",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_json(parser, "print the table as JSON")
-    parser.set_defaults(run=run)
 
 
 _OF_STRATEGY = (

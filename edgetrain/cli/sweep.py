@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 AXES = ("rtt", "members", "delay", "every", "strategy", "codec", "network", "device")
 """Axes with an option of their own; --set takes any key of the job."""
 
-_EXAMPLES = """\
+HELP = "one job over a grid of settings: a table, a CSV, a picture per axis"
+ABOUT = "Run a job for every combination of settings, simulated or emulated; can be resumed."
+EXAMPLES = """\
 examples:
   edgetrain sweep --rtt 0,100,500 --strategy sync-sgd,fedavg,dga pace_s=0.05 delay=15
   edgetrain sweep job.toml --members 1,2,4,8 --codec fp32,int8 --seeds 3
@@ -45,14 +47,7 @@ in examples/paper/. `delay` and `every` apply to the strategies that have them.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "sweep",
-        "one job over a grid of settings: a table, a CSV, a picture per axis",
-        "Run a job for every combination of settings, simulated or emulated; can be resumed.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     for name in AXES:
         what = "round trips in ms" if name == "rtt" else f"values of `{name}`"
@@ -79,7 +74,6 @@ def add_parser(subparsers: Any) -> None:
         "folders (needs `distributed`)",
     )
     common.add_output(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 
-_EXAMPLES = """\
+HELP = "pause a job that trains, let it go on, end it, or remove a member"
+ABOUT = "Tell the hub of a job that trains what to do."
+EXAMPLES = """\
 examples:
   edgetrain tell runs/20260101-120000-hub pause        no round closes, members wait
   edgetrain tell runs/20260101-120000-hub go-on
@@ -33,19 +34,11 @@ _SAID = {
 }
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "tell",
-        "pause a job that trains, let it go on, end it, or remove a member",
-        "Tell the hub of a job that trains what to do.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="RUN", help="the hub's run folder")
     parser.add_argument("what", choices=_WORDS, metavar="WHAT", help=", ".join(_WORDS))
     parser.add_argument("member", nargs="?", metavar="MEMBER", help="of remove: its name")
     common.add_json(parser, "print the job's course, round and members as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.cli.capacity import add_model, add_ports, asked, heading_of
 from edgetrain.cli.run import SIMULATED
 
-_EXAMPLES = """\
+HELP = "say who should add up a job's contributions: a hub, several, or the members"
+ABOUT = "Work out how long one averaging takes with each topology, and which the job may have."
+EXAMPLES = """\
 examples:
   edgetrain topology job.toml
   edgetrain topology --parameters 11e6 --step-seconds 0.4 members=8 network=wan-200ms
@@ -27,14 +28,7 @@ fleet.topology = "auto" takes. docs/topologies.md says when to use which.
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "topology",
-        "say who should add up a job's contributions: a hub, several, or the members",
-        "Work out how long one averaging takes with each topology, and which the job may have.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     add_model(parser)
     add_ports(parser)
@@ -42,7 +36,6 @@ def add_parser(subparsers: Any) -> None:
         "--picture", type=Path, metavar="FILE", help="draw the seconds of each topology"
     )
     common.add_json(parser, "print one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgetrain.cli import common
 from edgetrain.cli.watch import runs_begun
@@ -16,7 +16,9 @@ from edgetrain.errors import ConfigError
 if TYPE_CHECKING:
     from edgetrain.runs.tracking.handed import HandedRun
 
-_EXAMPLES = """\
+HELP = "hand a run to TensorBoard, MLflow or Weights & Biases"
+ABOUT = "Hand the curves of a run to a tracker, from its folder."
+EXAMPLES = """\
 examples:
   edgetrain track --to tensorboard                        the newest run, into its own folder
   edgetrain track runs/20260131-142501-digits --to tensorboard --follow
@@ -30,14 +32,7 @@ docs/looking.md has the table of what goes where.
 _POLL_S = 1.0
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "track",
-        "hand a run to TensorBoard, MLflow or Weights & Biases",
-        "Hand the curves of a run to a tracker, from its folder.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder", nargs="?", type=Path, metavar="RUN", help="default: the newest run"
     )
@@ -66,7 +61,6 @@ def add_parser(subparsers: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--until-stdin-ends", action="store_true", help=argparse.SUPPRESS)
     common.add_output(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,12 +7,13 @@ import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 
-_EXAMPLES = """\
+HELP = "show a run that is under way, live, from its folder"
+ABOUT = "Show a run while it trains. It reads the run folder and asks no process."
+EXAMPLES = """\
 examples:
   edgetrain watch                       the newest run in runs/
   edgetrain watch runs/20260131-142501-digits
@@ -26,19 +27,11 @@ _QUIET_S = 60.0
 """Seconds without a new line after which a run may have been killed."""
 
 
-def add_parser(subparsers: Any) -> None:
-    parser = common.verb(
-        subparsers,
-        "watch",
-        "show a run that is under way, live, from its folder",
-        "Show a run while it trains. It reads the run folder and asks no process.",
-        _EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder", nargs="?", type=Path, metavar="RUN", help="default: the newest run"
     )
     common.add_output(parser, json=False)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 
 import pytest
 
 from edgetrain.cli import networks as commands
+from edgetrain.cli.parser import parser
 from edgetrain.errors import ConfigError
 from edgetrain.fleet.networks import names
 from edgetrain.fleet.networks.emulation import probe
@@ -16,9 +16,7 @@ PACKETS, WHY_NOT = probe.packets_possible()
 
 
 def run(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    commands.add_parser(parser.add_subparsers())
-    arguments = parser.parse_args(["networks", *words])
+    arguments = parser("networks").parse_args(["networks", *words])
     status: int = arguments.run(arguments)
     return status
 
