@@ -24,7 +24,8 @@ import difflib
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -108,6 +109,15 @@ def refuse_first(*rows: tuple[object, str, str]) -> None:
     for holds, what, way_out in rows:
         if holds:
             raise ConfigError(what, way_out)
+
+
+@contextmanager
+def explain_os_errors(what: str, way_out: str = "") -> Iterator[None]:
+    """Let an OSError within the block be a ConfigError: `what`, then what the system says."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{what}: {error.strerror}", way_out) from None
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

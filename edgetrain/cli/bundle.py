@@ -43,14 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _make(arguments: argparse.Namespace) -> int:
-    from edgetrain.errors import ConfigError
+    from edgetrain.errors import explain_os_errors
     from edgetrain.jobs import bundles
 
     archive = bundles.make(arguments.source)
-    try:
+    with explain_os_errors(f"cannot write {arguments.output}"):
         arguments.output.write_bytes(archive)
-    except OSError as error:
-        raise ConfigError(f"cannot write {arguments.output}: {error.strerror}") from None
     digest, files = bundles.digest_of(archive), sorted(bundles.unpack(archive))
     return common.answer(
         arguments,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common, sudo
-from edgetrain.errors import ConfigError, refuse_first
+from edgetrain.errors import ConfigError, explain_os_errors, refuse_first
 
 if TYPE_CHECKING:
     from edgetrain.fleet.cluster import Cluster, DeviceEntry
@@ -95,13 +95,11 @@ def _worker(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out or archive_folder() / f"{arguments.release}.tar"
     workers = archive.workers()
     workers.lock(arguments.release)
-    try:
+    with explain_os_errors(f"cannot write {out}"):
         with sudo.as_owner_of(out.parent):
             out.parent.mkdir(parents=True, exist_ok=True)
         made = making.make(workers, arguments.release, out, arguments.wheel, common.warn)
         sudo.give_to_owner_of(out.parent, out)
-    except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error.strerror}") from None
     size = out.stat().st_size
     return common.answer(
         arguments,
@@ -332,7 +330,7 @@ class _Session:
 
 def _make_folder(folder: Path, *, dry_run: bool) -> None:
     """Make the folder of --image-out, which nobody else may read. Raises ConfigError."""
-    try:
+    with explain_os_errors(f"cannot write to --image-out {folder}", "the name of a folder"):
         there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not there.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{there} is a file")
@@ -341,10 +339,6 @@ def _make_folder(folder: Path, *, dry_run: bool) -> None:
         if not dry_run and not folder.is_dir():
             with sudo.as_owner_of(folder):
                 folder.mkdir(mode=0o700, parents=True)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write to --image-out {folder}: {error.strerror}", "the name of a folder"
-        ) from None
 
 
 def _planned(target: Target) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain.cli import bench, cards, common, desk, remote
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, explain_os_errors
 
 if TYPE_CHECKING:
     from edgetrain.fleet.devices import Device
@@ -91,10 +91,8 @@ def _init(arguments: argparse.Namespace) -> int:
     if arguments.path.exists() and not arguments.force:
         raise ConfigError(f"{arguments.path} exists already", "--force overwrites it")
     text = example(arguments.path.name, arguments.count, arguments.profile)
-    try:
+    with explain_os_errors(f"cannot write {arguments.path}"):
         arguments.path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {arguments.path}: {error.strerror}") from None
     common.say(
         f"wrote {arguments.path}; next: edit it, then edgetrain devices flash {arguments.path}"
     )

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edgetrain.cli import common
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, explain_os_errors
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import keys, load
 from edgetrain.jobs.schema import schema
@@ -57,10 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
         if path.exists() and not arguments.force:
             raise ConfigError(f"{path} exists already", "--force overwrites it")
     for path, text in files.items():
-        try:
+        with explain_os_errors(f"cannot write {path}"):
             path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     wrote = " and ".join(map(str, files))
     then = f"begin a job with #:schema {arguments.path}" if arguments.schema else ""
     common.say(f"wrote {wrote}; next: {then or f'edgetrain run {arguments.path}'}")

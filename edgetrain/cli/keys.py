@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain.cli import common
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, explain_os_errors
 
 if TYPE_CHECKING:
     from edgetrain.exchange.keys.keyring import Keyring
@@ -178,11 +178,9 @@ def _let_cluster_in(arguments: argparse.Namespace) -> int:
     listed = set(ring.members().values())
     new = [name for name in names if name not in listed]
     tokens = {n: ring.issue_token(n, new_pair, time.time(), arguments.minutes) for n in new}
-    try:
-        with os.fdopen(_for_owner(arguments.out), "w", encoding="utf-8") as file:
-            json.dump(tokens, file, indent=1)
-    except OSError as error:
-        raise ConfigError(f"cannot write {arguments.out}: {error.strerror}") from None
+    cannot = explain_os_errors(f"cannot write {arguments.out}")
+    with cannot, os.fdopen(_for_owner(arguments.out), "w", encoding="utf-8") as file:
+        json.dump(tokens, file, indent=1)
     known = [name for name in names if name in listed]
     said = f"{len(tokens)} tokens in {arguments.out}; keep it secret, and remove it after use"
     if known:

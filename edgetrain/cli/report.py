@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edgetrain.cli import common
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, explain_os_errors
 
 HELP = "run folders as one HTML page: curves, where time went, the timeline of rounds"
 ABOUT = "Make one HTML page of run folders. It opens without a network."
@@ -100,12 +100,8 @@ def _formats(arguments: argparse.Namespace) -> list[str]:
 def _write(path: Path, text: str, what: str) -> None:
     from edgetrain.files.writing import write_text
 
-    try:
+    with explain_os_errors(f"cannot write {path}", "choose another place"):
         write_text(path, text)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: {error.strerror}", "choose another place"
-        ) from None
     common.say(f"{what}: {path}")
 
 

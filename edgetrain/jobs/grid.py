@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain import strategies
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.errors import ConfigError, did_you_mean, explain_os_errors
 from edgetrain.files.toml import read_toml, to_toml
 from edgetrain.files.writing import write_text
 from edgetrain.jobs import reading
@@ -326,10 +326,8 @@ def resume(folder: Path) -> Sweep:
 
 def write(folder: Path, sweep: Sweep) -> None:
     """Write the sweep into its folder, for `resume`. Raises ConfigError if the disk refuses."""
-    try:
+    with explain_os_errors(f"cannot write {folder / FILE}"):
         write_text(folder / FILE, to_toml(sweep.to_dict()))
-    except OSError as error:
-        raise ConfigError(f"cannot write {folder / FILE}: {error.strerror}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, explain_os_errors
 from edgetrain.files.writing import write_text
 from edgetrain.runs.folder import read_job, read_metrics, read_summary, runs_in
 from edgetrain.runs.summary import summarise
@@ -210,12 +210,8 @@ def _frame(columns: Mapping[str, Any]) -> Any:
 
 
 def _report(folders: Sequence[Path], path: Path) -> Path:
-    try:
+    with explain_os_errors(f"cannot write {path}", "choose another place"):
         write_text(path, _document(folders))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: {error.strerror}", "choose another place"
-        ) from None
     return path
 
 

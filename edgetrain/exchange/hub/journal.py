@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.errors import ConfigError, EdgetrainError, explain_os_errors
 from edgetrain.exchange.descriptors import is_out_of_descriptors, reserve
 from edgetrain.exchange.hub import records
 from edgetrain.exchange.hub.record_file import read_records, read_states, write_record
@@ -114,13 +114,9 @@ class Journal:
         self._suspended = self._postponed = False
         self.first_round = 0
         """`tail`, also while the journal is not written."""
-        try:
+        with explain_os_errors(f"cannot keep a journal in {folder}", "name another folder"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot keep a journal in {folder}: {error.strerror}", "name another folder"
-            ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -41,7 +41,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.errors import ConfigError, did_you_mean, explain_os_errors
 from edgetrain.exchange.keys.host_keys import read_host_key
 from edgetrain.exchange.keys.pairs import (
     KEY_BYTES,
@@ -313,10 +313,8 @@ class Keyring:
         self._make_folder()
         path = self.path / ".lock"
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-        try:
+        with explain_os_errors(f"cannot open {path}"):
             file = os.open(path, flags, 0o600)
-        except OSError as error:
-            raise ConfigError(f"cannot open {path}: {error.strerror}") from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -324,21 +322,17 @@ class Keyring:
             os.close(file)
 
     def _make_folder(self) -> None:
-        try:
+        with explain_os_errors(f"cannot create {self.path}"):
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot create {self.path}: {error.strerror}") from None
         check_guarded(self.path)
 
     def write(self, name: str, text: str, mode: int) -> None:
         """Replace a file in one step, by one that is at no moment readable beyond `mode`."""
         self._make_folder()
-        try:
-            with replacing(self.path / name, mode=mode) as file:
-                os.fchmod(file.fileno(), mode)
-                file.write(text.encode())
-        except OSError as error:
-            raise ConfigError(f"cannot write {self.path / name}: {error.strerror}") from None
+        path = self.path / name
+        with explain_os_errors(f"cannot write {path}"), replacing(path, mode=mode) as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(text.encode())
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from edgetrain.errors import BadMessage, ConfigError
+from edgetrain.errors import BadMessage, ConfigError, explain_os_errors
 from edgetrain.files.writing import replacing, sync, write_all
 
 log = logging.getLogger("edgetrain")
@@ -127,14 +127,10 @@ class Folder:
         self.path = folder
         self.notes: list[str] = []
         self._member = _file_name(member)
-        try:
+        with explain_os_errors(f"cannot keep checkpoints in {folder}", "choose another folder"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
             self._lock = os.open(folder / f"{self._member}.lock", flags, 0o600)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot keep checkpoints in {folder}: {error.strerror}", "choose another folder"
-            ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

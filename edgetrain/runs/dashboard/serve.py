@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, explain_os_errors
 from edgetrain.files.reading import OTHERS_READ, read_guarded
 from edgetrain.runs.dashboard.app import Tell, application
 from edgetrain.runs.dashboard.guard import Guard
@@ -103,10 +103,8 @@ def _listen(place: ListensAt) -> tuple[str, socket.socket]:
         host, port = "", None
     if not host or port is None:
         raise ConfigError(f"--bind {place.bind} is no address", "HOST:PORT, as in 127.0.0.1:8750")
-    try:
+    with explain_os_errors(f"--bind {place.bind}", "name this machine"):
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise ConfigError(f"--bind {place.bind}: {error.strerror}", "name this machine") from None
     is_local = ipaddress.ip_address(str(address[0])).is_loopback
     if not is_local and place.tls is None and not place.insecure:
         raise ConfigError(

@@ -7,7 +7,7 @@ import logging
 import os
 from pathlib import Path
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import explain_os_errors
 from edgetrain.files.writing import file_mode
 
 _logger = logging.getLogger("edgetrain")
@@ -27,12 +27,8 @@ class LineFile:
         self._torn = False
         self._warned = False
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        try:
+        with explain_os_errors(f"cannot write {path}", "choose another folder for runs"):
             self._fd: int | None = os.open(path, flags, file_mode(path.parent))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write {path}: {error.strerror}", "choose another folder for runs"
-            ) from None
 
     @property
     def closed(self) -> bool:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.errors import ConfigError, did_you_mean, explain_os_errors
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.page.charts import (
     PARTS,
@@ -68,10 +68,8 @@ def paper_figures(stories: Sequence[Story], folder: Path, formats: Sequence[str]
         if length_of(story):
             name = f"timeline-{number}" if len(stories) > 1 else "timeline"
             panels[name] = partial(_draw_timeline, story)
-    try:
+    with explain_os_errors(f"cannot make {folder}", "choose another one"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make {folder}: {error.strerror}", "choose another one") from None
     return [
         save(partial(_drawn, draw, inches), folder / f"{name}-{columns}.{form}", _LETTERS)
         for name, draw in panels.items()

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, explain_os_errors
 from edgetrain.files.writing import replacing
 from edgetrain.runs.reports import units
 
@@ -149,9 +149,6 @@ def save(
     if find_spec("matplotlib") is None:
         raise ConfigError("pictures need matplotlib", "pip install 'edgetrain[lab]'")
     figure = draw()
-    try:
-        with replacing(path) as file, styled(more):
-            figure.savefig(file, format=path.suffix.removeprefix("."))
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    with explain_os_errors(f"cannot write {path}"), replacing(path) as file, styled(more):
+        figure.savefig(file, format=path.suffix.removeprefix("."))
     return path
