@@ -229,6 +229,17 @@ class State:
 
 _OUTER = "outer/"
 """Begins the names of arrays that are the outer rule's."""
+_ABOVE = "above/"
+"""Begins the names of arrays that a gateway has sent, and is that of what it says of them."""
+_CHART = "chart/"
+"""The name of the array that has these bytes."""
+_HUBS = "hubs/"
+"""Is the name of an array with what a hub of several knows of the others."""
+
+_LETTERS: dict[type[Record], str] = {
+    Departed: "D", Restarted: "A", Charted: "M", Sharing: "H", Steered: "T",
+}  # fmt: skip
+"""Of the records whose header is their fields, and that have nothing behind it."""
 
 
 def encode(record: Record | State) -> tuple[bytes, list[Buffer]]:
@@ -236,120 +247,53 @@ def encode(record: Record | State) -> tuple[bytes, list[Buffer]]:
     match record:
         case Round():
             payloads = [*record.reply, *(part for each in record.inputs for part in each)]
-            counted = [[c.member, c.meant_for, c.weight] for c in record.counted]
-            fields: list[Any] = [
-                record.round, counted, record.delay, record.before, record.checksum,
+            fields = [
+                record.round, record.counted, record.delay, record.before, record.checksum,
                 len(record.reply), len(record.inputs), [memoryview(p).nbytes for p in payloads],
             ]  # fmt: skip
-            if record.members:
-                newest = [record.every, record.complete, record.members]
-                return msgpack.packb([5, "R", *fields, *newest]), payloads
-            if record.complete is not None:
-                head: bytes = msgpack.packb([4, "R", *fields, record.every, record.complete])
-                return head, payloads
-            return _header("R", fields, [record.every]), payloads
+            every, complete = (2, (record.every,), (0,)), (4, (record.complete,), (None,))
+            return _header("R", fields, every, complete, (5, (record.members,), (0,))), payloads
         case Entered():
-            return _header("E", _seat_fields(record.seat)), []
-        case Departed():
-            return _header("D", [record.name, record.final]), []
-        case Restarted():
-            return _header("A", [record.epoch]), []
+            return _header("E", _fields(record.seat)), []
         case Sent():
-            return _header("U", _sent_fields(record)), [record.vector]
-        case Charted():
-            return _header("M", [record.chart]), []
-        case Sharing():
-            return _header("H", _partition_fields(record)), []
-        case Steered():
-            return _header("T", [record.course]), []
+            return _header("U", _fields(record)), [record.vector]
         case State():
             return _encode_state(record)
+        case _:
+            return _header(_LETTERS[type(record)], _fields(record)), []
 
 
 def _header(
-    kind: str, fields: Sequence[Any], newer: Sequence[int] = (), newest: int | None = None
+    kind: str, fields: Sequence[Any], *later: tuple[int, tuple[Any, ...], tuple[Any, ...]]
 ) -> bytes:
-    """`newer` are the fields that layout 2 has at the end, `newest` the one of layout 3."""
-    layout = 3 if newest else 2 if any(newer) else 1
-    head = [layout, kind, *fields, *(newer if layout > 1 else ()), *([newest] if newest else ())]
-    packed: bytes = msgpack.packb(head)
+    """`later`: fields that layouts have added at the end, as (layout, values, and what these are
+    where they say nothing). The header is of the oldest layout that has all that is said."""
+    said = [n for n, (_, values, nothing) in enumerate(later, 1) if values != nothing]
+    kept = later[: said[-1]] if said else ()
+    more = [value for _, values, _ in kept for value in values]
+    return _packed([kept[-1][0] if kept else 1, kind, *fields, *more])
+
+
+def _packed(values: Sequence[Any]) -> bytes:
+    packed: bytes = msgpack.packb(values, default=_fields)
     return packed
 
 
-def _sent_fields(sent: Sent) -> list[Any]:
-    return [
-        sent.round, [[c.member, c.meant_for, c.weight] for c in sent.counted], sent.weight,
-        sent.members, sent.applied, sent.checksum, sent.wanted_delay, sent.step_s,
-    ]  # fmt: skip
-
-
-def _sent(fields: Sequence[Any], vector: Buffer) -> Sent:
-    round, counted, weight, members, applied, checksum, wanted_delay, step_s = fields
-    each = tuple(CountedOnce(*once) for once in counted)
-    return Sent(round, each, weight, members, applied, checksum, wanted_delay, step_s, vector)
-
-
-_ABOVE = "above/"
-"""Begins the names of arrays that a gateway has sent, and is that of what it says of them."""
-
-
-_CHART = "chart/"
-"""The name of the array that has these bytes."""
+def _fields(item: Any) -> list[Any]:
+    """What the header has of a record, or of what is in one."""
+    values = list(vars(item).values())
+    if isinstance(item, Sent):
+        return values[:-1]  # the vector follows the header
+    if isinstance(item, Seat):
+        return values if item.behind else values[:8] if item.by_range else values[:7]
+    return values
 
 
 def _above_arrays(above: Above | None) -> dict[str, Any]:
     if above is None:
         return {}
-    told = [above.session, above.name, above.index, above.next_round]
-    told.append([_sent_fields(sent) for sent in above.kept])
     arrays = {f"{_ABOVE}{s.round}": np.frombuffer(s.vector, np.float32) for s in above.kept}
-    return {_ABOVE: np.frombuffer(msgpack.packb(told), np.uint8), **arrays}
-
-
-def _above(arrays: dict[str, Any]) -> Above | None:
-    """What of `arrays` is a gateway's, which is taken out of them."""
-    if _ABOVE not in arrays:
-        return None
-    told = msgpack.unpackb(arrays.pop(_ABOVE).tobytes(), use_list=True)
-    session, name, index, next_round, kept = told
-    each = (_sent(fields, arrays.pop(f"{_ABOVE}{fields[0]}").data.cast("B")) for fields in kept)
-    return Above(session, name, index, next_round, tuple(each))
-
-
-_HUBS = "hubs/"
-"""Is the name of an array with what a hub of several knows of the others."""
-
-
-def _partition_fields(each: Sharing) -> list[Any]:
-    return [
-        each.number, each.round, each.pending, each.first, each.end, each.since,
-        [list(row) for row in each.rows], each.giver, each.taker, each.leads,
-    ]  # fmt: skip
-
-
-def _partition(fields: Sequence[Any]) -> Sharing:
-    number, round, pending, first, end, since, rows, giver, taker, leads = fields
-    each = tuple((address, key, low, high) for address, key, low, high in rows)
-    return Sharing(number, round, pending, first, end, since, each, giver, taker, leads)
-
-
-def _partitions(arrays: dict[str, Any]) -> tuple[Sharing, ...]:
-    """What of `arrays` is of several hubs, which is taken out of them."""
-    packed = arrays.pop(_HUBS, None)
-    told = [] if packed is None else msgpack.unpackb(packed.tobytes(), use_list=True)
-    return tuple(map(_partition, told))
-
-
-def _seat_fields(seat: Seat) -> list[Any]:
-    return [
-        seat.name, seat.address, seat.session, seat.index, seat.weight, seat.first_round,
-        seat.next_round, *([list(seat.by_range)] if seat.by_range or seat.behind else ()),
-        *([seat.behind] if seat.behind else ()),
-    ]  # fmt: skip
-
-
-def _seat(fields: Sequence[Any]) -> Seat:
-    return Seat(*fields[:7], *map(tuple, fields[7:8]), *fields[8:])
+    return {_ABOVE: np.frombuffer(_packed(_fields(above)), np.uint8), **arrays}
 
 
 def _encode_state(state: State) -> tuple[bytes, list[Buffer]]:
@@ -358,32 +302,29 @@ def _encode_state(state: State) -> tuple[bytes, list[Buffer]]:
     if state.chart:
         arrays[_CHART] = np.frombuffer(state.chart, np.uint8)
     if state.partitions:
-        told = [_partition_fields(each) for each in state.partitions]
-        arrays[_HUBS] = np.frombuffer(msgpack.packb(told), np.uint8)
+        arrays[_HUBS] = np.frombuffer(_packed(state.partitions), np.uint8)
     if state.base is not None:
         arrays[""] = state.base
     described = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
     fields = [
         state.agreed, state.model, state.layout, state.elements, state.epoch, state.round,
-        state.delay, [_seat_fields(seat) for seat in state.seats],
-        [_seat_fields(seat) for seat in state.away], [list(pair) for pair in state.checksums],
-        described,
+        state.delay, state.seats, state.away, state.checksums, described,
     ]  # fmt: skip
     payloads: list[Buffer] = [
         np.ascontiguousarray(array).reshape(-1).data.cast("B") for array in arrays.values()
     ]
     fixed_bytes = sum(memoryview(piece).nbytes for piece in state.fixed)
-    newer = [state.every, state.steps]
-    header = _header("S", fields, newer, fixed_bytes)
-    if state.course:
-        header = msgpack.packb([6, "S", *fields, *newer, fixed_bytes, state.course])
+    header = _header(
+        "S", fields, (2, (state.every, state.steps), (0, 0)), (3, (fixed_bytes,), (0,)),
+        (6, (state.course,), ("",)),
+    )  # fmt: skip
     return header, [*payloads, *state.fixed]
 
 
 def decode(header: Buffer, payload: Buffer) -> Record | State:
     """The record that `encode` made these of; views of `payload`. Raises BadMessage alone."""
     try:
-        layout, kind, *fields = msgpack.unpackb(header, use_list=True)
+        layout, kind, *fields = _unpacked(header)
         if layout not in range(1, LAYOUT + 1):
             raise ValueError(f"records of layout {layout}, and this one reads 1 to {LAYOUT}")
         return _decode(kind, fields, memoryview(payload))
@@ -407,63 +348,93 @@ def unpack_state(packed: Buffer) -> State:
     return found
 
 
-def _decode(kind: str, fields: list[Any], payload: memoryview) -> Record | State:
-    if kind == "R":
-        round, counted, delay, before, checksum, replies, inputs, sizes, *newer = fields
-        parts = list(_cut(payload, sizes))
-        reply, rest = tuple(parts[:replies]), parts[replies:]
-        each = len(rest) // inputs if inputs else 0
-        return Round(
-            round, tuple(CountedOnce(*c) for c in counted), delay, before, checksum, reply,
-            tuple(tuple(rest[i * each : (i + 1) * each]) for i in range(inputs)), *newer,
-        )  # fmt: skip
-    if kind == "E":
-        return Entered(_seat(fields))
-    if kind == "D":
-        return Departed(*fields)
-    if kind == "A":
-        return Restarted(*fields)
-    if kind == "U":
-        return _sent(fields, payload)
-    if kind == "M":
-        return Charted(bytes(fields[0]))
-    if kind == "H":
-        return _partition(fields)
-    if kind == "T":
-        return Steered(_course(fields[0]))
-    if kind != "S":
-        raise ValueError(f"a record of kind {kind!r}, and this one knows none")
+def _decode(kind: str, fields: Sequence[Any], payload: memoryview) -> Record | State:
+    match kind:
+        case "R":
+            round, counted, delay, before, checksum, replies, inputs, sizes, *newer = fields
+            parts = list(_cut(payload, sizes))
+            reply, rest = tuple(parts[:replies]), parts[replies:]
+            each = len(rest) // inputs if inputs else 0
+            return Round(
+                round, _counted(counted), delay, before, checksum, reply,
+                tuple(tuple(rest[i * each : (i + 1) * each]) for i in range(inputs)), *newer,
+            )  # fmt: skip
+        case "E":
+            return Entered(_seat(fields))
+        case "D":
+            return Departed(*fields)
+        case "A":
+            return Restarted(*fields)
+        case "U":
+            return _sent(fields, payload)
+        case "M":
+            return Charted(bytes(fields[0]))
+        case "H":
+            return _sharing(*fields)
+        case "T":
+            return Steered(_course(fields[0]))
+        case "S":
+            return _decode_state(fields, payload)
+    raise ValueError(f"a record of kind {kind!r}, and this one knows none")
+
+
+def _counted(each: Sequence[Any]) -> tuple[CountedOnce, ...]:
+    return tuple(CountedOnce(*once) for once in each)
+
+
+def _seat(fields: Sequence[Any]) -> Seat:
+    return Seat(*fields[:7], *map(tuple, fields[7:8]), *fields[8:])
+
+
+def _sent(fields: Sequence[Any], vector: Buffer) -> Sent:
+    round, counted, *rest = fields
+    return Sent(*[round, _counted(counted), *rest, vector])
+
+
+def _sharing(*fields: Any) -> Sharing:
+    found = Sharing(*fields)
+    if any(len(row) != 4 for row in found.rows):
+        raise ValueError("a hub has an address, a key and two borders")
+    return found
+
+
+def _above(arrays: dict[str, Any]) -> Above | None:
+    """What of `arrays` is a gateway's, which is taken out of them."""
+    if _ABOVE not in arrays:
+        return None
+    *place, kept = _unpacked(arrays.pop(_ABOVE).data)
+    each = (_sent(fields, arrays.pop(f"{_ABOVE}{fields[0]}").data.cast("B")) for fields in kept)
+    return Above(*[*place, tuple(each)])
+
+
+def _unpacked(packed: Buffer) -> Any:
+    return msgpack.unpackb(packed, use_list=False)
+
+
+def _decode_state(fields: Sequence[Any], payload: memoryview) -> State:
     agreed, model, layout, elements, epoch, round, delay, seats, away, checksums, told, *newer = (
         fields
     )
-    sizes = [np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in told]
     absent: list[Any] = [0, 0, 0, ""]
     every, steps, fixed_bytes, course = newer + absent[len(newer) :]
+    sizes = [np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in told]
     *parts, fixed = _cut(payload, [*sizes, fixed_bytes])
     arrays = {
         name: np.frombuffer(part, np.dtype(dtype)).reshape(shape)
         for (name, dtype, shape), part in zip(told, parts, strict=True)
     }
-    base, above, partitions = arrays.pop("", None), _above(arrays), _partitions(arrays)
+    base, above = arrays.pop("", None), _above(arrays)
+    hubs = _unpacked(arrays.pop(_HUBS).data) if _HUBS in arrays else ()
     chart = arrays.pop(_CHART).tobytes() if _CHART in arrays else b""
     outer = {
         name.removeprefix(_OUTER): arrays.pop(name) for name in [*arrays] if name.startswith(_OUTER)
     }
     return State(
         agreed, model, layout, elements, epoch, round, delay,
-        tuple(map(_seat, seats)),
-        tuple(map(_seat, away)),
-        tuple((applied, checksum) for applied, checksum in checksums),
-        base,
-        arrays,
-        outer,
-        every,
-        steps,
-        (fixed,) if fixed_bytes else (),
-        above,
-        chart,
-        partitions,
-        _course(course),
+        tuple(map(_seat, seats)), tuple(map(_seat, away)),
+        tuple((applied, checksum) for applied, checksum in checksums), base, arrays, outer, every,
+        steps, (fixed,) if fixed_bytes else (), above, chart,
+        tuple(_sharing(*each) for each in hubs), _course(course),
     )  # fmt: skip
 
 
