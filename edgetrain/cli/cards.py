@@ -166,7 +166,6 @@ def _finisher(found: Cluster, device: DeviceEntry, settings: Settings, archives:
 
 
 def _tokens(arguments: argparse.Namespace, devices: Sequence[DeviceEntry]) -> Tokens:
-    """Raises ConfigError if a token cannot be had for each of these devices."""
     from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.provisioning import outfit
 
@@ -347,7 +346,6 @@ def _planned(target: Target) -> dict[str, Any]:
 
 
 def _confirm(what: str) -> None:
-    """Raises ConfigError unless the user agrees."""
     if not sys.stdin.isatty():
         raise ConfigError(f"{what}, and nobody can be asked", "--yes, with --to")
     if _answer(lambda: input(f"{what}. Go on? [y/N] ")).strip().lower() not in ("y", "yes"):
@@ -355,7 +353,6 @@ def _confirm(what: str) -> None:
 
 
 def _ask_secret(question: str) -> str:
-    """Raises ConfigError if there is nobody who could answer."""
     if not sys.stdin.isatty():
         raise ConfigError(
             'wifi.secret = "ask", and nobody can be asked', "file:NAME or env:NAME, or a terminal"

@@ -302,7 +302,6 @@ class _HubProcess:
         )
 
     def stop(self) -> None:
-        """End it behind a last snapshot."""
         if self.is_running:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -331,7 +330,6 @@ class _HubOnDevice:
         return self._desk.follow_hub(self.folder()) or self.wait() < 0
 
     def folder(self) -> Path:
-        """Its run folder here."""
         from edgetrain.jobs.reading import load
         from edgetrain.runs import folder as folders
 
@@ -342,11 +340,9 @@ class _HubOnDevice:
         return self._folder
 
     def left(self) -> str:
-        """See `_HubProcess`."""
         return "the same command shows it again, and brings its run folder here"
 
     def stop(self) -> None:
-        """End it behind a last snapshot, and bring its run folder."""
         self._desk.stop()
         self.wait()
 

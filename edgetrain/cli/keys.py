@@ -190,7 +190,6 @@ def _let_cluster_in(arguments: argparse.Namespace) -> int:
 
 
 def _for_owner(path: Path) -> int:
-    """Open a file to write that nobody else can read."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.fchmod(file, 0o600)
     return file

@@ -275,7 +275,6 @@ def _inventory(arguments: argparse.Namespace) -> int:
 def _everywhere(
     arguments: argparse.Namespace, words: Sequence[str], *, seconds: float, root: bool
 ) -> int:
-    """Run a command on all chosen devices; each line that it prints has the device's name."""
     from edgetrain.fleet import cluster
     from edgetrain.fleet.ssh import on_each
 

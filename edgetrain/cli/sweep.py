@@ -250,7 +250,6 @@ def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: li
 
 
 def _about(chosen: Sweep) -> str:
-    """The task, members and steps of a sweep, as far as they are the same in all cells."""
     job, varied = chosen.cells()[0].job, {each.name.rpartition(".")[2] for each in chosen.axes}
     parts = [chosen.called]
     parts += [f"{job.fleet.members} members"] if "members" not in varied else []

@@ -28,7 +28,6 @@ class SenderRate:
         self._counts: Counter[bytes] = Counter()
 
     def __len__(self) -> int:
-        """Senders with a message in the current period."""
         return len(self._counts)
 
     def count_message(self, sender: bytes, now: float) -> bool:
@@ -68,7 +67,6 @@ class Unrequited:
         self._counts: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        """Connections with a count."""
         return len(self._counts)
 
     def count_sent(self, sender: bytes) -> None:

@@ -94,7 +94,6 @@ def check(found: Resolved) -> None:
 
 
 def _check_pipeline(found: Resolved) -> None:
-    """ConfigError for what stages of a pipeline over members cannot have."""
     job = found.job
     if pipeline_of(job) is None:
         if job.fleet.activations != Fleet.activations:
@@ -658,7 +657,6 @@ def why_not_topology(name: str, found: Resolved) -> Refusal | None:
 
 
 def _why_not_collective(found: Resolved) -> Refusal | None:
-    """What speaks against rounds in which members add up each other's sums."""
     table, strategy, job = found.job.strategy, found.strategy, found.job
     star = "say topology = 'star'"
     return _first((
@@ -695,7 +693,6 @@ def refuse_gateways(job: Job) -> None:
 
 
 def _why_no_gateways(found: Resolved) -> Refusal | None:
-    """Why a site's contributions cannot be merged before they reach the hub."""
     job, table, strategy = found.job, found.job.strategy, found.strategy
     return _first((
         (job.first_members < job.fleet.members,
@@ -719,7 +716,6 @@ def _why_no_gateways(found: Resolved) -> Refusal | None:
 
 
 def _why_not_among_members(found: Resolved) -> Refusal | None:
-    """What speaks against members that add up, whatever way they do it."""
     hub, fleet = found.job.hub, found.job.fleet
     return _first((
         (len(hub.hubs) > 1, "hub.hubs names several hubs, and the members add up", "name one hub"),

@@ -192,7 +192,6 @@ def _column(values: list[Any]) -> NDArray[Any]:
 
 
 def _number_or_text(value: str) -> float | str | None:
-    """What a cell of a CSV file says; None for an empty one."""
     try:
         return float(value)
     except ValueError:

@@ -8,8 +8,8 @@ import numpy as np
 
 from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.hub.direct import MappingHub
 from edgetrain.exchange.hub.effects import Closed, Note, Send
-from edgetrain.exchange.hub.mapping import MappingHub
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import (

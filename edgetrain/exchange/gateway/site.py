@@ -216,7 +216,6 @@ class SiteHub(Hub):
         return self._begin(entry)
 
     def _ask_above(self) -> None:
-        """Ask the hub above to let this site in, or back in."""
         membership, rounds, past = self.membership, self.rounds, None
         model, fixed = membership.model, membership.fixed
         if self.started:
@@ -243,7 +242,6 @@ class SiteHub(Hub):
         self.link.ask_in(request, self._base, checksum, past)
 
     def _begin(self, entry: Entry) -> list[Effect]:
-        """The fleet begins, or has begun: so do the site's members."""
         self.rounds.begin(self._base, entry)
         self.rounds.start(self.epoch)
         tensors = self._tensors
@@ -271,7 +269,6 @@ class SiteHub(Hub):
     # -- behind the fleet ---------------------------------------------------------------------
 
     def _catch_up(self, missed: CatchUp) -> list[Effect]:
-        """The fleet went on without this site."""
         effects = [] if missed.base is None else self._take_base(missed)
         return effects + self._skip_to(missed.round)
 

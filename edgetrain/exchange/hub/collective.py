@@ -121,7 +121,6 @@ class CollectiveHub(DirectHub):
         return []
 
     def _why_not_late(self, message: Join | Resume) -> str:
-        """Why a member cannot come, or come back, after the start; "": it can."""
         if isinstance(message, Resume):
             away = self.members.away.get(message.name)
             if away is None or max(away.merged, away.first_round) >= self.round:
@@ -194,7 +193,6 @@ class CollectiveHub(DirectHub):
 
     @property
     def _all_are_here(self) -> bool:
-        """Whether all members have joined, and one says that training starts from its base."""
         whole = self.membership.first_base.is_whole(self.membership.model)
         return whole and self.members.places >= self.policy.members
 

@@ -231,7 +231,6 @@ class Deal:
         return slice
 
     def _slowest(self, hand: _Hand, now: float) -> int | None:
-        """The slice that a member without one may copy."""
         if hand.held or not hand.answers:
             return None
         for slice, holders in self._out.items():

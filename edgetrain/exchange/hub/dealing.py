@@ -196,7 +196,6 @@ class DealingHub(Hub):
         return self._expel(member, "order", "a contribution, where the hub hands out work", now)
 
     def _why_not(self, message: Computed) -> tuple[str, str] | None:
-        """What is wrong with a part of an answer: (code, reason)."""
         wants, merger = self._search.wants_gradient, self.rounds.merger
         count = merger.parts(message.round) if wants else 1
         if message.parts != count or message.part >= count:
@@ -214,7 +213,6 @@ class DealingHub(Hub):
         return None
 
     def _accept_answer(self, member: MemberRecord, message: Computed, now: float) -> list[Effect]:
-        """The first answer for a slice is whole."""
         _, parts = self._parts.pop(member.name)
         gradient: Vector | None = None
         if self._search.wants_gradient:
@@ -303,7 +301,6 @@ class DealingHub(Hub):
         return None
 
     def _say(self, round: int, span: tuple[int, int]) -> list[Effect]:
-        """Give members numbers to carry to other hubs."""
         numbers = self._search.told if span == self._whole else self._shares[span]
         told = Products(round, *span, numbers.tobytes())
         return [Send(member.sender, told) for member in self.members if _can_work(member)]
@@ -339,7 +336,6 @@ class DealingHub(Hub):
 
 
 def _can_work(member: MemberRecord) -> bool:
-    """Whether a member would get work, and compute it."""
     is_here = member.standing == "in step" and member.unreachable_since is None
     return member.trains and is_here
 

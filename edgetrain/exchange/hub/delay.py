@@ -302,7 +302,6 @@ class AgreedDelay:
         return math.ceil(round(longest, 6))
 
     def _decide(self, taken: int, lasts: float, is_measured: bool) -> str:
-        """See the table of the module."""
         before = self.every
         # Not before slow start is over: TCP would begin anew in the pauses of longer rounds.
         one_in_flight = self._one_in_flight and self._is_settled

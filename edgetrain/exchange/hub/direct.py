@@ -21,12 +21,22 @@ from typing import Any
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.effects import Effect, Note, Save, Send, Write, refusal
 from edgetrain.exchange.hub.evaluators import DONE
-from edgetrain.exchange.hub.mapping import MappingHub
 from edgetrain.exchange.hub.members import MemberRecord
-from edgetrain.exchange.hub.places import LEAD, Reach
+from edgetrain.exchange.hub.membership import turn_away
+from edgetrain.exchange.hub.places import LEAD, Assign, Places, Reach
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Charted, Record, State, pack_state
-from edgetrain.exchange.messages import Join, Leave, Message, Resume, Takeover, Welcome
+from edgetrain.exchange.messages import (
+    CODES,
+    Join,
+    Leave,
+    Map,
+    Message,
+    Reached,
+    Resume,
+    Takeover,
+    Welcome,
+)
 from edgetrain.vectors.ranges import Stretch
 
 FEWEST_REDUCERS = 2
@@ -61,6 +71,53 @@ class Orphan:
     answers: dict[str, Takeover] = field(default_factory=dict)
     heir: str = ""
     """Who takes over; "": nobody yet."""
+
+
+class MappingHub(Hub):
+    """A Hub with `places`: training begins once all members have tried to reach each other.
+
+    A member that can neither be reached nor dial is refused. After the start a message or a tick
+    that changes who is in is followed by a new map to all.
+    """
+
+    def __init__(self, *args: Any, assign: Assign, **kwargs: Any) -> None:
+        """`assign` decides who reduces what; the rest is as for a Hub."""
+        super().__init__(*args, **kwargs)
+        self.places = Places(assign)
+        self.membership.is_ready = lambda: self.places.is_settled
+
+    def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
+        if isinstance(message, Join | Resume) and not message.address:
+            return turn_away(sender, message.name, "peers", CODES["peers"])
+        if not isinstance(message, Join | Resume | Leave | Reached):
+            return super().handle(sender, message, now)
+        member = self.members.get(sender)
+        if member is not None and isinstance(message, Reached):
+            member.mark_heard()
+            self.places.accept(member, message)
+            return self._update_map(now)
+        effects = super().handle(sender, message, now)
+        if isinstance(message, Leave):  # the next tick tells the others
+            return effects
+        told = self._update_map(now)
+        member = self.members.get(sender)
+        knows = any(_is_map(effect) for effect in told) or self.places.state == "gathering"
+        if member is not None and not knows:
+            told = [self.places.map_to(member)]
+        return told + effects  # so that who is told to start knows the others
+
+    def tick(self, now: float) -> list[Effect]:
+        return super().tick(now) + self._update_map(now)
+
+    def _update_map(self, now: float) -> list[Effect]:
+        """Tell all members where the others are, if that has changed; start if that was missing."""
+        full, started = len(self.members) >= self.policy.members, self.started
+        told = self.places.update(self.members, self.epoch, full=full, started=started, now=now)
+        return told + self._start_if_ready(now)
+
+
+def _is_map(effect: Effect) -> bool:
+    return isinstance(effect, Send) and isinstance(effect.message, Map)
 
 
 class DirectHub(MappingHub):
@@ -219,7 +276,6 @@ class DirectHub(MappingHub):
         return effects
 
     def _hear(self, member: MemberRecord, message: Takeover) -> list[Effect]:
-        """What a member answers."""
         span = message.first, message.end
         orphan = self._orphans.get(span)
         if orphan is None:
@@ -253,7 +309,6 @@ class DirectHub(MappingHub):
         return [name for name in names if name in went or self.members.named(name) is None]
 
     def _welcome_all(self, now: float) -> list[Effect]:
-        """Become the hub of the stretch that the map says, with the members that are in."""
         members = sorted(self.members, key=lambda member: member.index)
         joins = [(m.sender, self._joins[m.sender]) for m in members]
         self._become_reducer_of(self.places.stretches.get(LEAD, (0, 0)))

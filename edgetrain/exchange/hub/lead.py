@@ -251,7 +251,6 @@ class LeadHub(AskingHub):
         self._refuse(f"ranges cannot move: {why}", "try it again later")
 
     def _settle(self, move: Sharing) -> None:
-        """The new map counts: journal it, and hand it out."""
         own = self.terms.stretch
         since = self.settled.since
         self.settled = Sharing(move.number, move.round, False, own.first, own.end, since, move.rows)

@@ -156,7 +156,6 @@ class MaskedRounds:
         return out, remarks
 
     def _count_members(self, oldest: int, now: float) -> None:
-        """Note since when the members are too few, or have no rounds left."""
         few = len(self._members) < self.terms.threshold or self._is_spent(oldest)
         if not (few and self._members):
             self._short_since = None

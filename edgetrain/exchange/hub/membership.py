@@ -24,7 +24,6 @@ from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.records import Departed, Entered, Record, State
 from edgetrain.exchange.hub.replay import replay
 from edgetrain.exchange.hub.rounds import Rounds
-from edgetrain.exchange.hub.starting import Starting, begun
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.limits import Unrequited
 from edgetrain.exchange.messages import PROTOCOL, Base, Beat, Fixed, Join, Resume, Start, Welcome
@@ -42,7 +41,6 @@ def turn_away(sender: bytes, name: str, code: str, reason: str) -> list[Effect]:
 def _welcome(
     terms: Terms, policy: Policy, rounds: Rounds, member: MemberRecord, uploads: bool, epoch: int
 ) -> Welcome:
-    """What a member is told of the job."""
     merger, masks = rounds.merger, rounds.masks
     return Welcome(
         name=member.name,
@@ -63,6 +61,30 @@ def _welcome(
         first=terms.stretch.first,
         end=terms.stretch.end,
     )
+
+
+class Starting:
+    """Begin at once with `Policy.members` or, once `Policy.start_with` have been here for
+    `Policy.start_after_s`, without the others, which join when they come."""
+
+    def __init__(self) -> None:
+        self._enough_since: float | None = None
+
+    def is_due(self, policy: Policy, here: int, now: float) -> bool:
+        """Whether to begin with this many members. Call it when one comes or goes, and with each
+        tick: it notes since when enough are here."""
+        if here < (policy.start_with or policy.members):
+            self._enough_since = None
+            return False
+        if self._enough_since is None:
+            self._enough_since = now
+        return here >= policy.members or now - self._enough_since >= policy.start_after_s
+
+
+def begun(policy: Policy, here: int) -> Note:
+    """The event: with this many members."""
+    most = policy.members
+    return Note("started", "hub", f"{'' if here >= most else f'{here} of '}{most} members")
 
 
 class Membership:

@@ -336,7 +336,6 @@ class Merger:
     def _merge(
         self, round: int, chosen: Sequence[Contribution]
     ) -> tuple[Sequence[Contribution], Vector, Cuts]:
-        """The contributions that count, the merged vector, and the cuts."""
         chosen = [contribution for contribution in chosen if contribution.weight > NO_WEIGHT]
         early, self._early = self._early, _Early()
         merged = self._borrow(round) if early.vector is None else early.vector

@@ -214,5 +214,4 @@ class OpenRounds:
         return expected(self._members, round) - there
 
     def _is_forsaken(self, round: int) -> bool:
-        """Whether no member can contribute to the round, although members wait for its reply."""
         return bool(self._members) and all(m.next_round > round for m in self._members)

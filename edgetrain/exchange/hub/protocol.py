@@ -381,7 +381,6 @@ class Hub:
 
 
 def _expelled(membership: Membership, member: MemberRecord, reason: str) -> list[Effect]:
-    """Refuse a member whose contribution cannot be decoded."""
     if not member.is_in:  # its connection may be another member's by now
         return [Note("refused", member.name, f"payload: {reason}")]
     removed = membership.remove(member, "refused", f"payload: {reason}")

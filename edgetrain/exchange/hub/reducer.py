@@ -84,5 +84,4 @@ class ReducerHub(Hub):
 
 
 def _merged_of(record: Round) -> tuple[tuple[str, int], ...]:
-    """Of each member in a round, the number below which its contributions are merged."""
     return tuple({each.member: each.meant_for + 1 for each in record.counted}.items())

@@ -265,7 +265,6 @@ class ReplicatedHub(Hub):
         return [*notes, *self._release(), *self._pump()]
 
     def _check_progress(self, now: float) -> list[Effect]:
-        """Whether the replica answers; what follows if it does not."""
         waits = self.copies.lacks or self._is_feeding or not self._peer
         late = waits and now - self._moved >= PATIENT_BEATS * self.policy.beat_s
         if self.replica == "in" and not self._asks and (late or self._is_feeding):

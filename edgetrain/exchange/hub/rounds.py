@@ -247,7 +247,6 @@ class Rounds:
         return self.masks is not None and self.masks.may_skip_to(member, round, self.round)
 
     def _why_not(self, member: MemberRecord, message: Contribute) -> tuple[str, str] | None:
-        """What is wrong with a part of a contribution that is next in line: (code, reason)."""
         # A member may begin where it was told to, however far ahead that is.
         most = max(self.slack, member.first_round - self.round)
         if message.round - self.round > most and self.arrivals is None:
@@ -323,7 +322,6 @@ class Rounds:
         return remarks, added
 
     def _is_dropped(self, round: int) -> bool:
-        """Whether a contribution to this round comes too late to count in any."""
         if self.masks is not None:
             return self.masks.is_too_late(round, self.round)
         return round < self.collecting and not self.merger.keeps_late

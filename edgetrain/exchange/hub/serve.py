@@ -197,7 +197,6 @@ class _Driver:
             self._standstill.note_received(sender, message, self._clock())
 
     def watch(self) -> None:
-        """Tell people if nothing moves."""
         if self._standstill is not None and (note := self._standstill.check(self._clock())):
             self._observe(note)
 

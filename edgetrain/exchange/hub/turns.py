@@ -67,7 +67,6 @@ class _Goal:
     weights: Mapping[str, float]
 
     def is_of(self, other: _Goal | None) -> bool:
-        """Whether both are for the same mean, or base."""
         return other is not None and (self.round, self.is_base) == (other.round, other.is_base)
 
 
@@ -171,7 +170,6 @@ class Turns:
         return self._goal is not None and self._ran.keys() == self._goal.weights.keys()
 
     def _begin(self, goal: _Goal, here: list[MemberRecord]) -> list[Effect]:
-        """Another turn."""
         names = in_places(member.name for member in here)
         places = places_of(self.topology, names, self.can) or places_of(
             self.topology, names, self._can_try

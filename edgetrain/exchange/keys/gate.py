@@ -134,7 +134,6 @@ class Gate:
         return {**self._own, **self._ring.members()}
 
     def _list_stamp(self) -> tuple[int, ...]:
-        """What changes with the file of the list; () if there is none."""
         try:
             found = (self._ring.path / "members").stat()
         except OSError:

@@ -530,7 +530,6 @@ class Driver:
             )  # fmt: skip
 
     def _catch_up(self, found: CatchUp) -> None:
-        """The fleet went on without this member: take part again where it is now."""
         self.half.note_merged(found.merged, found.complete)
         if found.base is not None:
             self.half.rebase(found.base, found.applied)

@@ -122,7 +122,6 @@ class RangedExchange:
             link.await_welcome()
 
     def _check_stretches(self) -> None:
-        """Each hub has to have the ranges that all members send it."""
         found = [link.stretch for link in self._links]
         count, at = found[0].count, 0
         for stretch in found:

@@ -239,7 +239,6 @@ class SharedExchange(RangedExchange):
     # -- ranges have moved -----------------------------------------------------------------------
 
     def _move(self) -> None:
-        """Go on over links by the newest map."""
         map = self._settled
         assert map is not None
         rows, before = self._rows(map), dict(zip(self._names, self._links, strict=True))
@@ -328,11 +327,9 @@ class _Kept:
 
     @property
     def oldest(self) -> int | None:
-        """The oldest round whose contribution is here; None: there is none."""
         return min(self.heads, default=None)
 
     def hand_over(self, link: Link) -> None:
-        """Give a link its part of each contribution."""
         slices = link.outbox.codec.slices(link.own.stop - link.own.start)
         starts = [link.own.start + part.start for part in slices if part.start < part.stop]
         for round, head in self.heads.items():

@@ -197,7 +197,6 @@ class Circle:
         return came
 
     def _advance(self, turn: Turn, summing: Summing) -> None:
-        """Do all that can be done with what is here."""
         while True:
             for action, payload in summing.sendable():
                 segment = Segment(turn.round, turn.number, action.segment, action.adds, payload)

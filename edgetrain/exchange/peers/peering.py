@@ -203,7 +203,6 @@ class _Hosting:
         return self._ended.wait(patience_s)
 
     def stop(self) -> None:
-        """End the thread. Works twice."""
         self._stopped.set()
         self._join()
 

@@ -73,7 +73,6 @@ class _Attempt:
             raise _Stopped
 
     def stop(self) -> None:
-        """End it, if it is not done, and wait for that. Works twice."""
         self._stopped.set()
         self._join()
 
@@ -109,7 +108,6 @@ class RunningEnd(WrappedEnd):
         return None
 
     def _finish(self, attempt: _Attempt) -> None:
-        """Keep the mean, and say so to the hub; or whom this member has lost."""
         run, self._attempt = attempt.asked, None
         if isinstance(attempt.error, PeerLost):
             lost = attempt.error

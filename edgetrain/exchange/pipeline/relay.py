@@ -253,7 +253,6 @@ class Relay:
     def _why_not(
         self, sender: bytes, join: Join, place: _Place | None, model: tuple[str, int, int]
     ) -> tuple[str, str] | None:
-        """Why a member is not let in, as code and reason; None: it is."""
         if join.protocol != PROTOCOL:
             return "protocol", f"the hub speaks version {PROTOCOL}, the member {join.protocol}"
         if join.job != self._terms.job:
@@ -292,7 +291,6 @@ class Relay:
         return effects
 
     def _give(self, place: _Place, stage: int) -> list[Effect]:
-        """The state of a stage, to the member at a place."""
         step = self.committed
         parts = cut_state(self.states[stage]) if step else []
         begin = StageBegin(self.generation, stage, self._terms.stages, step, len(parts))

@@ -177,7 +177,6 @@ def _traffic(info: bytes) -> Traffic:
 
 
 def _sum(past: Iterable[Traffic], now: Traffic) -> Traffic:
-    """The bytes of all of them, with the round trip of `now`."""
     each = [*past, now]
     return Traffic(
         sum(t.sent_bytes for t in each),

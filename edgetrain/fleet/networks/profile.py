@@ -223,7 +223,6 @@ def _burst(table: Any, path: Path, where: str) -> Burst:
 
 
 def _consistent(way: Direction, path: Path, where: str) -> None:
-    """Refuse figures that contradict each other."""
     refuse_first(
         (way.burst and way.loss_percent,
          f"{path}: {where}.burst and {where}.loss_percent exclude each other", "drop one"),

@@ -244,7 +244,6 @@ class _Run:
         self.now = np.maximum(self.now, arrives)
 
     def _apply(self, flight: _Flight, delay: int) -> int:
-        """Wait for a reply and take it in; the delay from now on."""
         if not self.question.exchange.delay.is_measured:
             self._wait(flight.arrives)
             return delay
@@ -324,12 +323,10 @@ class _Run:
         return "; ".join(left_out)
 
     def _busy(self, seconds: float) -> dict[str, float]:
-        """What is in use, by name; what has no limit is never busy."""
         used = self.averaging.busy_s()
         return {name: min(busy / seconds, 1.0) for name, busy in used.items()}
 
     def _bottleneck(self, found: Answer) -> str:
-        """In words: what to change first."""
         trip, spread = float(np.median(self.trips)), float(np.median(self.spreads))
         # A long delay puts the waiting off to the end of the run; one round trip is no sign of it.
         waits = max(found.steady_wait_share, found.wait_share - 2 * self.trips[0] / found.seconds)

@@ -293,7 +293,6 @@ class AccessStreams:
         return free
 
     def _acknowledge(self, now: Array) -> None:
-        """Take in what has been acknowledged by then; windows grow."""
         for flight in self._flights:
             count = np.where(flight.acked_at <= now, flight.bytes, 0.0)
             if count.any():

@@ -74,7 +74,6 @@ def _parcel(example: Message, elements: int, codec: Codec, ratio: float) -> Parc
 
 
 def _payloads(elements: int, codec: Codec, ratio: float) -> list[tuple[int, int]]:
-    """(bytes, how many) of the parts' payloads."""
     whole, rest = divmod(elements, codec.part_elements)
     found = [(codec.part_elements, whole), (rest, 1 if rest else 0)]
     if ratio:

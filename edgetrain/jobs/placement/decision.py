@@ -134,7 +134,6 @@ def _edge(question: Question) -> Edge:
 
 
 def _nearest(others: tuple[Board, ...], needs: float) -> str:
-    """The smallest device of the catalog that would hold it."""
     room = [each for each in others if each.usable_bytes >= needs]
     if not room:
         return "; no device of the catalog holds it"
@@ -290,7 +289,6 @@ def _works(placement: Placement, model: Model, servers: Servers, work: Work) -> 
 
 
 def _below(count: int, *wholes: int) -> int:
-    """The largest number below `count` that divides all of these."""
     return max((n for n in range(1, count) if not any(whole % n for whole in wholes)), default=1)
 
 

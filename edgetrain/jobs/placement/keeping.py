@@ -136,7 +136,6 @@ def _in_order(layers: Activations, room: Array, most: int) -> Array:
 
 
 def _order(weights: Array, longer: Array, must: Mask) -> list[int]:
-    """The places that may be kept, those that save most seconds a byte first."""
     free = [place for place in range(len(weights)) if not must[place]]
     return sorted(free, key=lambda place: -longer[place] / weights[place])
 
@@ -178,14 +177,12 @@ def _best_within(weights: Array, values: Array, room: float) -> tuple[int, ...]:
 
 
 def _sums(values: Array) -> Array:
-    """Over every run of layers."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     found: Array = total[None, :] - total[:, None]
     return found
 
 
 def _largest(values: Array, of_none: float = 0.0) -> Array:
-    """Of every run of layers."""
     count = len(values)
     found = np.full((count + 1, count + 1), of_none)
     upper = np.where(np.tri(count, dtype=bool).T, values[None, :], of_none)

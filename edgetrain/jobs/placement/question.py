@@ -137,7 +137,6 @@ def _kept(job: Job, servers: Servers | None, slots: int) -> Kept:
 
 
 def _group_problem(job: Job) -> str:
-    """What of the job a group of ranks cannot do."""
     if job.privacy.unit != "none":
         unit = job.privacy.unit
         return f"privacy.unit = '{unit}': a group clips and noises nothing (leave one of both out)"
@@ -242,7 +241,6 @@ def servers_of(job: Job, beside: Path | None = None) -> Servers | None:
 
 
 def _check_torch() -> None:
-    """ConfigError for a torch that lacks, or computes otherwise, what groups are made of."""
     found = version("torch")
     if tuple(int(number) for number in re.findall(r"\d+", found)[:2]) < OLDEST_TORCH:
         raise ConfigError(

@@ -377,7 +377,6 @@ class StageCosts:
         return (self._slots[slot].usable_bytes - PROCESS_BYTES) / self._shape.looped - self.state
 
     def _each(self, slot: int, left: int) -> Activations:
-        """Of each layer, in a stage of this slot that has `left` stages from it to the end."""
         shape, sums, at = self._shape, self._sums, self._slots[slot]
         many = shape.samples * self._flight(left)
         part = 1 / shape.tensor if shape.split_norms else 1.0

@@ -164,7 +164,6 @@ def _check(releases: Releases, delta: float, accountant: str) -> None:
 
 
 def _library() -> Any:
-    """dp-accounting, or what to install."""
     try:
         with _quietly():
             import dp_accounting

@@ -177,7 +177,6 @@ class Following:
     def _run(
         self, state: RunState, summary: Mapping[str, Any] | None, quiet: bool
     ) -> dict[str, Any]:
-        """The figures of the run, and in words where people read them."""
         job, strategy = self._watch.job, self._watch.job.get("strategy", {})
         plain = {key: value for key, value in vars(state).items() if key != "members"}
         status = (summary or {}).get("status")

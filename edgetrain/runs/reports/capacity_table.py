@@ -77,6 +77,5 @@ def _busiest(row: Row, most: int = 3) -> str:
 
 
 def _aligned_left(cells: Iterable[str]) -> list[str]:
-    """Cells padded on the right: columns align all but the first to the right."""
     texts = list(cells)
     return [cell.ljust(max(map(len, texts))) for cell in texts]

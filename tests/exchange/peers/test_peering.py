@@ -11,7 +11,7 @@ import pytest
 
 from edgetrain import codecs, strategies
 from edgetrain.errors import Refused
-from edgetrain.exchange.hub.mapping import MappingHub
+from edgetrain.exchange.hub.direct import MappingHub
 from edgetrain.exchange.hub.places import LEAD
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve

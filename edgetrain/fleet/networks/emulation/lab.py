@@ -166,7 +166,6 @@ def _interactive(attachment: Attachment, host: int, hosts: int) -> int:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a command and the processes it started: it leads a session of its own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

@@ -167,14 +167,12 @@ class Emulator:
                 self._forward(path, arrived, target, packet)
 
     def _find_path(self, key: tuple[int, int]) -> Path | None:
-        """Return the stages between two hosts, None while a fault separates them."""
         ends = self._network.node(key[0]), self._network.node(key[1])
         apart = self._schedule.apart(*ends)
         self._paths[key] = None if apart else self._network.path(*ends)
         return self._paths[key]
 
     def _forward(self, path: Path, now: int, target: int, packet: bytes) -> None:
-        """Process a packet that is at the entry of `path` at time `now`."""
         if not path:
             self._send(target, packet)
             return

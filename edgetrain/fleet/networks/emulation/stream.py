@@ -321,7 +321,6 @@ class Proxy:
             self._pause(connection, pipe)
 
     def _deliver(self, connection: Connection, pipe: Pipe) -> None:
-        """Write the chunks that are due, as far as the receiver accepts them."""
         queue, horizon = pipe.queue, _now() + self._lead.ns
         while queue and queue[0][0] <= horizon and not pipe.blocked:
             if pipe.way.model.down:

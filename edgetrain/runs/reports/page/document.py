@@ -192,7 +192,6 @@ def _timelines(stories: Sequence[Story]) -> str:
 
 
 def _distribution(story: Story) -> str:
-    """Differences between members in the parts of their steps."""
     rows = charts.shares_of_members(story)
     if not rows:
         return ""
@@ -210,7 +209,6 @@ def _distribution(story: Story) -> str:
 
 
 def _exchanges(stories: Sequence[Story]) -> str:
-    """An exchange of each run, or of each member of the only one: medians."""
     if len(stories) > 1:
         groups = [(s.label, [e for m in s.members.values() for e in m.exchanges]) for s in stories]
     else:

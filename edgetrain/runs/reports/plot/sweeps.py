@@ -141,7 +141,6 @@ def _ranges_of_final(lines: Mapping[str, Mapping[str, Any]]) -> Ranges:
 
 
 def _ranges(lines: Mapping[str, Mapping[str, Any]], key: str, unit: float = 1.0) -> Ranges:
-    """Ranges of another figure, in this unit."""
     return {
         label: {
             value: (limits[0] * unit, limits[1] * unit)
