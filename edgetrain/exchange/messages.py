@@ -171,12 +171,25 @@ def _payload(**kwargs: Any) -> Any:
     return field(repr=False, metadata={"payload": True}, **kwargs)
 
 
+KINDS: dict[bytes, type[Message]] = {}
+"""Every kind of message, by its byte."""
+
+
+class _Kind:
+    """A kind of message: what each class below begins with."""
+
+    kind: ClassVar[bytes]
+
+    def __init_subclass__(cls, kind: bytes) -> None:
+        cls.kind = kind
+        KINDS[kind] = cls  # type: ignore[assignment]
+
+
 @dataclass(frozen=True)
-class Join:
+class Join(_Kind, kind=b"J"):
     """member -> hub: asks to take part. Protocol, job and model are compared before a tensor is
     sent."""
 
-    kind: ClassVar[bytes] = b"J"
     protocol: int = _integer(0, 1 << 16)
     job: str = _text(64)
     model: str = _text(64)
@@ -194,10 +207,9 @@ class Join:
 
 
 @dataclass(frozen=True)
-class Welcome:
+class Welcome(_Kind, kind=b"W"):
     """hub -> member: the member takes part; the terms of the job."""
 
-    kind: ClassVar[bytes] = b"W"
     name: str = _text(64)
     index: int = _integer(0, 1 << 20)
     members: int = _integer(1, 1 << 20)
@@ -218,10 +230,9 @@ class Welcome:
 
 
 @dataclass(frozen=True)
-class Refuse:
+class Refuse(_Kind, kind=b"N"):
     """hub -> member: the member does not take part (any longer). `code` is one of CODES."""
 
-    kind: ClassVar[bytes] = b"N"
     code: str = _text(32)
     reason: str = _text(512)
 
@@ -259,31 +270,28 @@ CODES = {
 
 
 @dataclass(frozen=True)
-class Base:
+class Base(_Kind, kind=b"B"):
     """Both ways, before `Start`: a part of the base, as float32."""
 
-    kind: ClassVar[bytes] = b"B"
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
     payload: Buffer = _payload()  # noqa: RUF009
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(_Kind, kind=b"F"):
     """Both ways, behind the base: a part of the values of tensors that are not trained, as raw
     bytes. The hub passes them on unread."""
 
-    kind: ClassVar[bytes] = b"F"
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
     payload: Buffer = _payload()  # noqa: RUF009
 
 
 @dataclass(frozen=True)
-class Start:
+class Start(_Kind, kind=b"S"):
     """hub -> member: train from the base that was sent, or from the member's own."""
 
-    kind: ClassVar[bytes] = b"S"
     applied: int = _integer(0, MAX_COUNT)
     round: int = _integer(0, MAX_COUNT)
     delay: int = _integer(0, 1 << 32)
@@ -301,11 +309,10 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Resume:
+class Resume(_Kind, kind=b"A"):
     """member -> hub: asks to go on after the connection, or the hub, was lost. Answered like a
     Join, with what the member missed."""
 
-    kind: ClassVar[bytes] = b"A"
     protocol: int = _integer(0, 1 << 16)
     model: str = _text(64)
     elements: int = _integer(1, MAX_ELEMENTS)
@@ -325,10 +332,9 @@ class Resume:
 
 
 @dataclass(frozen=True)
-class Contribute:
+class Contribute(_Kind, kind=b"C"):
     """member -> hub: one part of a contribution to a round."""
 
-    kind: ClassVar[bytes] = b"C"
     round: int = _integer(0, MAX_COUNT)
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
@@ -342,10 +348,9 @@ class Contribute:
 
 
 @dataclass(frozen=True)
-class Reply:
+class Reply(_Kind, kind=b"R"):
     """hub -> member: one part of a round's merged contribution."""
 
-    kind: ClassVar[bytes] = b"R"
     round: int = _integer(0, MAX_COUNT)
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
@@ -365,10 +370,9 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Beat:
+class Beat(_Kind, kind=b"H"):
     """Both ways: a sign of life."""
 
-    kind: ClassVar[bytes] = b"H"
     epoch: int = _integer(0, 1 << 32, default=0)
     merged: int = _integer(0, MAX_COUNT, default=0)
     here: int = _integer(0, 1 << 20, default=0)
@@ -376,15 +380,14 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class Leave:
+class Leave(_Kind, kind=b"L"):
     """member -> hub: the member stops; do not wait for it."""
 
-    kind: ClassVar[bytes] = b"L"
     reason: str = _text(256)
 
 
 @dataclass(frozen=True)
-class Telemetry:
+class Telemetry(_Kind, kind=b"T"):
     """member -> hub: how the member is doing. Numbers that people look at; nothing depends on them,
     and none of them is a loss or a figure of the task (see Figure).
 
@@ -392,7 +395,6 @@ class Telemetry:
     computing.
     """
 
-    kind: ClassVar[bytes] = b"T"
     step: int = _integer(0, MAX_COUNT)
     round: int = _integer(0, MAX_COUNT)
     t_ms: int = _integer(0, MOST_MS, default=0)
@@ -417,11 +419,10 @@ class Telemetry:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Figure(_Kind, kind=b"G"):
     """member -> hub: this member evaluates, and how good the model is. For people; nothing depends
     on the figure. In a job with privacy or masks `metric` is empty and the rest 0."""
 
-    kind: ClassVar[bytes] = b"G"
     metric: str = _text(40, default="")
     value: float = _number(-MOST_FIGURE, MOST_FIGURE, default=0.0)
     lower: bool = _flag(default=False)
@@ -430,36 +431,31 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(_Kind, kind=b"D"):
     """hub -> member: the member that evaluated is gone: evaluate in its place."""
-
-    kind: ClassVar[bytes] = b"D"
 
 
 @dataclass(frozen=True)
-class Rekey:
+class Rekey(_Kind, kind=b"K"):
     """hub -> member: asks for keys for a block of rounds, whose contributions will be masked."""
 
-    kind: ClassVar[bytes] = b"K"
     block: int = _integer(0, MAX_COUNT)
     first: int = _integer(0, MAX_COUNT)
     rounds: int = _integer(1, MAX_BLOCK_ROUNDS)
 
 
 @dataclass(frozen=True)
-class Advertise:
+class Advertise(_Kind, kind=b"P"):
     """member -> hub: the member's public keys for a block, for the others in it."""
 
-    kind: ClassVar[bytes] = b"P"
     block: int = _integer(0, MAX_COUNT)
     payload: Buffer = _payload()  # noqa: RUF009
 
 
 @dataclass(frozen=True)
-class KeyList:
+class KeyList(_Kind, kind=b"O"):
     """hub -> member: the public keys of all members in a block, in the order of their places."""
 
-    kind: ClassVar[bytes] = b"O"
     block: int = _integer(0, MAX_COUNT)
     place: int = _integer(0, 1 << 16)
     members: int = _integer(1, 1 << 16)
@@ -468,41 +464,37 @@ class KeyList:
 
 
 @dataclass(frozen=True)
-class Shares:
+class Shares(_Kind, kind=b"X"):
     """Both ways: shares of a block's secrets, encrypted from member to member. To the hub: the
     sender's for all others. From the hub: all others' for the receiver."""
 
-    kind: ClassVar[bytes] = b"X"
     block: int = _integer(0, MAX_COUNT)
     payload: Buffer = _payload()  # noqa: RUF009
 
 
 @dataclass(frozen=True)
-class Unmask:
+class Unmask(_Kind, kind=b"U"):
     """hub -> member: the contributions of these places are in the sum. Asks for a share of the own
     mask of each of them, and of the key of every other place."""
 
-    kind: ClassVar[bytes] = b"U"
     block: int = _integer(0, MAX_COUNT)
     round: int = _integer(0, MAX_COUNT)
     payload: Buffer = _payload()  # noqa: RUF009
 
 
 @dataclass(frozen=True)
-class Reveal:
+class Reveal(_Kind, kind=b"V"):
     """member -> hub: the shares that Unmask asked for."""
 
-    kind: ClassVar[bytes] = b"V"
     block: int = _integer(0, MAX_COUNT)
     round: int = _integer(0, MAX_COUNT)
     payload: Buffer = _payload()  # noqa: RUF009
 
 
 @dataclass(frozen=True)
-class Map:
+class Map(_Kind, kind=b"M"):
     """hub -> member: who takes part, where they can be reached, and who reduces which ranges."""
 
-    kind: ClassVar[bytes] = b"M"
     number: int = _integer(0, MAX_COUNT)
     trying: bool = _flag()
     ticket: int = _integer(0, MAX_CHECKSUM)
@@ -519,19 +511,17 @@ class Map:
 
 
 @dataclass(frozen=True)
-class Reached:
+class Reached(_Kind, kind=b"Y"):
     """member -> hub: the answer to a `Map` that asks to try."""
 
-    kind: ClassVar[bytes] = b"Y"
     number: int = _integer(0, MAX_COUNT)
     reached: tuple[tuple[str, int], ...] = _pairs()
 
 
 @dataclass(frozen=True)
-class Takeover:
+class Takeover(_Kind, kind=b"Q"):
     """Both ways: the reducer of the ranges [first, end) is lost, and another member takes over."""
 
-    kind: ClassVar[bytes] = b"Q"
     stage: int = _integer(0, 3)
     first: int = _integer(0, MAX_RANGES)
     end: int = _integer(0, MAX_RANGES)
@@ -542,20 +532,18 @@ class Takeover:
 
 
 @dataclass(frozen=True)
-class Hello:
+class Hello(_Kind, kind=b"I"):
     """Member -> member: the first message of a connection, and its answer."""
 
-    kind: ClassVar[bytes] = b"I"
     ticket: int = _integer(0, MAX_CHECKSUM)
     name: str = _text(64)
     to: str = _text(64)
 
 
 @dataclass(frozen=True)
-class Segment:
+class Segment(_Kind, kind=b"E"):
     """Member -> member: a part of a sum, or of the mean, in a ring, butterfly or tree."""
 
-    kind: ClassVar[bytes] = b"E"
     round: int = _integer(0, MAX_COUNT)
     attempt: int = _integer(0, 1 << 32)
     number: int = _integer(0, 1 << 32)
@@ -564,10 +552,9 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class RunRound:
+class RunRound(_Kind, kind=b"q"):
     """hub -> member: average a round among yourselves, in a ring, butterfly or tree."""
 
-    kind: ClassVar[bytes] = b"q"
     round: int = _integer(0, MAX_COUNT)
     attempt: int = _integer(0, 1 << 32)
     topology: str = _text(32)
@@ -576,10 +563,9 @@ class RunRound:
 
 
 @dataclass(frozen=True)
-class Ran:
+class Ran(_Kind, kind=b"z"):
     """member -> hub: what came of a `RunRound`."""
 
-    kind: ClassVar[bytes] = b"z"
     round: int = _integer(0, MAX_COUNT)
     attempt: int = _integer(0, 1 << 32)
     checksum: int = _integer(0, MAX_CHECKSUM)
@@ -588,10 +574,9 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Follow:
+class Follow(_Kind, kind=b"f"):
     """replica -> hub: send me what you journal; or, once it has taken over, that it has."""
 
-    kind: ClassVar[bytes] = b"f"
     protocol: int = _integer(0, 1 << 16)
     agreed: str = _text(800)
     position: int = _integer(0, MAX_COUNT)
@@ -599,10 +584,9 @@ class Follow:
 
 
 @dataclass(frozen=True)
-class Copy:
+class Copy(_Kind, kind=b"c"):
     """hub -> replica: a part of a record or snapshot of the hub's journal."""
 
-    kind: ClassVar[bytes] = b"c"
     position: int = _integer(1, MAX_COUNT)
     part: int = _integer(0, 1 << 32)
     parts: int = _integer(1, 1 << 32)
@@ -613,19 +597,17 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Stored:
+class Stored(_Kind, kind=b"h"):
     """replica -> hub: what it holds, written to its disk."""
 
-    kind: ClassVar[bytes] = b"h"
     position: int = _integer(0, MAX_COUNT)
     parts: int = _integer(0, MAX_COUNT)
 
 
 @dataclass(frozen=True)
-class Standby:
+class Standby(_Kind, kind=b"s"):
     """hub -> member, with its beats: where the hub's replica is, and how far it is."""
 
-    kind: ClassVar[bytes] = b"s"
     address: str = _text(MAX_ADDRESS)
     key: str = _text(64)
     link: int = _integer(0, MAX_COUNT)
@@ -636,27 +618,24 @@ class Standby:
 
 
 @dataclass(frozen=True)
-class Offer:
+class Offer(_Kind, kind=b"o"):
     """replica -> member: the hub is silent: may I take over from this position?"""
 
-    kind: ClassVar[bytes] = b"o"
     position: int = _integer(1, MAX_COUNT)
 
 
 @dataclass(frozen=True)
-class Agree:
+class Agree(_Kind, kind=b"v"):
     """member -> hub or replica: yes, to Standby.asks or to an Offer, for this position only."""
 
-    kind: ClassVar[bytes] = b"v"
     position: int = _integer(1, MAX_COUNT)
     takes_over: bool = _flag()
 
 
 @dataclass(frozen=True)
-class Handover:
+class Handover(_Kind, kind=b"m"):
     """lead -> hub, and the answer: ranges move from one hub of a job to another."""
 
-    kind: ClassVar[bytes] = b"m"
     protocol: int = _integer(0, 1 << 16)
     stage: int = _integer(0, 11)
     number: int = _integer(0, MAX_COUNT)
@@ -672,10 +651,9 @@ class Handover:
 
 
 @dataclass(frozen=True)
-class Assign:
+class Assign(_Kind, kind=b"w"):
     """hub -> member: slices of a batch, to be computed on the base that the replies lead to."""
 
-    kind: ClassVar[bytes] = b"w"
     round: int = _integer(0, MAX_COUNT)
     of: int = _integer(1, MOST_SLICES)
     gradient: bool = _flag()
@@ -683,10 +661,9 @@ class Assign:
 
 
 @dataclass(frozen=True)
-class Computed:
+class Computed(_Kind, kind=b"a"):
     """member -> hub: one part of what a slice came to. It is not kept for sending again."""
 
-    kind: ClassVar[bytes] = b"a"
     round: int = _integer(0, MAX_COUNT)
     slice: int = _integer(0, MOST_SLICES - 1)
     samples: int = _integer(1, MAX_COUNT)
@@ -698,11 +675,10 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Products:
+class Products(_Kind, kind=b"n"):
     """Both ways, passed on unread between hubs of several: what a search decides by, of the ranges
     [first, end) of the vector."""
 
-    kind: ClassVar[bytes] = b"n"
     round: int = _integer(0, MAX_COUNT)
     first: int = _integer(0, MAX_RANGES)
     end: int = _integer(0, MAX_RANGES)
@@ -710,10 +686,9 @@ class Products:
 
 
 @dataclass(frozen=True)
-class StageBegin:
+class StageBegin(_Kind, kind=b"p"):
     """hub -> member: you hold this stage of a pipeline; go on after `step` steps."""
 
-    kind: ClassVar[bytes] = b"p"
     generation: int = _integer(1, MAX_COUNT)
     """Goes up each time that all stages begin: messages of an earlier one no longer count."""
     stage: int = _integer(0, MAX_STAGES - 1)
@@ -725,11 +700,10 @@ class StageBegin:
 
 
 @dataclass(frozen=True)
-class Activation:
+class Activation(_Kind, kind=b"x"):
     """Both ways: what a stage passes to the next one for a micro-batch, or the gradient of the loss
     by that, to the one before. The hub passes it on unread."""
 
-    kind: ClassVar[bytes] = b"x"
     generation: int = _integer(1, MAX_COUNT)
     step: int = _integer(0, MAX_COUNT)
     """Steps of the job before this one."""
@@ -747,10 +721,9 @@ class Activation:
 
 
 @dataclass(frozen=True)
-class StageState:
+class StageState(_Kind, kind=b"k"):
     """Both ways: one part of a stage's parameters and optimizer after `step` steps."""
 
-    kind: ClassVar[bytes] = b"k"
     generation: int = _integer(1, MAX_COUNT)
     step: int = _integer(1, MAX_COUNT)
     part: int = _integer(0, 1 << 32)
@@ -773,17 +746,6 @@ Message = (
     | Telemetry | Figure | Evaluate | Masking | Map | Reached | Takeover | Hello | Segment
     | RunRound | Ran | Replicating | Handover | Assign | Computed | Products | Piping
 )  # fmt: skip
-
-KINDS: dict[bytes, type[Message]] = {
-    cls.kind: cls
-    for cls in (
-        Join, Welcome, Refuse, Base, Fixed, Start, Resume, Contribute, Reply, Beat, Leave,
-        Telemetry, Figure, Evaluate, Rekey, Advertise, KeyList, Shares, Unmask, Reveal,
-        Map, Reached, Takeover, Hello, Segment, RunRound, Ran,
-        Follow, Copy, Stored, Standby, Offer, Agree, Handover,
-        Assign, Computed, Products, StageBegin, Activation, StageState,
-    )
-}  # fmt: skip
 
 _FIELDS = {
     cls: tuple(f for f in dataclasses.fields(cls) if "check" in f.metadata)
