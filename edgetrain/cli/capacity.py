@@ -128,12 +128,12 @@ def _report(
 ) -> bool:
     """Say and draw the answer, and leave it in `folder`. Returns whether the folder is whole."""
     from edgetrain.runs.folder import write_summary
-    from edgetrain.runs.reports.capacity_table import text
     from edgetrain.runs.reports.plot import draw_capacity
+    from edgetrain.runs.reports.tables import capacity_text
 
     row, rows = _plain(found), [_plain(each) for each in table]
     if not arguments.json:
-        common.say(text(heading, row, rows))
+        common.say(capacity_text(heading, row, rows))
     picture = common.picture(folder / "capacity.png", draw_capacity, rows, heading)
     answer = row | {
         "heading": heading,

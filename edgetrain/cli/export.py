@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from edgetrain.runs.folder import newest
-    from edgetrain.runs.reports import export_table
+    from edgetrain.runs.reports.tables import export_text
     from edgetrain.training.export import FILES, export
 
     folder = arguments.folder or newest(arguments.runs)
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     common.answer(
         arguments,
         said,
-        f"{export_table.text(said)}\n\nexported to: {arguments.output or folder / 'export'}",
+        f"{export_text(said)}\n\nexported to: {arguments.output or folder / 'export'}",
     )
     if below:
         common.warn(f"below the bar, kept all the same: {', '.join(below)}")

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.jobs.resolved import with_all_members
     from edgetrain.jobs.rules import resolve
     from edgetrain.jobs.shares import has_group
-    from edgetrain.runs.reports.placement_table import text
+    from edgetrain.runs.reports.tables import placement_text
     from edgetrain.training.servers.rehearsing import rehearsal
 
     found = resolve(with_all_members(job))
@@ -66,13 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     question = replace(question, notes=(*question.notes, *filter(None, [note, while_it_runs])))
     decision = decide(question, rehearsal(found.job, beside))
     plan = plain(question, decision) | {"name": job.name or job.task.rpartition(":")[2]}
-    common.answer(arguments, plan, text(plan))
+    common.answer(arguments, plan, placement_text(plan))
     return 0 if decision.chosen else 1
 
 
 def _plan_stages(arguments: argparse.Namespace, job: Job, beside: Path | None) -> int:
     from edgetrain.jobs.plan import plan as planned_of
-    from edgetrain.runs.reports.placement_table import stages_text
+    from edgetrain.runs.reports.tables import stages_text
     from edgetrain.training.pipelined.planning import plan_stages
     from edgetrain.training.pipelined.simulated import step_seconds
 

@@ -43,14 +43,14 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.jobs import topology
     from edgetrain.jobs.plan import check
     from edgetrain.runs.reports.plot import draw_topologies
-    from edgetrain.runs.reports.topology_table import text
+    from edgetrain.runs.reports.tables import topology_text
 
     question, named = asked(arguments, check(job), beside)
     rows = topology.table(question, named)
     choice = topology.choose(rows, named.job.fleet.topology_trust).why
     heading, plain = heading_of(named.job, question), [dataclasses.asdict(row) for row in rows]
     answer = {"heading": heading, "table": plain, "auto": choice}
-    common.answer(arguments, answer, text(heading, plain, choice))
+    common.answer(arguments, answer, topology_text(heading, plain, choice))
     if arguments.picture:
         picture = common.picture(arguments.picture, draw_topologies, plain, heading, choice)
         if not arguments.json:

@@ -25,7 +25,7 @@ from edgetrain.jobs.capacity.question import Options, question_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.rules import resolve
-from edgetrain.runs.reports import capacity_table
+from edgetrain.runs.reports.tables import left_out
 
 BOARD = devices.load("raspberry-pi-4b")
 CALM = dataclasses.replace(
@@ -242,11 +242,11 @@ def test_rounds_that_would_get_longer_are_said_to_be_left_out():
 def test_what_figures_leave_out_is_a_line_below_the_table_that_fits_a_terminal():
     said = "members would make rounds longer than 5 steps, which is left out (try every=10)"
     rows = [{"members": 10, "left_out": ""}, {"members": 1000, "left_out": said}]
-    lines = capacity_table.left_out(rows)
+    lines = left_out(rows)
     assert " ".join(line.strip() for line in lines) == f"left out: {said}, with 1,000 members"
     assert max(map(len, lines)) <= 80
-    assert "with" not in " ".join(capacity_table.left_out(rows[1:]))
-    assert capacity_table.left_out(rows[:1]) == []
+    assert "with" not in " ".join(left_out(rows[1:]))
+    assert left_out(rows[:1]) == []
 
 
 def test_synchronous_sgd_waits_at_each_step():
