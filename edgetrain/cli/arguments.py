@@ -1,11 +1,13 @@
-"""An argparse parser whose errors are one line, with the nearest word that exists."""
+"""Parsers of argparse: verbs, and errors of one line with the nearest word that exists."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from edgetrain.errors import did_you_mean
 
@@ -53,3 +55,36 @@ def chosen(
             if name in action.choices:
                 return chosen(action.choices[name], arguments)
     return parser
+
+
+AddVerb = Callable[..., argparse.ArgumentParser]
+"""`add_verb` for the verbs of one parser."""
+
+
+def add_verb(
+    verbs: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int] | None,
+    help: str,
+    epilog: str = "",
+    about: str | None = None,
+) -> argparse.ArgumentParser:
+    """Add the parser of a verb, whose texts keep their line breaks. `run` None: see `add_verbs`."""
+    made: argparse.ArgumentParser = verbs.add_parser(
+        name, help=help, description=about, epilog=epilog or None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    made.set_defaults(run=run)
+    return made
+
+
+def add_verbs(parser: argparse.ArgumentParser) -> AddVerb:
+    """Let a verb have verbs of its own, which the result adds. Without one, an error names them
+    all."""
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+
+    def run(_: argparse.Namespace) -> NoReturn:
+        parser.error(f"VERB is missing; choose from {', '.join(verbs.choices)}")
+
+    parser.set_defaults(run=run)
+    return functools.partial(add_verb, verbs)

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
+from edgetrain.cli.arguments import AddVerb
 from edgetrain.cli.remote import add_devices, add_ways, reach
 from edgetrain.errors import ConfigError
 
@@ -42,7 +43,7 @@ _BEFORE_S = 120.0
 """Seconds for the start of a slow device's Python and torch."""
 
 
-def add_verb(add: common.AddVerb) -> None:
+def add_verb(add: AddVerb) -> None:
     bench = add("bench", _bench, "measure how fast devices train", _EXAMPLES)
     add_devices(bench, optional=True)
     bench.add_argument(

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from edgetrain.cli import common
+from edgetrain.cli.arguments import add_verbs
 
 HELP = "a task's code as one file: make, show, allow, list, revoke"
 ABOUT = "Job code whose digest a device's owner allows before any of it is imported."
@@ -25,7 +26,7 @@ in the job:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = common.add_verbs(parser)
+    add = add_verbs(parser)
     make = add("make", _make, "put a file, or all files of a folder, into a bundle")
     make.add_argument("source", type=Path, metavar="FOLDER|FILE")
     make.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")

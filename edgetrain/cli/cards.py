@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common, sudo
+from edgetrain.cli.arguments import AddVerb
 from edgetrain.errors import ConfigError, explain_os_errors, refuse_first
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ MINUTES = 7 * _DAY
 """Of a token on a card, by default: a card may lie for a while."""
 
 
-def add_verbs(add: common.AddVerb) -> None:
+def add_verbs(add: AddVerb) -> None:
     flash = add("flash", _flash, "write cards that join a hub by themselves", _FLASH)
     flash.add_argument("cluster", type=Path, metavar="CLUSTER", help="a cluster file")
     flash.add_argument("devices", nargs="*", metavar="DEVICE", help="which (default: all)")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.runs.reports import units
@@ -24,39 +24,6 @@ if TYPE_CHECKING:
     from edgetrain.jobs.resolved import Resolved
 
 RUNS = "runs"
-
-
-AddVerb = Callable[..., argparse.ArgumentParser]
-"""`add_verb` for the verbs of one parser."""
-
-
-def add_verb(
-    verbs: Any,
-    name: str,
-    run: Callable[[argparse.Namespace], int] | None,
-    help: str,
-    epilog: str = "",
-    about: str | None = None,
-) -> argparse.ArgumentParser:
-    """Add the parser of a verb, whose texts keep their line breaks. `run` None: see `add_verbs`."""
-    made: argparse.ArgumentParser = verbs.add_parser(
-        name, help=help, description=about, epilog=epilog or None,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    made.set_defaults(run=run)
-    return made
-
-
-def add_verbs(parser: argparse.ArgumentParser) -> AddVerb:
-    """Let a verb have verbs of its own, which the result adds. Without one, an error names them
-    all."""
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-
-    def run(_: argparse.Namespace) -> NoReturn:
-        parser.error(f"VERB is missing; choose from {', '.join(verbs.choices)}")
-
-    parser.set_defaults(run=run)
-    return functools.partial(add_verb, verbs)
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:

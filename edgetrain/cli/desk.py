@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain.cli import common
+from edgetrain.cli.arguments import AddVerb
 from edgetrain.cli.remote import add_devices, add_ways, reach
 from edgetrain.errors import ConfigError
 
@@ -29,7 +30,7 @@ _STOP_S = 30.0
 _LOOK_S = 1.0
 
 
-def add_verbs(add: common.AddVerb) -> None:
+def add_verbs(add: AddVerb) -> None:
     send = add("send", _send, "give devices their next job, and let them start on it")
     send.add_argument("job", metavar="JOB", help="a job file")
     add_devices(send)

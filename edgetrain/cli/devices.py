@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain.cli import bench, cards, common, desk, remote
+from edgetrain.cli.arguments import add_verbs
 from edgetrain.errors import ConfigError, explain_os_errors
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = common.add_verbs(parser)
+    add = add_verbs(parser)
     listing = add("list", _list, "all profiles, one a line")
     show = add("show", _show, "one profile, with the source of each figure")
     show.add_argument("name", help="a profile's name, or the path of a .toml file of your own")

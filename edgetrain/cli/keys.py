@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain.cli import common
+from edgetrain.cli.arguments import AddVerb, add_verbs
 from edgetrain.errors import ConfigError, explain_os_errors
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ LONGEST_TOKEN_FILE = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = common.add_verbs(parser)
+    add = add_verbs(parser)
     init = add("init", _init, "make this machine's key pair")
     init.add_argument("--replace", action="store_true", help="make a new pair in place of the old")
     enroll = add(
@@ -92,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         common.add_json(each)
 
 
-def _add_known_hosts(add: common.AddVerb) -> argparse.ArgumentParser:
+def _add_known_hosts(add: AddVerb) -> argparse.ArgumentParser:
     known = add(
         "known-hosts",
         _known_hosts,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
+from edgetrain.cli.arguments import add_verbs
 from edgetrain.errors import ConfigError, NetworkError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = common.add_verbs(parser)
+    add = add_verbs(parser)
 
     def verb(
         name: str, run: Callable[[argparse.Namespace], int], text: str, example: str

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from edgetrain import __version__
-from edgetrain.cli.arguments import Parser
-from edgetrain.cli.common import add_verb
+from edgetrain.cli.arguments import Parser, add_verb
 
 _EPILOG = """\
 start here:

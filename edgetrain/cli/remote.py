@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
+from edgetrain.cli.arguments import AddVerb
 from edgetrain.cli.cards import archive_folder
 from edgetrain.errors import ConfigError
 
@@ -49,7 +50,7 @@ the command ended with 0 on all of them, otherwise 1.
 """
 
 
-def add_verbs(add: common.AddVerb) -> None:
+def add_verbs(add: AddVerb) -> None:
     provision = add("provision", _provision, "make devices of machines that run", _PROVISION)
     add_devices(provision)
     provision.add_argument("--check", action="store_true", help="say what differs, change nothing")

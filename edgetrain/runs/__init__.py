@@ -3,9 +3,8 @@
 Nothing here knows what produced a run: strategies, hubs, members or processes.
 
 Doors: dashboard.serve, environment, folder, loaded, looking, metrics.log, metrics.tally,
-reports.calibration, reports.capacity_table, reports.comparison, reports.comparison_table,
-reports.export_table, reports.listing, reports.live.plain, reports.live.view, reports.live.watch,
-reports.page.document, reports.page.story, reports.placement_table, reports.plot,
-reports.sweep_rows, reports.sweep_table, reports.topology_table, reports.trace, reports.units,
-summary, tracking.handed, tracking.trackers.
+reports.calibration, reports.comparison, reports.comparison_table, reports.listing,
+reports.live.plain, reports.live.view, reports.live.watch, reports.page.document,
+reports.page.story, reports.plot, reports.sweep_rows, reports.sweep_table, reports.tables,
+reports.trace, reports.units, summary, tracking.handed, tracking.trackers.
 """

@@ -19,9 +19,8 @@ from rich.console import Console
 from edgetrain.runs.folder import create_inside, metrics_path, write_job, write_summary
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.reports.live.frame import Frame, bar
-from edgetrain.runs.reports.live.narrowing import cuts_rows
 from edgetrain.runs.reports.live.plain import news, plain_line
-from edgetrain.runs.reports.live.view import LiveView
+from edgetrain.runs.reports.live.view import LiveView, cuts_rows
 from edgetrain.runs.reports.live.watch import FolderWatch
 
 

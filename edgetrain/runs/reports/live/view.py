@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO, cast
@@ -22,7 +22,13 @@ from edgetrain.runs.reports.live.plain import news, plain_line
 from edgetrain.runs.reports.live.watch import FolderWatch, RunState
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderHook
+    from rich.console import (
+        Console,
+        ConsoleDimensions,
+        ConsoleRenderable,
+        RenderableType,
+        RenderHook,
+    )
     from rich.live import Live
 
 _REFRESH_S = 0.25
@@ -48,6 +54,52 @@ _UNDER_WAY = ("waiting", "starting", "running", "paused")
 
 _NEWS_KEPT = 3
 """Lines of news below the tables."""
+
+
+def cuts_rows(environ: Mapping[str, str]) -> bool:
+    """Whether a narrowed terminal cuts its rows, as far as its environment says."""
+    return "STY" in environ or ("XTERM_VERSION" in environ and "TMUX" not in environ)
+
+
+class Narrowing:
+    """A rich.console.RenderHook: erases what a narrowed terminal makes of a frame of `live`.
+
+    Most terminals break rows that have become too long. rich goes up as many rows as it has drawn,
+    so that the upper rows of the older frame would stay above the next one. xterm and GNU screen
+    cut rows: there nothing more is erased, because that would be the rows above the frame.
+
+    Push it before `live` starts: hooks pushed later put their part in front, and `live` has to go
+    up its own rows first.
+    """
+
+    def __init__(self, live: Live, *, cuts_rows: bool = False) -> None:
+        self._live, self._cuts_rows = live, cuts_rows
+        self._drawn: tuple[RenderableType, ConsoleDimensions] | None = None
+        """The frame on the terminal, and the terminal's size as it was drawn."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        from rich.control import Control
+        from rich.segment import ControlType
+
+        console = self._live.console
+        more = self._more_rows(console)
+        self._drawn = self._live.renderable, console.size
+        up = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
+        return [Control(*up * more), *renderables] if more else renderables
+
+    def _more_rows(self, console: Console) -> int:
+        """Rows that the last frame takes now beyond those that it was drawn in."""
+        if self._drawn is None or self._cuts_rows:
+            return 0
+        from rich.segment import Segment
+
+        frame, size = self._drawn
+        width = console.width
+        if width >= size.width:
+            return 0
+        segments = console.render(frame, console.options.update_dimensions(*size))
+        cells = [Segment.get_line_length(line) for line in Segment.split_lines(segments)]
+        return sum((min(each, size.width) - 1) // width for each in cells[: size.height] if each)
 
 
 class Speed:
@@ -111,8 +163,6 @@ class LiveView:
     def __enter__(self) -> Self:
         if self._console is not None:
             from rich.live import Live
-
-            from edgetrain.runs.reports.live.narrowing import Narrowing, cuts_rows
 
             # Without a refresh thread: it would draw while a process is being forked.
             self._live = Live(self._frame(), console=self._console, auto_refresh=False)

@@ -1,17 +1,17 @@
 """Pictures: several runs compared, one run, a sweep, a capacity plan, topologies, a calibration.
 
-Each has a module and is drawn from run folders or rows alone; `save` writes its file whole or not
+They are drawn from run folders or rows alone; `save` writes its file whole or not
 at all. They share `style`, `bars`, `curves`, `headings` and `quality`. Importing this package does
 not load matplotlib.
 """
 
-from edgetrain.runs.reports.plot.calibrated import draw_calibration as draw_calibration
-from edgetrain.runs.reports.plot.capacity import draw_capacity as draw_capacity
 from edgetrain.runs.reports.plot.compared import draw_comparison as draw_comparison
+from edgetrain.runs.reports.plot.estimates import draw_calibration as draw_calibration
+from edgetrain.runs.reports.plot.estimates import draw_capacity as draw_capacity
+from edgetrain.runs.reports.plot.estimates import draw_topologies as draw_topologies
 from edgetrain.runs.reports.plot.one_run import History as History
 from edgetrain.runs.reports.plot.one_run import draw_run as draw_run
 from edgetrain.runs.reports.plot.paper import formats_of as formats_of
 from edgetrain.runs.reports.plot.paper import paper_figures as paper_figures
 from edgetrain.runs.reports.plot.style import save as save
 from edgetrain.runs.reports.plot.sweeps import draw_sweep as draw_sweep
-from edgetrain.runs.reports.plot.topologies import draw_topologies as draw_topologies
