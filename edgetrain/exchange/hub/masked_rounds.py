@@ -14,7 +14,6 @@ masks. Pure: no socket, no clock; imports no cryptography.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import BadMessage
@@ -22,10 +21,8 @@ from edgetrain.exchange.hub.delay import AgreedDelay
 from edgetrain.exchange.hub.effects import Effect, refusal
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.open_rounds import OpenRounds, Seen, expected
-from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.messages import MAX_BLOCK_ROUNDS, Masking
 from edgetrain.strategies.closing import ClosingRule
-from edgetrain.vectors.vector import Buffer
 
 if TYPE_CHECKING:
     from edgetrain.exchange.masks.aggregator import Aggregator, Outgoing, Sum
@@ -48,7 +45,7 @@ class MaskedRounds:
         closing: ClosingRule,
         patience_s: float,
     ) -> None:
-        self.aggregator = masks
+        self.aggregator, self.terms = masks, masks.terms
         self._members = members
         self._open_rounds = open_rounds
         self._closing = closing
@@ -69,14 +66,6 @@ class MaskedRounds:
         """When a round was given up last."""
 
     # -- looking ------------------------------------------------------------------------------
-
-    @property
-    def terms(self) -> MaskTerms:
-        return self.aggregator.terms
-
-    @property
-    def next_first(self) -> int:
-        return self.aggregator.next_first
 
     def reach(self, round: int) -> int:
         """How many rounds after `round`, the oldest open one, a member's keys may begin."""
@@ -111,13 +100,7 @@ class MaskedRounds:
         entry = self._open_rounds.get(round)
         return (expected(self._members, round) & able) - set(entry.members if entry else ())
 
-    def messages_missed(self, name: str) -> Outgoing:
-        return self.aggregator.messages_missed(name)
-
     # -- what happens -------------------------------------------------------------------------
-
-    def start(self, epoch: int) -> None:
-        self.aggregator.start_masks(epoch)
 
     def accept_message(self, name: str, message: Masking) -> tuple[str, str] | None:
         """A member's message about masks; returns what is wrong with it: (code, reason)."""
@@ -126,16 +109,6 @@ class MaskedRounds:
         except BadMessage as error:
             return "masks", str(error)
         return None
-
-    def forget_secrets(self, name: str) -> None:
-        self.aggregator.drop_secrets(name)
-
-    def add_contribution(self, name: str, round: int, payloads: Sequence[Buffer]) -> None:
-        """Add a whole contribution that `why_not` had no objection to."""
-        self.aggregator.add_contribution(name, round, payloads)
-
-    def forget_round(self, round: int) -> None:
-        self.aggregator.forget_round(round)
 
     def advance(self, oldest: int, delay: AgreedDelay, now: float) -> tuple[Outgoing, list[str]]:
         """Do all that can be done: set up keys for later rounds, and close rounds, in whatever

@@ -171,7 +171,7 @@ class Membership:
         if rounds.started and rounds.masks is not None:
             # Behind the run's last round nobody contributes: it would wait for that in vain.
             end = rounds.delay.end_after(rounds.round)
-            ahead = max(ahead, min(rounds.masks.next_first, end))
+            ahead = max(ahead, min(rounds.masks.aggregator.next_first, end))
         away = self._members.away.get(member.name)
         return max(rounds.oldest_number, ahead, (away or member).next_round)
 
@@ -191,7 +191,7 @@ class Membership:
         for old in admission.replaced_by(sender, join):
             effects += self.remove(old, "gone", "started anew")
         if self._rounds.masks is not None:
-            self._rounds.masks.forget_secrets(join.name)
+            self._rounds.masks.aggregator.drop_secrets(join.name)
         if not self.model.elements and (problem := self._accept_model(join)) is not None:
             return [*effects, *turn_away(sender, join.name, "layout", problem)]
         return effects + self._add(sender, join)

@@ -161,7 +161,7 @@ class Rounds:
         """Training begins, or goes on after the hub was restored for the `epoch`-th time."""
         self.started = True
         if self.masks is not None:
-            self.masks.start(epoch)
+            self.masks.aggregator.start_masks(epoch)
 
     def restore(self, state: State) -> None:
         self.merger.restore(state)
@@ -313,7 +313,7 @@ class Rounds:
             remark = f"round {meant_for} had closed; counts in {round}"
             remarks.append(Note("late", member.name, remark))
         if self.masks is not None:
-            self.masks.add_contribution(member.name, meant_for, payloads)
+            self.masks.aggregator.add_contribution(member.name, meant_for, payloads)
             payloads = ()
         contribution = _contribution(member, message, payloads, now, self.masks is not None)
         # A late one may wait for the next round of its range, which begins with those meant for it.
@@ -362,7 +362,8 @@ class Rounds:
 
     def messages_missed(self, name: str) -> list[Effect]:
         """What a member that is back may have missed, apart from replies."""
-        return [] if self.masks is None else self._to_members(self.masks.messages_missed(name))
+        missed = [] if self.masks is None else self.masks.aggregator.messages_missed(name)
+        return self._to_members(missed)
 
     def close(self, due: Due, now: float) -> list[Effect]:
         """Merge and answer a round. Raises Spoilt, and leaves it open, for a bad contribution."""
@@ -380,7 +381,7 @@ class Rounds:
         effects += remarks
         self._advance(round, result.checksum)
         if self.masks is not None:
-            self.masks.forget_round(round)
+            self.masks.aggregator.forget_round(round)
         entry.mark_merged()
         # A masked round that is given up has contributions of which none is counted.
         is_given_up = due.end is not None and not result.counted

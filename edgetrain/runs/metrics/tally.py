@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 from edgetrain.runs.metrics.lines import HUB, Record, told_evaluation
 
@@ -21,8 +21,30 @@ class Counter:
         self.last = value
 
 
+@dataclass(kw_only=True)
+class LastReport:
+    """What a member last reported to the hub; None: it did not. Once a minute it reports all but
+    the first four."""
+
+    pace_s: float | None = None
+    """Seconds per step over the last few seconds, by the clock."""
+    round_trip_s: float | None = None
+    celsius: float | None = None
+    throttled: bool | None = None
+    disk_free_bytes: float | None = None
+    swap_bytes: float | None = None
+    mhz: float | None = None
+    under_voltage: bool | None = None
+    wifi_dbm: float | None = None
+    clock_s: float | None = None
+    """Its clock less the hub's."""
+
+    def reported(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(LastReport)}
+
+
 @dataclass
-class MemberTally:
+class MemberTally(LastReport):
     """The sum of one member's lines. Times in seconds, memory in bytes."""
 
     lines: int = 0
@@ -52,19 +74,6 @@ class MemberTally:
     """Correction that it chose from its first rounds; "": it had no choice, or not made it yet."""
     name: str = ""
     """Name under which its machine was enrolled, if the hub reports one."""
-    pace_s: float | None = None
-    """Seconds per step over the last few seconds, by the clock, as reported to the hub."""
-    round_trip_s: float | None = None
-    celsius: float | None = None
-    throttled: bool | None = None
-    disk_free_bytes: float | None = None
-    """This and the next five: as last reported, once a minute."""
-    swap_bytes: float | None = None
-    mhz: float | None = None
-    under_voltage: bool | None = None
-    wifi_dbm: float | None = None
-    clock_s: float | None = None
-    """Its clock less the hub's."""
     versions: str = ""
     """Versions of edgetrain, Python and torch there."""
     heard_t: float | None = None
@@ -335,10 +344,7 @@ _SUMS = (
     "lines", "step", "t", "compute_s", "wait_s", "overhead_s", "eval_s", "end_s",
     "sent_bytes", "received_bytes", "cpu_s", "joules",
 )  # fmt: skip
-_LAST = (
-    "pace_s", "round_trip_s", "celsius", "disk_free_bytes", "swap_bytes", "mhz", "under_voltage",
-    "wifi_dbm", "clock_s", "versions",
-)  # fmt: skip
+_LAST = ("versions", *(each.name for each in fields(LastReport) if each.name != "throttled"))
 _STANDINGS = (
     "joined", "started", "late", "gone", "back", "left", "removed", "finished", "failed",
 )  # fmt: skip

@@ -13,15 +13,15 @@ from typing import Any
 from edgetrain.errors import ConfigError
 from edgetrain.runs.folder import metrics_path, read_job, read_summary
 from edgetrain.runs.metrics.lines import Follower, Record, figures
-from edgetrain.runs.metrics.tally import MemberTally, Tally
+from edgetrain.runs.metrics.tally import LastReport, MemberTally, Tally
 from edgetrain.runs.reports import units
 
 _WINDOW_S = 10.0
 """The pace is that of this many seconds, so that a slow first step does not spoil it."""
 
 
-@dataclass(frozen=True)
-class MemberState:
+@dataclass
+class MemberState(LastReport):
     """One member in a frame. Seconds are means per step."""
 
     name: str
@@ -37,18 +37,7 @@ class MemberState:
     cut: float = 0.0
     """Contributions that a merge rule left out."""
     enrolled: str = ""
-    """The name under which its machine was enrolled, if a hub says so; like the rest below."""
-    pace_s: float | None = None
-    """Seconds per step over the last few seconds, by the clock."""
-    round_trip_s: float | None = None
-    celsius: float | None = None
-    throttled: bool | None = None
-    disk_free_bytes: float | None = None
-    swap_bytes: float | None = None
-    mhz: float | None = None
-    under_voltage: bool | None = None
-    wifi_dbm: float | None = None
-    clock_s: float | None = None
+    """The name under which its machine was enrolled, if a hub says so."""
 
     @property
     def called(self) -> str:
@@ -278,14 +267,5 @@ def _member(name: str, tally: MemberTally) -> MemberState:
         peak_bytes=tally.peak_bytes,
         cut=tally.cut,
         enrolled=units.printable(tally.name),
-        pace_s=tally.pace_s,
-        round_trip_s=tally.round_trip_s,
-        celsius=tally.celsius,
-        throttled=tally.throttled,
-        disk_free_bytes=tally.disk_free_bytes,
-        swap_bytes=tally.swap_bytes,
-        mhz=tally.mhz,
-        under_voltage=tally.under_voltage,
-        wifi_dbm=tally.wifi_dbm,
-        clock_s=tally.clock_s,
+        **tally.reported(),
     )
