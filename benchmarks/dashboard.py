@@ -5,9 +5,12 @@
     python benchmarks/dashboard.py --readers 10       and a hub's rounds with and without readers
 
 A fleet is made up: a thread appends a line for every other member twice a second. Two pages of a
-browser read the same stream, one after the other: the dashboard, and a bare page that paints one
-number of each message. A message's time begins when the server sends it and ends after the frame
-that shows it. Needs `chromium` (apt) and the extra `dashboard`. Prints one JSON object.
+browser read the same stream in turns: the dashboard with its fleet in view, and a bare page that
+paints one number of each message. A message's time begins when the server sends it and ends after
+the frame that shows it. For --updates few members change at a time, as often as the server looks.
+For --readers one job trains, emulated: its rounds while nobody reads, while all do, while nobody
+does, and so on; the two without readers say what the machine's noise is. Needs `chromium` (apt)
+and the extra `dashboard`. Prints one JSON object, and how far it is to standard error.
 With `--pictures FOLDER` also screenshots, light and dark, wide and narrow.
 """
 
@@ -16,12 +19,14 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import fcntl
 import itertools
 import json
 import math
 import os
 import random
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -36,15 +41,16 @@ from typing import Any
 import psutil
 
 from edgetrain.runs.folder import metrics_path, write_job
-from edgetrain.runs.metrics.lines import format_line
+from edgetrain.runs.metrics.lines import Follower, format_line
 
 Page = Callable[..., dict[str, Any]]
-BEATS_S = 0.5
-EACH_S = 30.0
+BEAT_S = 0.5
+TURNS = 3
 
 MEASURE = """
 (() => {
   const Plain = window.EventSource, took = window.took = [];
+  window.updates = 0;
   window.EventSource = class extends Plain {
     constructor(address) {
       super(address);
@@ -52,8 +58,9 @@ MEASURE = """
         const sent = 1000 * Number(message.lastEventId);
         requestAnimationFrame(() => {
           const painted = new MessageChannel();
-          painted.port1.onmessage = () =>
-            took.push(performance.timeOrigin + performance.now() - sent);
+          painted.port1.onmessage = () => {
+            took[window.updates++ % 1000] = performance.timeOrigin + performance.now() - sent;
+          };
           painted.port2.postMessage(0);
         });
       });
@@ -82,7 +89,9 @@ class Chromium:
         self._from, theirs_out = os.pipe()
 
         def lay_pipes() -> None:
-            one, other = os.dup(theirs_in), os.dup(theirs_out)
+            # First out of the way of 3 and 4, whichever numbers the pipes have.
+            ends = theirs_in, theirs_out
+            one, other = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)
             os.dup2(one, 3)
             os.dup2(other, 4)
 
@@ -140,13 +149,15 @@ def value(page: Page, expression: str) -> Any:
     return found["result"].get("value")
 
 
-def feed(folder: Path, members: int, over: threading.Event) -> None:
-    """Append a line for every other member every BEATS_S: five steps a second of each."""
+def feed(
+    folder: Path, members: int, over: threading.Event, beat_s: float = BEAT_S, apart: int = 2
+) -> None:
+    """Append a line for every `apart`-th member every `beat_s`, in turn: five steps each."""
     rnd, began = random.Random(1), time.monotonic()
     with metrics_path(folder).open("ab", buffering=0) as file:
         for beat in itertools.count(1):
             t, lines = round(time.monotonic() - began, 3), []
-            for number in range(beat % 2, members, 2):
+            for number in range(beat % apart, members, apart):
                 times: dict[str, Any] = {"compute_s": 0.4, "wait_s": round(0.2 * rnd.random(), 3)}
                 used: dict[str, Any] = {
                     "sent_bytes": 19_000 * beat,
@@ -157,13 +168,36 @@ def feed(folder: Path, members: int, over: threading.Event) -> None:
                 loss = 2.3 * math.exp(-beat / 60) + 0.1 * rnd.random()
                 more = {"round": beat, "steps": 5, "loss": round(loss, 4), "overhead_s": 0.01}
                 lines.append(format_line(line | times | used | more))
-            figure: dict[str, Any] = {"accuracy": 0.98 - 0.8 * math.exp(-beat / 40), "eval_s": 0.1}
-            lines.append(format_line({"kind": "eval", "t": t, "member": "m0"} | figure))
+            if beat % (apart // 2) == 0:
+                figure: dict[str, Any] = {"accuracy": 0.98 - 0.8 * math.exp(-beat / 40)}
+                figure |= {"eval_s": 0.1}
+                lines.append(format_line({"kind": "eval", "t": t, "member": "m0"} | figure))
+            if beat % 20 == 0:
+                said = {"event": ("gone", "back")[beat % 40 // 20], "about": f"m{beat % 7}"}
+                lines.append(format_line({"kind": "event", "t": t, "member": "hub"} | said))
             ends: dict[str, Any] = {"round": beat, "members": ["m0"], "missing": [], "close_s": 0.3}
             lines.append(format_line({"kind": "round", "t": t, "member": "hub"} | ends))
             file.write(b"".join(lines))
-            if over.wait(max(0.0, beat * BEATS_S - (time.monotonic() - began))):
+            if over.wait(max(0.0, beat * beat_s - (time.monotonic() - began))):
                 return
+
+
+@contextlib.contextmanager
+def fleet(base: Path, members: int, *pace: float) -> Iterator[Path]:
+    """The folder of a made-up run under way. `pace`: the last two of `feed`."""
+    folder = base / f"20260131-14250{1 + bool(pace)}-digits"
+    folder.mkdir()
+    table = {"members": members, "network": "wan-200ms"}
+    train = {"steps": 100_000, "target": 0.97}
+    write_job(folder, {"task": "edgetrain.tasks:digits", "fleet": table, "train": train})
+    over = threading.Event()
+    feeder = threading.Thread(target=feed, args=(folder, members, over, *pace), daemon=True)
+    feeder.start()
+    try:
+        yield folder
+    finally:
+        over.set()
+        feeder.join()
 
 
 @contextlib.contextmanager
@@ -171,8 +205,9 @@ def served(folder: Path, look_s: float | None = None) -> Iterator[tuple[psutil.P
     """A dashboard of a folder, its process and its address. `look_s`: seconds between two looks,
     however long they take."""
     words = f"['dashboard', {str(folder)!r}, '--bind', '127.0.0.1:0', '--until-stdin-ends']"
-    faster = "" if look_s is None else f"app.LOOK_S = {look_s}; app.SHARE_OF_A_CORE = 1.0\n"
-    code = "from edgetrain.runs.dashboard import app\nfrom edgetrain.__main__ import main\n"
+    faster = f"app.LOOK_S = follow._DRAWN_EVERY_S = {look_s}; app.SHARE_OF_A_CORE = 1.0\n"
+    faster = "" if look_s is None else faster
+    code = "from edgetrain.runs.dashboard import app, follow\nfrom edgetrain.__main__ import main\n"
     process = subprocess.Popen(
         [sys.executable, "-c", f"{code}{faster}main({words})"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -187,12 +222,16 @@ def served(folder: Path, look_s: float | None = None) -> Iterator[tuple[psutil.P
         process.wait()
 
 
-def painted(page: Page, seconds: float) -> dict[str, float]:
-    """Milliseconds from sent to painted, of the messages of so many seconds."""
-    time.sleep(3)
-    value(page, "took.length = 0")
+def painted(page: Page, seconds: float) -> list[float]:
+    """Milliseconds from sent to painted, of the messages of this many seconds."""
+    value(page, "window.updates = took.length = 0")
     time.sleep(seconds)
-    took = sorted(value(page, "took"))
+    return list(value(page, "took"))
+
+
+def spread(turns: list[list[float]]) -> dict[str, float]:
+    """Of the messages of all turns."""
+    took = sorted(itertools.chain(*turns))
     return {
         "messages": len(took),
         "median_ms": round(statistics.median(took), 1),
@@ -200,19 +239,76 @@ def painted(page: Page, seconds: float) -> dict[str, float]:
     }
 
 
+def paint(page: Page, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The dashboard and the bare page in turns, and the server while the dashboard is read."""
+    ours: list[list[float]] = []
+    bare: list[list[float]] = []
+    spent, rows = 0.0, 0
+    with served(folder) as (server, address):
+        for turn in range(TURNS):
+            say(f"painting: turn {turn + 1} of {TURNS}")
+            page("Page.navigate", url="about:blank")
+            page("Page.navigate", url=address)
+            time.sleep(3)
+            used = server.cpu_times()
+            ours.append(painted(page, arguments.seconds))
+            spent += sum(server.cpu_times()[:2]) - sum(used[:2])
+            rows = value(page, "document.querySelectorAll('#fleet tr').length")
+            if arguments.pictures and turn == 0:
+                pictures(page, arguments.pictures)
+                page("Emulation.setDeviceMetricsOverride", **VIEW)
+            page("Page.navigate", url=f"{address.partition('#')[0]}nothing-here")
+            time.sleep(1)
+            value(page, BARE % folder.name)
+            time.sleep(2)
+            bare.append(painted(page, arguments.seconds))
+        core = round(spent / TURNS / arguments.seconds, 4)
+        found = {"server": {"core": core, "bytes": server.memory_info().rss}}
+    dashboard, other = spread(ours), spread(bare)
+    turns = zip(ours, bare, strict=True)
+    return found | {
+        "dashboard": dashboard,
+        "bare": other,
+        "times_bare": round(dashboard["median_ms"] / other["median_ms"], 2),
+        "times_bare_by_turn": [
+            round(statistics.median(one) / statistics.median(two), 2) for one, two in turns
+        ],
+        "rows_in_the_page": rows,
+    }
+
+
 def heap(page: Page) -> int:
-    """Bytes of a page's heap, once what is not needed has been collected."""
+    """Bytes of a page's heap, scripts' and documents', once what is not needed is collected."""
     page("HeapProfiler.collectGarbage")
-    return int(page("Runtime.getHeapUsage")["usedSize"])
+    page("HeapProfiler.collectGarbage")
+    used = page("Runtime.getHeapUsage")
+    return int(used["usedSize"] + used.get("embedderHeapUsedSize", 0))
 
 
-def after_updates(page: Page, updates: int) -> int:
-    """The heap after so many messages since the page was opened."""
-    while value(page, "took.length") < updates:
-        time.sleep(0.5)
-    return heap(page)
+def heaps(page: Page, base: Path, members: int, updates: int) -> dict[str, Any]:
+    """The heap after 1,000 messages since the page was opened, and after `updates`."""
+    found: dict[str, int] = {}
+    with (
+        fleet(base, members, 0.005, max(2, members // 20)) as folder,
+        served(folder, look_s=0.005) as (_, address),
+    ):
+        page("Page.navigate", url="about:blank")
+        page("Page.navigate", url=address)
+        began = time.monotonic()
+        for goal in (min(1000, updates), updates):
+            told = time.monotonic()
+            while (count := value(page, "window.updates")) < goal:
+                time.sleep(0.2)
+                if time.monotonic() > told + 5:
+                    told = time.monotonic()
+                    rate = (count or 0) / (told - began)
+                    say(f"heap: {count} of {updates} updates, {rate:.0f} a second")
+            found[str(goal)] = heap(page)
+    few, *_, many = [*found.values()] * 2
+    return found | {"grown": round(many / few - 1, 4)}
 
 
+VIEW = {"width": 1280, "height": 1300, "deviceScaleFactor": 1, "mobile": False}
 SIZES = {"wide": (1280, 1900), "narrow": (390, 1900)}
 
 
@@ -229,42 +325,98 @@ def pictures(page: Page, folder: Path) -> None:
         (folder / f"{name}-{scheme}.png").write_bytes(base64.b64decode(shot["data"]))
 
 
-def rounds_beside_readers(readers: int, pairs: int) -> dict[str, Any]:
-    """Seconds per step of a job on this machine, alone and with readers of its stream, in turn."""
-    job = "members=2", "steps=150", "network=wan-200ms", "device=host", "strategy=dga", "delay=20"
-    alone: list[float] = []
-    beside: list[float] = []
-    for _ in range(pairs):
-        for rows, count in ((alone, 0), (beside, readers)):
-            with tempfile.TemporaryDirectory() as runs:
-                rows.append(seconds_per_step(Path(runs), job, count))
-    middle, other = statistics.median(alone), statistics.median(beside)
-    return {"alone_s": alone, "beside_s": beside, "slower": round(other / middle - 1, 4)}
+JOB = (
+    "members=2", "steps=1000000", "network=wan-200ms", "device=raspberry-pi-4b", "strategy=dga",
+    "delay=20",
+)  # fmt: skip
+WINDOW_S = 3.0
 
 
-def seconds_per_step(runs: Path, job: tuple[str, ...], readers: int) -> float:
-    """Of one run."""
-    words = [sys.executable, "-m", "edgetrain", "run", *job, "--json", "--runs", str(runs)]
-    words += ["--dashboard"] if readers else []
+def rounds_beside_readers(base: Path, readers: int, triples: int) -> dict[str, Any]:
+    """Seconds per round of one job while nobody reads its stream, while all readers do, and while
+    nobody does; again and again."""
+    words = [sys.executable, "-m", "edgetrain", "run", *JOB, "--json", "--dashboard"]
     process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE if readers else subprocess.DEVNULL,
-        text=True,
+        [*words, "--runs", str(base / "runs")],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    if readers:
-        assert process.stderr is not None
+    assert process.stderr is not None
+    said: list[str] = []
+    try:
         for line in process.stderr:
+            said.append(line)
             if found := re.search(r"dashboard: (\S+)", line):
-                for _ in range(readers):
-                    threading.Thread(target=read_stream, args=(found[1],), daemon=True).start()
                 break
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-    answer, _ = process.communicate()
-    found_s: float = json.loads(answer.splitlines()[-1])["seconds_per_step"]
-    return found_s
+        else:
+            raise SystemExit(f"the job did not begin: {said[-3:]}")
+        drain = threading.Thread(target=process.stderr.read, daemon=True)
+        drain.start()
+        [folder] = (base / "runs").iterdir()
+        follower, seen = Follower(metrics_path(folder)), 0
+        while seen < 30:  # rounds, until they are even
+            seen += sum(record["kind"] == "round" for record in follower.read())
+            time.sleep(0.2)
+        before: list[tuple[float, float]] = []
+        beside: list[tuple[float, float]] = []
+        after: list[tuple[float, float]] = []
+        for place in range(triples):
+            say(f"rounds: {place + 1} of {triples}, {before[-1:]}")
+            for rows, count in ((before, 0), (beside, readers), (after, 0)):
+                with streams_read(found[1], count):
+                    rows.append(window(follower))
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+    alone = [(one + two) / 2 for (one, _), (two, _) in zip(before, after, strict=True)]
+    cpu_s = [one for _, one in before + after], [one for _, one in beside]
+    return {
+        "alone_s": round(statistics.median(alone), 5),
+        "beside_s": round(statistics.median(one for one, _ in beside), 5),
+        "slower": ratios(alone, [one for one, _ in beside]),
+        "alone_again": ratios([one for one, _ in before], [one for one, _ in after]),
+        "hub_cpu_s": [round(statistics.median(each), 6) for each in cpu_s],
+    }
 
 
-def read_stream(address: str) -> None:
-    """Read a run's stream until it ends."""
+def ratios(one: list[float], other: list[float]) -> dict[str, float]:
+    """How much longer the other takes: median, lowest and highest of pairs."""
+    each = sorted(two / first - 1 for first, two in zip(one, other, strict=True))
+    return {
+        "median": round(statistics.median(each), 4),
+        "from": round(each[0], 4),
+        "to": round(each[-1], 4),
+    }
+
+
+def window(follower: Follower) -> tuple[float, float]:
+    """Seconds per round, and CPU seconds of the hub, of the next WINDOW_S."""
+    time.sleep(0.5)
+    follower.read()
+    time.sleep(WINDOW_S)
+    rounds = [record for record in follower.read() if record["kind"] == "round"]
+    if len(rounds) < 3:
+        raise SystemExit("the job has ended, or is too slow on this machine")
+    first, last, count = rounds[0], rounds[-1], len(rounds) - 1
+    return (last["t"] - first["t"]) / count, (last["cpu_s"] - first["cpu_s"]) / count
+
+
+@contextlib.contextmanager
+def streams_read(address: str, readers: int) -> Iterator[None]:
+    """Readers of the stream of a run."""
+    over = threading.Event()
+    threads = [threading.Thread(target=read_stream, args=(address, over)) for _ in range(readers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def read_stream(address: str, over: threading.Event) -> None:
+    """Read a run's stream until it is over; a line comes twice a second."""
     base, _, words = address.partition("/#token=")
     token, _, run = words.partition("&run=")
     known = {"Origin": base, "X-Edgetrain": "1", "Authorization": f"Bearer {token}"}
@@ -273,53 +425,29 @@ def read_stream(address: str) -> None:
         cookie = answer.headers["set-cookie"].split(";")[0]
     asked = urllib.request.Request(f"{base}/stream/{run}", headers={"Cookie": cookie})
     with contextlib.suppress(OSError), urllib.request.urlopen(asked) as answer:
-        while answer.readline():
+        while answer.readline() and not over.is_set():
             pass
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
 
 
 def measure(arguments: argparse.Namespace, base: Path) -> dict[str, Any]:
     """Everything that was asked for."""
-    folder = base / "20260131-142501-digits"
-    folder.mkdir()
-    table = {"members": arguments.members, "network": "wan-200ms"}
-    train = {"steps": 100_000, "target": 0.97}
-    write_job(folder, {"task": "edgetrain.tasks:digits", "fleet": table, "train": train})
-    over, found = threading.Event(), {"members": arguments.members}
-    feeder = threading.Thread(target=feed, args=(folder, arguments.members, over), daemon=True)
-    feeder.start()
+    found: dict[str, Any] = {"members": arguments.members}
     browser = Chromium(str(base / "profile"))
     try:
         page = browser.page()
-        with served(folder) as (server, address):
-            page("Page.navigate", url=address)
-            found["dashboard"] = painted(page, arguments.seconds)
-            began, used = time.monotonic(), server.cpu_times()
-            time.sleep(arguments.seconds)
-            spent = sum(server.cpu_times()[:2]) - sum(used[:2])
-            found["server"] = {
-                "core": round(spent / (time.monotonic() - began), 4),
-                "bytes": server.memory_info().rss,
-            }
-            found["rows_in_the_page"] = value(page, "document.querySelectorAll('#fleet tr').length")
-            if arguments.pictures:
-                pictures(page, arguments.pictures)
-            page("Page.navigate", url=f"{address.partition('#')[0]}nothing-here")
-            time.sleep(1)
-            value(page, BARE % folder.name)
-            found["bare"] = painted(page, arguments.seconds)
+        page("Emulation.setDeviceMetricsOverride", **VIEW)
+        with fleet(base, arguments.members) as folder:
+            found |= paint(page, folder, arguments)
         if arguments.updates:
-            with served(folder, look_s=0.01) as (_, address):
-                page("Page.navigate", url="about:blank")
-                page("Page.navigate", url=address)
-                few = after_updates(page, min(1000, arguments.updates))
-                found["heap_bytes"] = {"1000": few}
-                found["heap_bytes"][str(arguments.updates)] = after_updates(page, arguments.updates)
+            found["heap_bytes"] = heaps(page, base, arguments.members, arguments.updates)
     finally:
         browser.close()
-        over.set()
-        feeder.join()
     if arguments.readers:
-        found["rounds"] = rounds_beside_readers(arguments.readers, arguments.pairs)
+        found["rounds"] = rounds_beside_readers(base, arguments.readers, arguments.triples)
     return found
 
 
@@ -329,11 +457,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--members", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=EACH_S, help="of each page")
-    parser.add_argument("--updates", type=int, default=0, help="and the heap after so many")
-    parser.add_argument("--readers", type=int, default=0, help="and a job's steps beside so many")
-    parser.add_argument("--pairs", type=int, default=5, help="of runs, for --readers")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of a page's turn, of three")
+    parser.add_argument("--updates", type=int, default=0, help="and the heap after this many")
+    parser.add_argument(
+        "--readers", type=int, default=0, help="and a job's rounds beside this many"
+    )
+    parser.add_argument("--triples", type=int, default=8, help="without, with and without readers")
     parser.add_argument("--pictures", type=Path, help="folder for screenshots")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a child inherits what is ignored
     with tempfile.TemporaryDirectory() as base:
         print(json.dumps(measure(parser.parse_args(), Path(base)), indent=2))
 

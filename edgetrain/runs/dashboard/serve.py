@@ -150,8 +150,11 @@ def _check_tls(place: ListensAt) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(*place.tls, password="")
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        said = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
+        if isinstance(error, ssl.SSLError):  # its words are OpenSSL's
+            mixed = error.reason == "KEY_VALUES_MISMATCH"
+            said = "this key is of another certificate" if mixed else "cannot be read"
         raise ConfigError(
             f"--tls {place.tls[0]} {place.tls[1]}: {said}",
             "a certificate and its key, both PEM, the key without a password",

@@ -84,7 +84,7 @@ at("no").addEventListener("click", () => at("question").close());
 // --- the fleet: all members in columns, only the visible rows in the page ---
 
 const ROW = 28;
-const MORE_ROWS = 6;
+const MORE_ROWS = 3;
 const HEADINGS = [
   ["name", "member", null],
   ["standing", "state", null],
@@ -106,7 +106,8 @@ const HEADINGS = [
 const OVER = new Set(["gone", "failed", "lost", "left", "finished", "removed"]);
 const BAD = new Set(["gone", "failed", "lost"]);
 
-const fleet = { columns: null, order: [], sort: "name", down: false, rows: [] };
+// Height and scroll position are kept: to ask for them while drawing costs a layout of its own.
+const fleet = { columns: null, order: [], sort: "name", down: false, rows: [], height: 0, top: 0 };
 const natural = new Intl.Collator("en", { numeric: true });
 
 // Comparing names costs more than all else, and they seldom change: their ranks are kept.
@@ -132,6 +133,7 @@ function makeHead() {
     button.addEventListener("click", () => {
       fleet.down = fleet.sort === key ? !fleet.down : key !== "name" && key !== "standing";
       fleet.sort = key;
+      showSort();
       arrange();
       drawFleet();
     });
@@ -140,6 +142,16 @@ function makeHead() {
     at("fleet-head").append(cell);
   }
   if (acts) at("fleet-head").append(actCell());
+  showSort();
+}
+
+function showSort() {
+  for (const cell of at("fleet-head").querySelectorAll("[data-key]")) {
+    const mine = cell.dataset.key === fleet.sort;
+    cell.setAttribute("aria-sort", mine ? (fleet.down ? "descending" : "ascending") : "none");
+    const heading = HEADINGS.find(each => each[0] === cell.dataset.key)[1];
+    setText(cell.firstChild, mine ? heading + (fleet.down ? " ▼" : " ▲") : heading);
+  }
 }
 
 function arrange() {
@@ -162,17 +174,14 @@ function arrange() {
   });
   fleet.order = order;
   const all = columns.name.length;
-  at("shown").textContent = order.length === all ? `${all} members` : `${order.length} of ${all} members`;
-  for (const cell of at("fleet-head").querySelectorAll("[data-key]")) {
-    const mine = cell.dataset.key === fleet.sort;
-    cell.setAttribute("aria-sort", mine ? (fleet.down ? "descending" : "ascending") : "none");
-    const heading = HEADINGS.find(each => each[0] === cell.dataset.key)[1];
-    setText(cell.firstChild, mine ? heading + (fleet.down ? " ▼" : " ▲") : heading);
-  }
+  setText(at("shown"), order.length === all ? `${all} members` : `${order.length} of ${all} members`);
 }
 
+// Of an element with nothing but text in it. The text changes in place: a new one costs more.
 function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  const node = element.firstChild;
+  if (!node) element.textContent = text;
+  else if (node.data !== text) node.data = text;
 }
 
 function setClass(element, name) {
@@ -204,10 +213,10 @@ function makeRow() {
 }
 
 function drawFleet() {
-  const columns = fleet.columns, box = at("fleet"), order = fleet.order;
+  const columns = fleet.columns, order = fleet.order;
   if (!columns) return;
-  const fit = Math.ceil(box.clientHeight / ROW) + 2 * MORE_ROWS;
-  const first = Math.max(0, Math.min(Math.floor(box.scrollTop / ROW) - MORE_ROWS, order.length - fit));
+  const fit = Math.ceil(fleet.height / ROW) + 2 * MORE_ROWS;
+  const first = Math.max(0, Math.min(Math.floor(fleet.top / ROW) - MORE_ROWS, order.length - fit));
   const count = Math.min(fit, order.length - first);
   const body = at("fleet-rows");
   while (fleet.rows.length < count) { const row = makeRow(); fleet.rows.push(row); body.append(row); }
@@ -368,7 +377,7 @@ const DRAWN = {
     // Parsed in a document of its own, where nothing is loaded or run.
     const parsed = new DOMParser().parseFromString(drawn, "text/html");
     at("timeline").replaceChildren(...parsed.body.childNodes);
-    if (!drawn) setText(at("timeline"), "No round yet.");
+    if (!drawn) at("timeline").textContent = "No round yet.";
   },
   trouble: words => { at("trouble").hidden = false; setText(at("trouble"), words); },
 };
@@ -398,11 +407,12 @@ function follow() {
   sections = {};
   fleet.columns = null;
   at("trouble").hidden = true;
-  at("run").hidden = false;
+  at("run").hidden = true; // until there is something of this run
   at("list").hidden = true;
   stream = new EventSource(addressOf("/stream/"));
   stream.addEventListener("message", message => {
     const found = JSON.parse(message.data);
+    setHidden(at("run"), false);
     for (const name of Object.keys(found)) {
       sections[name] = found[name];
       if (Object.hasOwn(DRAWN, name)) fresh.add(name);
@@ -429,15 +439,15 @@ function stop() {
 // --- the list ---
 
 const LISTED = [
-  ["began", run => run.began],
+  ["status", run => run.status === "no summary" ? "under way, or killed" : run.why ? run.status + ": " + run.why : run.status],
   ["task", run => run.task],
   ["strategy", run => run.strategy],
   ["members", run => known(run.members) ? String(run.members) : "-"],
   ["network", run => run.network],
-  ["status", run => run.status === "no summary" ? "under way, or killed" : run.why ? run.status + ": " + run.why : run.status],
   ["final", run => run.said.final],
   ["to target", run => run.said["to target"]],
   ["took", run => run.said.took],
+  ["began", run => run.began],
 ];
 let listing = 0;
 
@@ -507,7 +517,14 @@ for (const heading of ["run", ...LISTED.map(each => each[0])]) {
   at("list-head").append(cell);
 }
 makeHead();
-at("fleet").addEventListener("scroll", () => requestAnimationFrame(drawFleet), { passive: true });
+at("fleet").addEventListener("scroll", () => {
+  fleet.top = at("fleet").scrollTop;
+  requestAnimationFrame(drawFleet);
+}, { passive: true });
+new ResizeObserver(() => {
+  fleet.height = at("fleet").clientHeight;
+  drawFleet();
+}).observe(at("fleet"));
 at("find").addEventListener("input", () => { arrange(); drawFleet(); });
 at("state").addEventListener("change", () => { arrange(); drawFleet(); });
 addEventListener("hashchange", () => given().get("token") ? enter() : route());
