@@ -131,7 +131,9 @@ def _named(shape: Is) -> str:
 _USED = {
     "sent_bytes": size, "received_bytes": size, "cpu_s": seconds, "peak_bytes": size,
 }  # fmt: skip
-_PARTS = dict.fromkeys(("compute_s", "wait_s", "overhead_s", "eval_s", "end_s"), seconds)
+PARTS = ("compute_s", "wait_s", "overhead_s", "eval_s", "end_s")
+"""What the seconds of a step are made of."""
+_PARTS = dict.fromkeys(PARTS, seconds)
 _STEP: dict[str, Is] = {
     **_USED, **_PARTS, "step": count, "steps": count, "round": count, "loss": number,
     "joules": size,

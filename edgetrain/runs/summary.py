@@ -11,8 +11,7 @@ from typing import Any
 from edgetrain.runs.folder import FORMAT, read_job, read_metrics, read_summary
 from edgetrain.runs.metrics.lines import Record, figures
 from edgetrain.runs.metrics.tally import MemberTally, Tally
-
-_PARTS = ("compute_s", "wait_s", "overhead_s", "eval_s", "end_s")
+from edgetrain.runs.shapes import PARTS
 
 
 def summarise(
@@ -91,11 +90,7 @@ def _speed(tally: Tally) -> dict[str, Any]:
         "seconds": max((member.t for member in members), default=0.0),
         "seconds_per_step": sum(1 / rate for rate in rates) / len(rates) if rates else None,
         "steps_per_second": sum(rates) / len(rates) if rates else None,
-        "compute_s": _mean(sum(member.compute_s for member in members), lines),
-        "wait_s": _mean(sum(member.wait_s for member in members), lines),
-        "overhead_s": _mean(sum(member.overhead_s for member in members), lines),
-        "eval_s": _mean(sum(member.eval_s for member in members), lines),
-        "end_s": _mean(sum(member.end_s for member in members), lines),
+        **{p: _mean(sum(getattr(member, p) for member in members), lines) for p in PARTS},
     }
 
 
@@ -104,7 +99,7 @@ def _least_waiting(tally: Tally, members: int) -> dict[str, Any]:
     parts = {name: member.parts for name, member in tally.members.items() if member.lines}
     if tally.is_told or not parts or len(tally.members) < members:
         return dict.fromkeys(("least_waiting", "least_busy_s", "least_wait_s"))
-    name = min(parts, key=lambda each: parts[each][_PARTS.index("wait_s")])
+    name = min(parts, key=lambda each: parts[each][PARTS.index("wait_s")])
     compute_s, wait_s, overhead_s, *_ = parts[name]
     busy_s = compute_s + overhead_s
     return {"least_waiting": name, "least_busy_s": busy_s, "least_wait_s": wait_s}
@@ -124,7 +119,7 @@ def _reported_speed(tally: Tally) -> dict[str, Any]:
         "seconds": max((member.t for member in members), default=0.0),
         "seconds_per_step": pace,
         "steps_per_second": len(paces) / pace if pace else None,
-        **dict(zip(_PARTS, parts or [None] * len(_PARTS), strict=True)),
+        **dict(zip(PARTS, parts or [None] * len(PARTS), strict=True)),
     }
 
 

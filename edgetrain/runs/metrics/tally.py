@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from edgetrain.runs.metrics.lines import HUB, Record, told_evaluation
+from edgetrain.runs.shapes import PARTS
 
 
 @dataclass
@@ -90,8 +91,7 @@ class MemberTally(LastReport):
     def parts(self) -> tuple[float, ...]:
         """Mean seconds of the parts of a step: computing, waiting, overhead, evaluations,
         the wait for the last replies. They add up to `seconds_per_step`."""
-        sums = self.compute_s, self.wait_s, self.overhead_s, self.eval_s, self.end_s
-        return tuple(each / (self.lines or 1) for each in sums)
+        return tuple(getattr(self, part) / (self.lines or 1) for part in PARTS)
 
     def add_step(self, record: Record) -> None:
         if not self.has_own_lines:
@@ -114,7 +114,7 @@ class MemberTally(LastReport):
     def _bounded(self, report: Record) -> Record:
         """A report with no time longer than the hub's own clock has run: the line's `t`."""
         at = min(max(0.0, _value(report, "at")), report["t"])
-        parts = {part: max(0.0, _value(report, part)) for part in _PARTS}
+        parts = {part: max(0.0, _value(report, part)) for part in PARTS}
         passed, total = max(0.0, at - self.t), sum(parts.values())
         share = passed / total if total > passed + ROUNDING_S else 1.0
         return {**report, "t": at, **{part: share * value for part, value in parts.items()}}
@@ -130,11 +130,8 @@ class MemberTally(LastReport):
         self.step = max(self.step, int(_value(record, "step")))
         self.t = max(self.t, record["t"])
         self.loss = record.get("loss")
-        self.compute_s += _value(record, "compute_s")
-        self.wait_s += _value(record, "wait_s")
-        self.overhead_s += _value(record, "overhead_s")
-        self.eval_s += _value(record, "eval_s")
-        self.end_s += _value(record, "end_s")
+        for part in PARTS:
+            setattr(self, part, getattr(self, part) + _value(record, part))
         if record.get("joules") is not None:
             self.joules = self.joules or Counter()
             self.joules.report(_value(record, "joules"))
@@ -339,10 +336,8 @@ MARKED = ("fault", "absence", "gone", "back", "error")
 ROUNDING_S = 0.01
 """Tolerance for the sum of a few times that are reported in milliseconds."""
 
-_PARTS = ("compute_s", "wait_s", "overhead_s", "eval_s", "end_s")
 _SUMS = (
-    "lines", "step", "t", "compute_s", "wait_s", "overhead_s", "eval_s", "end_s",
-    "sent_bytes", "received_bytes", "cpu_s", "joules",
+    "lines", "step", "t", *PARTS, "sent_bytes", "received_bytes", "cpu_s", "joules",
 )  # fmt: skip
 _LAST = ("versions", *(each.name for each in fields(LastReport) if each.name != "throttled"))
 _STANDINGS = (

@@ -152,38 +152,32 @@ def _settings(summary: Summary, job: Mapping[str, Any]) -> Mapping[str, Any]:
     return known | {key: job[key] for key in job if key not in ("strategy", "name")}
 
 
+_AS_IS = (
+    "name", "strategy", "status", "target_seconds", "target_steps", "steps", "seconds", "compute_s",
+    "wait_s", "overhead_s", "sent_bytes", "received_bytes", "joules", "joules_source",
+)  # fmt: skip
+"""Figures of a row that are those of its summary."""
+
+
 def _row(label: str, summary: Summary, first: Summary, comparable: bool) -> Row:
     speedup, at_least = _speedup(summary, first) if comparable else (None, None)
+    as_is: dict[str, Any] = {key: summary[key] for key in _AS_IS} | _by_network(summary)
     return Row(
         label=label,
-        name=summary["name"],
-        strategy=summary["strategy"],
-        status=summary["status"],
+        **as_is,
         final=summary["final"].get(first["metric"]),
-        target_seconds=summary["target_seconds"],
-        target_steps=summary["target_steps"],
         speedup=speedup,
         speedup_at_least=at_least,
-        steps=summary["steps"],
-        seconds=summary["seconds"],
         seconds_per_step=seconds_per_step(summary),
-        compute_s=summary["compute_s"],
-        wait_s=summary["wait_s"],
-        overhead_s=summary["overhead_s"],
         eval_s=summary.get("eval_s") or 0.0,
         end_s=summary.get("end_s") or 0.0,
         wait_share=wait_share(summary),
-        sent_bytes=summary["sent_bytes"],
-        received_bytes=summary["received_bytes"],
-        joules=summary["joules"],
-        joules_source=summary["joules_source"],
         trusted=_trusted(summary),
         members_lost=tuple(summary["members_lost"]),
         every=_count(summary.get("every")),
         delay=_count(summary.get("delay")),
         codec=summary.get("codec"),
         final_seconds=summary.get("final_seconds"),
-        **_by_network(summary),
         comparable=comparable,
     )
 

@@ -25,6 +25,7 @@ from edgetrain.runs.reports import units
 from edgetrain.runs.reports.comparison import complete
 from edgetrain.runs.reports.happenings import Happening, happenings
 from edgetrain.runs.reports.sweep_rows import labels_in
+from edgetrain.runs.shapes import PARTS
 from edgetrain.runs.summary import summarise
 
 MOST_RUNS = 24
@@ -251,11 +252,7 @@ def _step(record: Record) -> Step:
         int(record.get("steps", 1)),
         int(record["step"]),
         float(loss) if isinstance(loss, int | float) else None,
-        float(record.get("compute_s") or 0.0),
-        float(record.get("wait_s") or 0.0),
-        float(record.get("overhead_s") or 0.0),
-        float(record.get("eval_s") or 0.0),
-        float(record.get("end_s") or 0.0),
+        *(float(record.get(part) or 0.0) for part in PARTS),
     )
 
 
@@ -310,7 +307,7 @@ def _speed_of(parts: Sequence[Story]) -> dict[str, Any]:
         "seconds": max(part.summary["seconds"] for part in parts),
         "steps_per_second": sum(rates) / len(rates) if rates else None,
     }
-    for key in ("seconds_per_step", "compute_s", "wait_s", "overhead_s", "eval_s", "end_s"):
+    for key in ("seconds_per_step", *PARTS):
         values = [part.summary[key] for part in parts if part.summary.get(key) is not None]
         speed[key] = sum(values) / len(values) if values else None
     return speed
