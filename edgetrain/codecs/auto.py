@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edgetrain.codecs.base import DENSE_PART_ELEMENTS, BaseCodec
+from edgetrain.codecs.base import DENSE_PART_ELEMENTS, Codec
 from edgetrain.codecs.blocks import Planes, int4, int8
 from edgetrain.codecs.dense import Half
 from edgetrain.codecs.feedback import Feedback
@@ -30,8 +30,8 @@ _BITS = 2
 """Bits of each value that a sparse rung keeps: more indices are worth more than finer values."""
 
 
-def _rungs() -> tuple[BaseCodec, ...]:
-    rungs: tuple[BaseCodec, ...] = (
+def _rungs() -> tuple[Codec, ...]:
+    rungs: tuple[Codec, ...] = (
         Half(),
         int8(),
         int4(),
@@ -70,7 +70,7 @@ def lowest_rung(floor: float) -> int:
     return sum(density >= floor for density in _DENSITIES) + len(RUNGS) - len(_DENSITIES) - 1
 
 
-class Auto(BaseCodec):
+class Auto(Codec):
     """`auto`, `auto(0.05)`: encodes on `rung`, decodes every rung.
 
     A new one stands on its lowest rung, `at` makes one on another. Bound: that of the rung.
@@ -97,7 +97,7 @@ class Auto(BaseCodec):
         return Auto(self.floor, rung)
 
     @property
-    def chosen(self) -> BaseCodec:
+    def chosen(self) -> Codec:
         return RUNGS[self.rung]
 
     def encode(self, vector: Vector) -> list[Buffer]:
@@ -143,7 +143,7 @@ def rung_of(payload: Buffer) -> int:
     return int(rung)
 
 
-def _split(payload: Buffer) -> tuple[BaseCodec, Buffer]:
+def _split(payload: Buffer) -> tuple[Codec, Buffer]:
     view = memoryview(payload).cast("B")
     return RUNGS[rung_of(view)], view[1:]
 

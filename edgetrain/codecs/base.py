@@ -1,4 +1,4 @@
-"""The codec protocol, a base class with default methods, and checks that codecs share.
+"""What a codec is, with the methods that most have in common, and checks that codecs share.
 
 Codecs are stateless: they turn a flat float32 vector into bytes and back, and know no socket, no
 clock, no torch and no round. feedback.py keeps what was not sent yet, never a codec.
@@ -7,7 +7,6 @@ clock, no torch and no round. feedback.py keeps what was not sent yet, never a c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,74 +22,68 @@ TILE = 2**14
 """Elements that are scaled at a time."""
 
 
-@runtime_checkable
-class Codec(Protocol):
+class Codec:
     """A vector to bytes and back. `encode` and `decode` are pure: equal input, equal output.
 
     A payload travels in parts, one for each of `slices`; none is longer than part_elements. A
     decoder trusts no byte: it raises
     BadPayload before it writes anything, and allocates at most the size of the part and half a
     megabyte.
+
+    A codec writes `encode_part`, `check`, `apply` and `max_bytes`, and overrides what it does
+    faster, or otherwise.
     """
 
-    @property
-    def name(self) -> str:
-        """The canonical spelling: `parse(codec.name)` gives an equal codec."""
+    name: str
+    """The canonical spelling: `parse(codec.name)` gives an equal codec."""
+    part_elements: int = DENSE_PART_ELEMENTS
+    """Elements of the vector that one part covers, at most."""
+    lossless: bool = False
+    """True if decoding gives back every bit."""
+    verbatim: bool = False
+    """True if a payload is the part's own float32 numbers, usable where they lie."""
+    nearly_all: bool = False
+    """True if every element is sent, to within 0.4 % of the largest one near it: at the end of a
+    run, what that leaves out is not worth a round of its own."""
+    few_elements: bool = False
+    """True if a payload carries only some elements of the vector; the others decode to zero.
 
-    @property
-    def part_elements(self) -> int:
-        """Elements of the vector that one part covers, at most."""
-
-    @property
-    def lossless(self) -> bool:
-        """True if decoding gives back every bit."""
-
-    @property
-    def verbatim(self) -> bool:
-        """True if a payload is the part's own float32 numbers, usable where they lie."""
-
-    @property
-    def nearly_all(self) -> bool:
-        """True if every element is sent, to within 0.4 % of the largest one near it: at the end of
-        a run, what that leaves out is not worth a round of its own."""
-
-    @property
-    def few_elements(self) -> bool:
-        """True if a payload carries only some elements of the vector; the others decode to zero.
-
-        Most members then have zero for an element, so its median or trimmed mean over members is
-        zero. With different codecs for different tensors: true if it is true of any of them.
-        """
-
-    @property
-    def sums_only(self) -> bool:
-        """True if only the sum over all members means anything: no payload alone does."""
-
-    @property
-    def two_trips(self) -> bool:
-        """True if a contribution takes two rounds, and what the second one carries depends on the
-        reply to the first.
-        """
-
-    @property
-    def gradients_only(self) -> bool:
-        """True if it is for gradients: displacements of parameters cannot be sent with it."""
-
-    @property
-    def momentum(self) -> float:
-        """The momentum that `codecs.memory` applies to gradients, or 0; then the only one."""
+    Most members then have zero for an element, so its median or trimmed mean over members is zero.
+    With different codecs for different tensors: true if it is true of any of them.
+    """
+    sums_only: bool = False
+    """True if only the sum over all members means anything: no payload alone does."""
+    two_trips: bool = False
+    """True if a contribution takes two rounds, and what the second one carries depends on the reply
+    to the first."""
+    gradients_only: bool = False
+    """True if it is for gradients: displacements of parameters cannot be sent with it."""
+    momentum: float = 0.0
+    """The momentum that `codecs.memory` applies to gradients, or 0; then the only one."""
 
     def slices(self, elements: int) -> list[slice]:
         """The parts of a vector of [elements]: what each payload of `encode` covers, in order."""
+        return list(parts_of(elements, self.part_elements))
 
     def for_displacements(self) -> Codec:
         """The nearest codec that takes displacements; itself if not `gradients_only`."""
+        return self
 
     def for_replies(self) -> Codec:
         """The codec of replies where none is named: without momentum."""
+        return self
+
+    def bind(self, layout: Layout) -> Codec:
+        """The codec for vectors of this layout; itself, unless it depends on shapes."""
+        return self
 
     def encode(self, vector: Vector) -> list[Buffer]:
         """One buffer per part. `vector` is only read; a lossless codec may return views of it."""
+        return [self.encode_part(part) for part in self.parts(vector)]
+
+    def encode_part(self, part: Vector) -> Buffer:
+        """The payload of one part on its own."""
+        raise NotImplementedError
 
     def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
         """`residual += vector`, encode that sum, and leave in `residual` what was not sent.
@@ -98,52 +91,14 @@ class Codec(Protocol):
         `residual` is mutated in place, `vector` is only read. What is subtracted is the payload's
         own decoding, so nothing is ever lost to rounding in the codec.
         """
-
-    def decode(self, payload: Buffer, out: Vector) -> None:
-        """Overwrites all of `out`, the part's float32 view. BadPayload leaves `out` as it was."""
-
-    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
-        """`out += weight * decoded`. BadPayload leaves `out` as it was."""
-
-    def add_many(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Vector) -> None:
-        """Add the same part of many messages, as `add` in order. BadPayload changes nothing."""
-
-    def max_bytes(self, elements: int) -> int:
-        """The length of the longest valid payload of a part of `elements` elements."""
-
-    def bind(self, layout: Layout) -> Codec:
-        """The codec for vectors of this layout; itself, unless it depends on shapes."""
-
-
-class BaseCodec:
-    """The methods that most codecs have in common; a codec overrides the others."""
-
-    name: str
-    part_elements: int = DENSE_PART_ELEMENTS
-    lossless: bool = False
-    verbatim: bool = False
-    nearly_all: bool = False
-    few_elements: bool = False
-    sums_only: bool = False
-    two_trips: bool = False
-    gradients_only: bool = False
-    momentum: float = 0.0
-
-    def slices(self, elements: int) -> list[slice]:
-        return list(parts_of(elements, self.part_elements))
-
-    def for_displacements(self) -> BaseCodec:
-        return self
-
-    def for_replies(self) -> BaseCodec:
-        return self
-
-    def encode(self, vector: Vector) -> list[Buffer]:
-        return [self.encode_part(part) for part in self.parts(vector)]
-
-    def encode_part(self, part: Vector) -> Buffer:
-        """The payload of one part on its own."""
-        raise NotImplementedError
+        residual += vector
+        payloads = self.encode(residual)
+        scratch = np.empty(min(self.part_elements, residual.size), np.float32)
+        for part, payload in zip(self.parts(residual), payloads, strict=True):
+            decoded = scratch[: part.size]
+            self.decode(payload, decoded)
+            part -= decoded
+        return payloads
 
     def check(self, payload: Buffer, elements: int) -> None:
         """Raise BadPayload unless `apply` can decode it into `elements`. Takes fixed memory."""
@@ -157,34 +112,25 @@ class BaseCodec:
         raise NotImplementedError
 
     def decode(self, payload: Buffer, out: Vector) -> None:
+        """Overwrites all of `out`, the part's float32 view. BadPayload leaves `out` as it was."""
         self.check(payload, out.size)
         self.apply(payload, None, out)
 
-    def max_bytes(self, elements: int) -> int:
-        raise NotImplementedError
-
-    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
-        residual += vector
-        payloads = self.encode(residual)
-        scratch = np.empty(min(self.part_elements, residual.size), np.float32)
-        for part, payload in zip(self.parts(residual), payloads, strict=True):
-            decoded = scratch[: part.size]
-            self.decode(payload, decoded)
-            part -= decoded
-        return payloads
-
     def add(self, payload: Buffer, weight: float, out: Vector) -> None:
+        """`out += weight * decoded`. BadPayload leaves `out` as it was."""
         self.check(payload, out.size)
         self.apply(payload, weight, out)
 
     def add_many(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Vector) -> None:
+        """Add the same part of many messages, as `add` in order. BadPayload changes nothing."""
         for payload in payloads:
             self.check(payload, out.size)
         for payload, weight in zip(payloads, weights, strict=True):
             self.apply(payload, weight, out)
 
-    def bind(self, layout: Layout) -> BaseCodec:
-        return self
+    def max_bytes(self, elements: int) -> int:
+        """The length of the longest valid payload of a part of `elements` elements."""
+        raise NotImplementedError
 
     def parts(self, vector: Vector) -> list[Vector]:
         """Views of the vector, one per part."""

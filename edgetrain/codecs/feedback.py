@@ -1,7 +1,7 @@
 """The only state of compression: what a codec has not sent yet, and momentum.
 
-Knows codecs and vectors; no socket, no round, no optimizer. A wrapper decodes as its codec does;
-only `encode` depends on earlier calls.
+Knows codecs and vectors; no socket, no round, no optimizer. Only `encode` depends on earlier calls;
+its payloads are the codec's, and decoded by it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgetrain.codecs.kernels import chosen as kernels
 from edgetrain.codecs.kernels.contract import LIMIT
 from edgetrain.codecs.sparse import TopK
 from edgetrain.errors import ConfigError
-from edgetrain.vectors.vector import Buffer, Layout, Vector, zeros
+from edgetrain.vectors.vector import Buffer, Vector, zeros
 
 
 class Feedback:
@@ -40,15 +40,8 @@ class Feedback:
         return self.codec.name
 
     @property
-    def part_elements(self) -> int:
-        return self.codec.part_elements
-
-    @property
     def lossless(self) -> bool:
         return self.codec.lossless
-
-    def slices(self, elements: int) -> list[slice]:
-        return self.codec.slices(elements)
 
     def encode(self, vector: Vector, here: slice | None = None) -> list[Buffer]:
         """The payloads of `vector` plus the residual of earlier calls; `vector` is only read.
@@ -74,25 +67,6 @@ class Feedback:
                 raise ConfigError(f"the checkpoint of '{self.name}' lacks '{name}' {array.shape}")
         for name, array in mine.items():
             array[:] = state[name]
-
-    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
-        return self.codec.drain(residual, vector)
-
-    def decode(self, payload: Buffer, out: Vector) -> None:
-        self.codec.decode(payload, out)
-
-    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
-        self.codec.add(payload, weight, out)
-
-    def add_many(self, payloads: Sequence[Buffer], weights: Sequence[float], out: Vector) -> None:
-        self.codec.add_many(payloads, weights, out)
-
-    def max_bytes(self, elements: int) -> int:
-        return self.codec.max_bytes(elements)
-
-    def bind(self, layout: Layout) -> Feedback:
-        """A new wrapper of the same kind around the bound codec, with a residual of zero."""
-        return Feedback(self.codec.bind(layout), self.elements)
 
     def _check(self, vector: Vector, elements: int) -> None:
         check_vector(vector)
@@ -214,9 +188,6 @@ class DeepGradient(Feedback):
     def state(self) -> dict[str, Vector]:
         return {"residual": self.residual, "velocity": self.velocity, "calls": self._calls}
 
-    def bind(self, layout: Layout) -> Feedback:
-        raise ConfigError("bind the codec before it is wrapped: DeepGradient(codec.bind(layout))")
-
     def _scale(self, vector: Vector) -> float:
         if self._limit is None:
             return 1.0
@@ -224,7 +195,7 @@ class DeepGradient(Feedback):
         return min(1.0, self._limit / norm) if norm > 0 else 1.0
 
     def _mask(self, payloads: Sequence[Buffer]) -> None:
-        step = self.part_elements
+        step = self.codec.part_elements
         for i, payload in enumerate(payloads):
             part = self.velocity[i * step : (i + 1) * step]
             if isinstance(self.codec, TopK):

@@ -10,7 +10,7 @@ import zlib
 
 import numpy as np
 
-from edgetrain.codecs.base import BaseCodec, as_bytes, check_length, check_vector
+from edgetrain.codecs.base import Codec, as_bytes, check_length, check_vector
 from edgetrain.codecs.kernels.contract import Bytes
 from edgetrain.vectors.vector import Buffer, Vector
 
@@ -26,7 +26,7 @@ def content_seed(r: Vector, g: Vector | None) -> int:
     return zlib.crc32(sample.tobytes())
 
 
-class Ranged(BaseCodec):
+class Ranged(Codec):
     """A dense codec whose payload has `max_bytes` bytes and can be decoded from any block on."""
 
     def check(self, payload: Buffer, elements: int) -> None:

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgetrain.codecs.base import TILE, BaseCodec, add_scaled, as_bytes, check_vector
+from edgetrain.codecs.base import TILE, Codec, add_scaled, as_bytes, check_vector
 from edgetrain.codecs.dense import Dense
 from edgetrain.codecs.fixed import Ranged
 from edgetrain.codecs.kernels import wire
 from edgetrain.codecs.kernels.contract import LIMIT, Bytes
 from edgetrain.codecs.kernels.wire import hash32
-from edgetrain.codecs.rules import Unbound, check_layout
+from edgetrain.codecs.rules import Bound, Unbound, check_layout
 from edgetrain.errors import ConfigError
 from edgetrain.vectors.vector import Buffer, Layout, Vector, zeros
 
@@ -109,7 +109,7 @@ class LowRank(Unbound):
         tail = "" if self.values.name == "fp32" else f" | {self.values.name}"
         self.name = f"low-rank({options}){tail}"
 
-    def bind(self, layout: Layout) -> BaseCodec:
+    def bind(self, layout: Layout) -> Codec:
         return BoundLowRank(self, shapes_for(layout, self.rank))
 
 
@@ -157,8 +157,8 @@ class _Numbers:
                     here += tile
 
 
-class BoundLowRank(BaseCodec):
-    """`LowRank` for vectors of one layout; the whole vector is one part.
+class BoundLowRank(Bound):
+    """`LowRank` for vectors of one layout.
 
     Wire: for each matrix P (columns one after the other), then Q the same way; then the other
     tensors; all of it as one vector under `values`.
@@ -219,12 +219,6 @@ class BoundLowRank(BaseCodec):
             q = m.T @ p
         return p, q
 
-    def _check_size(self, elements: int) -> None:
-        if elements != self.part_elements:
-            raise ConfigError(
-                f"'{self.name}' is bound to {self.part_elements} elements, not {elements}"
-            )
-
 
 class TwoTrips(Unbound):
     """`powersgd(r)`: the payloads of each of the two trips of `PowerSGD`, which `factors` makes.
@@ -247,11 +241,11 @@ class TwoTrips(Unbound):
     def for_displacements(self) -> LowRank:
         return LowRank(self.rank)
 
-    def bind(self, layout: Layout) -> BaseCodec:
+    def bind(self, layout: Layout) -> Codec:
         return BoundTwoTrips(self, layout)
 
 
-class BoundTwoTrips(BaseCodec):
+class BoundTwoTrips(Codec):
     """`TwoTrips` for vectors of one layout.
 
     Wire: as fp32, without the elements at the end whose bits are all zero.
@@ -268,7 +262,7 @@ class BoundTwoTrips(BaseCodec):
         self._rank = codec.rank
         self._layout = layout
 
-    def for_displacements(self) -> BaseCodec:
+    def for_displacements(self) -> Codec:
         return LowRank(self._rank).bind(self._layout)
 
     def factors(self) -> PowerSGD:

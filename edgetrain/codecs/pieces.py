@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 
 from edgetrain.codecs.auto import Auto
-from edgetrain.codecs.base import BaseCodec, Codec, check_length
+from edgetrain.codecs.base import Codec, check_length
 from edgetrain.codecs.feedback import Deep
 from edgetrain.errors import ConfigError
 from edgetrain.vectors.vector import Buffer, Vector
@@ -30,7 +30,7 @@ def check_pieces(codec: Codec) -> None:
         )
 
 
-class InPieces(BaseCodec):
+class InPieces(Codec):
     """`codec`, whose parts end where a piece ends. Decodes what it does, part by part."""
 
     def __init__(self, codec: Codec, pieces: Sequence[slice]) -> None:
@@ -69,7 +69,7 @@ class InPieces(BaseCodec):
         return self.codec.max_bytes(elements)
 
 
-class Nothing(BaseCodec):
+class Nothing(Codec):
     """Of a vector without elements: one part, without bytes. A hub that has no range to add up
     still counts contributions."""
 

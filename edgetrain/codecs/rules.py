@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from edgetrain.codecs.base import BaseCodec, Codec, as_bytes, check_vector
+from edgetrain.codecs.base import Codec, as_bytes, check_vector
 from edgetrain.codecs.kernels import wire
 from edgetrain.errors import ConfigError
 from edgetrain.vectors.vector import Buffer, Layout, Vector
@@ -26,7 +26,7 @@ WHOLE = 2**31
 class Rule:
     """Tensors of at most `small` elements, or whose name matches `pattern`, get `codec`."""
 
-    codec: BaseCodec
+    codec: Codec
     pattern: str = ""
     small: int = 0
 
@@ -47,7 +47,7 @@ class Rule:
 class BoundRanges:
     """Some elements of the vector, as [start, stop) ranges in order, and their bound codec."""
 
-    codec: BaseCodec
+    codec: Codec
     ranges: tuple[tuple[int, int], ...]
 
     @property
@@ -83,7 +83,7 @@ class BoundRanges:
         return BoundRanges(self.codec, tuple(ranges))
 
 
-class Unbound(BaseCodec):
+class Unbound(Codec):
     """A codec that must be bound to a layout before it can do anything."""
 
     part_elements = WHOLE
@@ -132,6 +132,16 @@ def check_ranges(codec: Codec, ranges: int) -> None:
         )
 
 
+class Bound(Codec):
+    """A codec for vectors of one layout; the whole vector is one part."""
+
+    def _check_size(self, elements: int) -> None:
+        if elements != self.part_elements:
+            raise ConfigError(
+                f"'{self.name}' is bound to {self.part_elements} elements, not {elements}"
+            )
+
+
 class Rules(Unbound):
     """The first rule that matches a tensor codes it; the last rule matches all."""
 
@@ -140,7 +150,7 @@ class Rules(Unbound):
         self.name = "; ".join(rule.name for rule in rules)
         self.few_elements = any(rule.codec.few_elements for rule in rules)
 
-    def bind(self, layout: Layout) -> BaseCodec:
+    def bind(self, layout: Layout) -> Codec:
         check_layout(layout)
         taken: list[list[tuple[str, int, tuple[int, ...]]]] = [[] for _ in self.rules]
         for name, start, shape in layout:
@@ -159,12 +169,12 @@ class Rules(Unbound):
 class PerTensor(Unbound):
     """Each tensor on its own: `topk(0.01, tensor)` keeps a share of every tensor."""
 
-    def __init__(self, name: str, codec: BaseCodec) -> None:
+    def __init__(self, name: str, codec: Codec) -> None:
         self.name = name
         self.codec = codec
         self.few_elements = codec.few_elements
 
-    def bind(self, layout: Layout) -> BaseCodec:
+    def bind(self, layout: Layout) -> Codec:
         check_layout(layout)
         tensors = [tensor for tensor in layout if math.prod(tensor[2])]
         return BoundRules(
@@ -172,7 +182,7 @@ class PerTensor(Unbound):
         )
 
 
-class BoundRules(BaseCodec):
+class BoundRules(Bound):
     """A codec for each piece of the vector; one part, the payloads in order behind their lengths.
 
     Bound: each piece is within its own codec's. Lossless if all of them are.
@@ -240,12 +250,6 @@ class BoundRules(BaseCodec):
         check_vector(vector)
         self._check_size(vector.size)
 
-    def _check_size(self, elements: int) -> None:
-        if elements != self.part_elements:
-            raise ConfigError(
-                f"'{self.name}' is bound to {self.part_elements} elements, not {elements}"
-            )
-
 
 def check_layout(layout: Layout) -> None:
     """Raise ConfigError unless the tensors of a layout follow each other without gaps."""
@@ -258,7 +262,7 @@ def check_layout(layout: Layout) -> None:
         raise ConfigError("the layout has no elements")
 
 
-def _bound_ranges(codec: BaseCodec, tensors: list[tuple[str, int, tuple[int, ...]]]) -> BoundRanges:
+def _bound_ranges(codec: Codec, tensors: list[tuple[str, int, tuple[int, ...]]]) -> BoundRanges:
     ranges: list[tuple[int, int]] = []
     own: list[tuple[str, int, tuple[int, ...]]] = []
     at = 0

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from edgetrain.codecs.base import BaseCodec, as_bytes, check_vector
+from edgetrain.codecs.base import Codec, as_bytes, check_vector
 from edgetrain.codecs.blocks import Planes
 from edgetrain.codecs.dense import Dense
 from edgetrain.codecs.fixed import Ranged, content_seed
@@ -108,7 +108,7 @@ class Values:
             raise wire.bad(wire.MAGNITUDE)
 
 
-class TopK(BaseCodec):
+class TopK(Codec):
     """The largest magnitudes of the whole vector: a share `density` of the elements.
 
     If a sample holds 1500 hits, its threshold is used, and the share is met within a few percent.
@@ -384,7 +384,7 @@ def _select(r: Vector, g: Vector | None, bound: int, zero: bool) -> tuple[Indice
     return np.concatenate([p for p, _ in pieces]), np.concatenate([v for _, v in pieces])
 
 
-class RandK(BaseCodec):
+class RandK(Codec):
     """Random elements, one from each of `density * elements` equal strata: no positions are sent.
 
     A part's payload is a seed, a count and the values; both sides derive the positions from the

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from edgetrain.codecs import blocks
 from edgetrain.codecs.auto import FLOOR, Auto
-from edgetrain.codecs.base import BaseCodec, Codec
+from edgetrain.codecs.base import Codec
 from edgetrain.codecs.dense import BFloat, Dense, Half
 from edgetrain.codecs.feedback import Deep
 from edgetrain.codecs.fixed import Ranged
@@ -80,7 +80,7 @@ def _rule(text: str) -> Rule:
     return Rule(codec, pattern=pattern.strip())
 
 
-def _chain(text: str) -> BaseCodec:
+def _chain(text: str) -> Codec:
     stages = text.split("|")
     name, arguments = _stage(stages[0])
     if len(stages) > 2:
@@ -118,7 +118,7 @@ def _plain(name: str, arguments: list[str]) -> Ranged:
     return _PLAIN[name]()
 
 
-def _first(name: str, arguments: list[str], values: Ranged | None) -> BaseCodec:
+def _first(name: str, arguments: list[str], values: Ranged | None) -> Codec:
     numbers = [a for a in arguments if not a[:1].isalpha()]
     flags = [a for a in arguments if a[:1].isalpha()]
     if name == "low-rank":

@@ -230,19 +230,3 @@ def test_state_can_be_kept_and_taken_over() -> None:
         assert (second.residual == before).all()
         second.reset()
         assert not any(array.any() for array in second.state().values())
-
-
-def test_a_wrapper_decodes_as_its_codec() -> None:
-    codec = parse("topk(0.1) | q2")
-    feedback = Feedback(codec, 300)
-    assert (feedback.name, feedback.part_elements, feedback.lossless) == (
-        codec.name,
-        codec.part_elements,
-        False,
-    )
-    (payload,) = feedback.encode(cases.make("normal", 300, 0))
-    out, other = np.empty(300, np.float32), np.zeros(300, np.float32)
-    feedback.decode(payload, out)
-    feedback.add(payload, 1.0, other)
-    assert np.array_equal(out, other)
-    assert feedback.max_bytes(300) == codec.max_bytes(300)

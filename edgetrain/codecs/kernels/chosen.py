@@ -11,9 +11,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
-from edgetrain.codecs.kernels.contract import Kernels
 from edgetrain.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from edgetrain.codecs.kernels.native import Native
+    from edgetrain.codecs.kernels.numpy_twin import NumpyTwin
+
+Kernels: TypeAlias = "Native | NumpyTwin"
+"""The inner loops. `NumpyTwin` says what each method does."""
 
 _IN_WORDS = {
     "portable": "no vector instructions",

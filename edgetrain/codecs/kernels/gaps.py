@@ -48,6 +48,10 @@ class GapReader:
         self._next = 0  # the first position after the last entry
 
     def next_positions(self) -> Indices:
+        """The next ENTRIES positions, fewer at the end; valid until the next call.
+
+        Raises BadPayload.
+        """
         count = min(self._left, self._step)
         rice, quotients = self._numbers(count, -(-count // GAP_BLOCK))
         top, whole = int(quotients.max()), self._elements.bit_length()
@@ -73,6 +77,7 @@ class GapReader:
         return positions.astype(np.uint32)
 
     def finish(self) -> int:
+        """Number of bytes read; call it after the last position. Raises BadPayload."""
         last, bit = divmod(self._before, 8)
         if last + 1 != self._unary.size or self._unary[-1] >> bit > 1:
             raise wire.bad(wire.PADDING)

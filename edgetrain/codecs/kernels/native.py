@@ -171,7 +171,7 @@ class _Messages:
 
 
 class _Gaps:
-    """See `contract.Gaps`. The state of kernels.c is an array, and points into the payload."""
+    """See `gaps.GapReader`. The state of kernels.c is an array, and points into the payload."""
 
     def __init__(self, library: ctypes.CDLL, payload: Bytes, count: int, elements: int) -> None:
         self._c, self._payload = library, payload
@@ -188,7 +188,7 @@ class _Gaps:
 
 
 class Native:
-    """The kernels in C; `contract.Kernels` describes each method."""
+    """The kernels in C; `numpy_twin.NumpyTwin` describes each method."""
 
     name = "c"
 

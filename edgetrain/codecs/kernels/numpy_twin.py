@@ -20,10 +20,9 @@ from edgetrain.codecs.kernels.contract import (
     SIGN_BLOCK,
     Blocks,
     Bytes,
-    Gaps,
     Indices,
 )
-from edgetrain.codecs.kernels.runs import encode_positions, position_reader
+from edgetrain.codecs.kernels.runs import Gaps, encode_positions, position_reader
 from edgetrain.codecs.kernels.tiles import (
     BLOCKS_DECODED,
     DECODED,
@@ -74,19 +73,30 @@ _EDGES = [
 
 
 class NumpyTwin:
-    """The kernels in NumPy; `contract.Kernels` describes each method."""
+    """The kernels in NumPy. Arrays are flat and contiguous, and are only read unless stated."""
 
     name = "numpy"
 
     def few(self, elements: int) -> int:
+        """The most entries that may be decoded at once for a part of `elements` elements.
+
+        Decoded entries and scratch then take no more memory than the part itself, or about 32 KiB
+        for a small part.
+        """
         return max(elements // 4, ENTRIES)
 
     def stream_add(self, r: Vector, g: Vector) -> None:
+        """r += g: twelve bytes an element, the yardstick of the benchmarks."""
         np.add(r, g, out=r)
 
     def threshold(
         self, r: Vector, g: Vector | None, rank: int, stride: int, seed: int
     ) -> tuple[int, int]:
+        """(bits, hits): the rank-th largest magnitude of a sample of r + g, as float32 bits.
+
+        One chunk of 64 elements in `stride` chunks is sampled. `hits` is the number of sampled
+        magnitudes that are at least as large.
+        """
         groups = np.arange(r.size // CHUNK // stride, dtype=np.uint32)
         offset = wire.hash32(groups ^ np.uint32(seed)).astype(np.uint64) * np.uint64(stride)
         chunks = groups.astype(np.int64) * stride + (offset >> np.uint64(32)).astype(np.int64)
@@ -97,6 +107,7 @@ class NumpyTwin:
         return self.threshold_of(sample.reshape(-1), None, rank)
 
     def threshold_of(self, r: Vector, g: Vector | None, rank: int) -> tuple[int, int]:
+        """The threshold for the rank-th largest magnitude of all of r + g, exactly."""
         total = r if g is None else r + g
         magnitudes = largest_of(total.view(np.uint32) & MAGNITUDE_BITS, rank)
         bits = np.partition(magnitudes, magnitudes.size - rank)[magnitudes.size - rank]
@@ -105,6 +116,12 @@ class NumpyTwin:
     def select(
         self, r: Vector, g: Vector | None, bound: int, zero: bool, room: int = 0
     ) -> tuple[Indices, Vector, int]:
+        """r += g, then (positions, values, stopped) of the magnitudes of at least `bound`.
+
+        `bound` is float32 bits. If `zero`, set the selected elements of r to 0. If `room` > 0, stop
+        after about that many entries; `stopped` is the first element not searched. The arrays are
+        valid until this thread's next call.
+        """
         magnitudes, keep = np.empty(TILE, np.int32), np.empty(TILE, np.bool_)
         pieces: list[tuple[Indices, Vector]] = []
         for start, tile in tiles_of(r):
@@ -126,6 +143,10 @@ class NumpyTwin:
     def trim(
         self, r: Vector | None, positions: Indices, values: Vector, bound: int, wanted: int
     ) -> tuple[Indices, Vector]:
+        """The `wanted` largest entries; `bound` is the smallest magnitude among them.
+
+        If r is given, write the dropped values back to it. May reuse the arrays.
+        """
         magnitudes = values.view(np.uint32) & MAGNITUDE_BITS
         keep = magnitudes > bound
         equal = np.flatnonzero(magnitudes == bound)
@@ -135,9 +156,11 @@ class NumpyTwin:
         return positions[keep], values[keep]
 
     def gaps_encode(self, positions: Indices, elements: int) -> Bytes:
+        """Encode ascending positions below `elements`, at least one, as gaps in block Rice code."""
         return encode_positions(positions, elements)
 
     def gaps_decode(self, payload: Bytes, count: int, elements: int) -> tuple[Indices, int]:
+        """(positions, bytes read). Raises BadPayload."""
         step = max(elements // 32 // GAP_BLOCK * GAP_BLOCK, ENTRIES)
         reader = position_reader(payload, count, elements, step)
         if count <= step:
@@ -148,9 +171,11 @@ class NumpyTwin:
         return positions, reader.finish()
 
     def gaps(self, payload: Bytes, count: int, elements: int) -> Gaps:
+        """A reader of the same positions, some at a time. Raises BadPayload."""
         return position_reader(payload, count, elements)
 
     def levels_encode(self, values: Vector, anchor: float, bits: int) -> tuple[Bytes, Vector]:
+        """(bytes, decoded values): sign and level planes. Raises EdgetrainError."""
         count, base = values.size, np.float32(anchor)
         blocks = -(-count // LEVEL_BLOCK)
         magnitudes = np.zeros(blocks * LEVEL_BLOCK, np.float32)
@@ -183,6 +208,7 @@ class NumpyTwin:
         return np.concatenate([head, stored.view(np.uint8), *planes]), signed
 
     def levels_check(self, payload: Bytes, count: int, bits: int) -> int:
+        """Bytes that `count` values take at the start of a payload. Raises BadPayload."""
         blocks, plane = -(-count // LEVEL_BLOCK), -(-count // 8)
         used = 4 + 2 * blocks + bits * plane
         if payload.size < used:
@@ -200,6 +226,10 @@ class NumpyTwin:
     def levels_read(
         self, payload: Bytes, count: int, first: int, bits: int, out: Vector, weight: float | None
     ) -> None:
+        """out = the values from `first` on, or += weight * these, of `count` checked values.
+
+        `first` is a multiple of LEVEL_BLOCK.
+        """
         blocks, plane = -(-count // LEVEL_BLOCK), -(-count // 8)
         anchor = payload[:4].copy().view("<f4")[0]
         planes = payload[4 + 2 * blocks :][: bits * plane].reshape(bits, plane)
@@ -219,9 +249,11 @@ class NumpyTwin:
             apply_to(np.where(flags[0], -values, values), y, weight)
 
     def write_residual(self, r: Vector, positions: Indices, values: Vector, sent: Vector) -> None:
+        """r[positions] = values - sent."""
         r[positions.astype(np.intp)] = values - sent
 
     def scatter(self, r: Vector, positions: Indices, values: Vector, weight: float | None) -> None:
+        """r[positions] = values, or += weight * values."""
         for start in range(0, positions.size, DECODED):
             here = slice(start, start + DECODED)
             where = positions[here].astype(np.intp)  # NumPy is slower with any other index
@@ -233,6 +265,12 @@ class NumpyTwin:
     def sparse_encode(
         self, r: Vector | None, positions: Indices, values: Vector, elements: int, bits: int
     ) -> bytes:
+        """A whole sparse payload, values as 1..4 planes or raw (32).
+
+        If r is given, write the residual to it: values - decoded at the positions.
+
+        Raises EdgetrainError.
+        """
         head = wire.put_varint(positions.size)
         if not positions.size:
             return head
@@ -251,6 +289,7 @@ class NumpyTwin:
         return head + planes.tobytes()
 
     def sparse_head(self, payload: Bytes, elements: int) -> tuple[int, int]:
+        """(entries that a sparse payload announces, bytes of that number). Raises BadPayload."""
         count, at = wire.get_varint(payload, 0)
         if count > elements:
             raise wire.bad(wire.COUNT)
@@ -261,18 +300,29 @@ class NumpyTwin:
         return count, at
 
     def sparse_decode(self, payload: Bytes, elements: int, bits: int) -> tuple[Indices, Vector]:
+        """(positions, values) of a sparse payload, 8 bytes an entry. Raises BadPayload."""
         count, at = self.sparse_head(payload, elements)
         return self._decode_body(payload[at:], count, elements, bits)
 
     def sparse_check(self, payload: Bytes, elements: int, bits: int) -> None:
+        """Raise BadPayload where `sparse_decode` would, in memory for ENTRIES."""
         count, at = self.sparse_head(payload, elements)
         self._check_body(payload[at:], count, elements, bits)
 
     def sparse_apply(self, payload: Bytes, bits: int, out: Vector, weight: float | None) -> None:
+        """out[positions] = values, or += weight * values, of a checked payload.
+
+        Takes memory for ENTRIES.
+        """
         count, at = self.sparse_head(payload, out.size)
         self._apply_body(payload[at:], count, bits, out, weight)
 
     def sparse_set(self, payload: Bytes, bits: int, out: Vector) -> None:
+        """out = what a payload decodes to. BadPayload leaves `out` as it was.
+
+        Entries are kept until all are known to be valid where they are `few`; else the payload is
+        read twice, in memory for ENTRIES.
+        """
         count, at = self.sparse_head(payload, out.size)
         if count > self.few(out.size):
             self._check_body(payload[at:], count, out.size, bits)
@@ -286,6 +336,10 @@ class NumpyTwin:
     def sparse_add(
         self, payloads: Sequence[Bytes], weights: Sequence[float], bits: int, out: Vector
     ) -> None:
+        """out += weight * decoded of each payload, in order. BadPayload leaves `out` as it was.
+
+        Takes memory as `sparse_set` does; what counts are the entries of all payloads together.
+        """
         heads = [self.sparse_head(payload, out.size) for payload in payloads]
         bodies = [
             (payload[at:], count) for payload, (count, at) in zip(payloads, heads, strict=True)
@@ -355,6 +409,10 @@ class NumpyTwin:
     def blocks_encode(
         self, r: Vector, g: Vector | None, code: Blocks, noise: int, out: Bytes
     ) -> None:
+        """Scales and codes of r to `out`. With g: r += g first, r -= decoded after.
+
+        Raises EdgetrainError.
+        """
         scale_at, code_at = 0, code.scale_bytes(r.size)
         for start, x in tables_of(r, code.block):
             if g is not None:
@@ -371,6 +429,7 @@ class NumpyTwin:
             code_at += part.size
 
     def blocks_check(self, payload: Bytes, elements: int, code: Blocks) -> None:
+        """Raise BadPayload for bytes that no encoder writes. The caller has checked the length."""
         codes_at = code.scale_bytes(elements)
         check_scales(payload[:codes_at])
         for start, shape in shapes_of(elements, code.block, BLOCKS_DECODED):
@@ -387,6 +446,10 @@ class NumpyTwin:
         out: Vector,
         weight: float | None,
     ) -> None:
+        """out = decoded from element `first` on, or += weight * that, of a checked payload.
+
+        `first` is a multiple of the block.
+        """
         for start, y in tables_of(out, code.block, BLOCKS_DECODED):
             at = code.scale_bytes(elements) + code.code_bytes(first + start)
             used = y.shape[0] * code.code_bytes(y.shape[1])
@@ -398,6 +461,10 @@ class NumpyTwin:
                 apply_to(scale * level, y, weight)
 
     def signs_encode(self, r: Vector, g: Vector | None, out: Bytes) -> None:
+        """Scales and sign bits of r to `out`. With g: r += g first, r -= decoded after.
+
+        Raises EdgetrainError.
+        """
         bits = out[4 * -(-r.size // SIGN_BLOCK) :]
         for start, x in tables_of(r, SIGN_BLOCK):
             if g is not None:
@@ -413,6 +480,7 @@ class NumpyTwin:
                 x -= np.copysign(scale[:, None], x)
 
     def signs_check(self, payload: Bytes, elements: int) -> None:
+        """Raise BadPayload for bytes that no encoder writes. The caller has checked the length."""
         blocks = -(-elements // SIGN_BLOCK)
         check_scales(payload[: 4 * blocks])
         if elements % 8 and payload[-1] >> (elements % 8):
@@ -421,6 +489,10 @@ class NumpyTwin:
     def signs_read(
         self, payload: Bytes, elements: int, first: int, out: Vector, weight: float | None
     ) -> None:
+        """out = decoded from element `first` on, or += weight * that, of a checked payload.
+
+        `first` is a multiple of SIGN_BLOCK.
+        """
         bits = payload[4 * -(-elements // SIGN_BLOCK) :]
         for start, y in tables_of(out, SIGN_BLOCK, BLOCKS_DECODED):
             octets = bits[(first + start) // 8 :][: -(-y.size // 8)]
@@ -429,6 +501,10 @@ class NumpyTwin:
             apply_to(np.where(flags.reshape(y.shape), -scale, scale), y, weight)
 
     def planes_encode(self, r: Vector, g: Vector | None, bits: int, out: Bytes) -> None:
+        """`levels_encode` of r against zero to `out`. With g: r += g first, r -= decoded after.
+
+        Raises EdgetrainError.
+        """
         if g is not None:
             r += g
         out[:], sent = self.levels_encode(r, 0.0, bits)
@@ -436,6 +512,7 @@ class NumpyTwin:
             r -= sent
 
     def halves_encode(self, r: Vector, g: Vector | None, brain: bool, out: Bytes) -> None:
+        """binary16 or (brain) bfloat16 of r to `out`. With g: r += g first, r -= decoded after."""
         halves = out.view("<u2")
         for start, x in tiles_of(r):
             if g is not None:
@@ -454,12 +531,14 @@ class NumpyTwin:
         out: Vector,
         weight: float | None,
     ) -> None:
+        """out = decoded from element `first` on, or += weight * that, of the right length."""
         halves = np.frombuffer(payload, "<u2", out.size, 2 * first)
         for start, y in tiles_of(out, BLOCKS_DECODED):
             here = halves[start : start + y.size]
             apply_to(from_bf16(here) if brain else from_half(here), y, weight)
 
     def momentum(self, u: Vector, g: Vector, m: float, scale: float) -> None:
+        """u = m * u + scale * g."""
         u *= np.float32(m)
         u += np.float32(scale) * g
 

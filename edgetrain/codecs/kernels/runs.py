@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgetrain.codecs.kernels import wire
-from edgetrain.codecs.kernels.contract import ENTRIES, Bytes, Gaps, Indices
+from edgetrain.codecs.kernels.contract import ENTRIES, Bytes, Indices
 from edgetrain.codecs.kernels.gaps import (
     GapReader,
     Integers,
@@ -200,7 +200,7 @@ def _told(shift: int, gap_classes: int, run_classes: int) -> Iterator[tuple[int,
 
 
 def encode_positions(positions: Indices, elements: int) -> Bytes:
-    """See `contract.Kernels.gaps_encode`: tokens where they are clearly shorter, else Rice code."""
+    """See `NumpyTwin.gaps_encode`: tokens where they are clearly shorter, else Rice code."""
     rice, count = encode_gaps(positions, elements), positions.size
     # Below 2^31 the length of a gap is, too.
     if count < LEAST_ENTRIES or elements >= 2**31 or _looks_uniform(count, elements, rice.size):
@@ -247,7 +247,7 @@ def position_reader(payload: Bytes, count: int, elements: int, step: int = ENTRI
 
 
 class RunReader:
-    """See `contract.Gaps`. Takes some 60 bytes for each of `step` and of TOKENS."""
+    """See `GapReader`. Takes some 60 bytes for each of `step` and of TOKENS."""
 
     def __init__(self, payload: Bytes, count: int, elements: int, step: int) -> None:
         self._tokens, at = wire.get_varint(payload, 1)
@@ -393,3 +393,7 @@ class RunReader:
                 raise wire.bad(wire.TRUNCATED)
         self._context = context
         return np.frombuffer(bytes(decoded), np.uint8).astype(np.int64)
+
+
+Gaps = GapReader | RunReader
+"""Reads ascending positions in either code, some at a time, in memory for ENTRIES of them."""

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from edgetrain.codecs import Feedback, parse
 from edgetrain.codecs.kernels import chosen as kernels
 from edgetrain.codecs.kernels import compiler, native, wire
-from edgetrain.codecs.kernels.contract import ENTRIES, Blocks, Bytes, Indices, Kernels
+from edgetrain.codecs.kernels.chosen import Kernels
+from edgetrain.codecs.kernels.contract import ENTRIES, Blocks, Bytes, Indices
 from edgetrain.codecs.kernels.gaps import encode_gaps
 from edgetrain.errors import BadPayload, ConfigError, EdgetrainError
 from edgetrain.vectors.vector import Vector

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edgetrain.codecs.kernels import compiler, wire
-from edgetrain.codecs.kernels.contract import Blocks, Kernels
+from edgetrain.codecs.kernels.contract import Blocks
 from edgetrain.codecs.kernels.numpy_twin import NumpyTwin
 from edgetrain.errors import BadPayload
 
@@ -27,7 +27,7 @@ class Recorder:
     """Runs the NumPy kernels and writes down what went in and what came out."""
 
     def __init__(self) -> None:
-        self.run: Kernels = NumpyTwin()
+        self.run = NumpyTwin()
         self.records = bytearray()
 
     def record(
