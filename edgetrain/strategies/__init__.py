@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edgetrain.strategies.factored import Factors
     from edgetrain.strategies.lbfgs import Lbfgs
     from edgetrain.strategies.merging.rule import RoundRule, SliceRule
-    from edgetrain.strategies.outer import OuterRule
+    from edgetrain.strategies.outer_rules import OuterRule
     from edgetrain.vectors.pool import VectorPool
     from edgetrain.vectors.vector import Vector
 

@@ -7,41 +7,13 @@ The table is data and imports no numpy; `outer_rules` has what its rows build.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.strategies.spelling import Parameter, arguments_of, spelled, split
 
 if TYPE_CHECKING:
-    from edgetrain.strategies.outer_rules import RuleState
-    from edgetrain.vectors.vector import Vector
-
-
-class OuterRule(Protocol):
-    """Makes the step that is added to the base of a round's merged contribution.
-
-    The hub keeps the state in its journal's snapshots, and with each round the merged contribution.
-    A restored hub gives the rule the state and steps on these again, in order: the same bits.
-    """
-
-    @property
-    def spelled(self) -> str:
-        """With all its arguments: `find(rule.spelled)` gives an equal rule."""
-
-    def start(self, elements: int) -> None:
-        """Begin anew, for vectors of this length."""
-
-    def step(self, merged: Vector, start: int) -> None:
-        """Overwrite `merged`, the elements [start, start + size) of the round's merged
-        contribution, with what is added to the base there, and remember what the rule remembers of
-        these elements. Elementwise: a round may be stepped in ranges of any size and order."""
-
-    def state(self) -> RuleState:
-        """All that the rule remembers: views, valid until the next step. {}: it remembers nothing,
-        so that a step follows from the merged contribution alone."""
-
-    def restore(self, state: RuleState) -> None:
-        """Remember exactly this, which an equal rule gave as its `state`. Copies the vectors."""
+    from edgetrain.strategies.outer_rules import OuterRule
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,13 @@ MOST_MAGNITUDE = 2.0**40
 for as many rounds as a run can have, would leave float32."""
 
 
-class _Elementwise(ABC):
-    """An outer rule as a formula on one tile; `arguments` are those of its row."""
+class OuterRule(ABC):
+    """Makes the step that is added to the base of a round's merged contribution: a formula on one
+    tile; `arguments` are those of its row.
+
+    The hub keeps the state in its journal's snapshots, and with each round the merged contribution.
+    A restored hub gives the rule the state and steps on these again, in order: the same bits.
+    """
 
     name: str
     begins: Mapping[str, float]
@@ -42,14 +47,19 @@ class _Elementwise(ABC):
 
     @property
     def spelled(self) -> str:
+        """With all its arguments: `find(rule.spelled)` gives an equal rule."""
         return spelled(self.name, self.arguments)
 
     def start(self, elements: int) -> None:
+        """Begin anew, for vectors of this length."""
         self._vectors = {
             name: np.full(elements, value, np.float32) for name, value in self.begins.items()
         }
 
     def step(self, merged: Vector, start: int) -> None:
+        """Overwrite `merged`, the elements [start, start + size) of the round's merged
+        contribution, with what is added to the base there, and remember what the rule remembers of
+        these elements. Elementwise: a round may be stepped in ranges of any size and order."""
         for here in tiles(merged.size):
             there = slice(start + here.start, start + here.stop)
             self._step_tile(merged[here], *(vector[there] for vector in self._vectors.values()))
@@ -59,13 +69,16 @@ class _Elementwise(ABC):
         """`step` on one tile, with the rule's own vectors there."""
 
     def state(self) -> RuleState:
+        """All that the rule remembers: views, valid until the next step. {}: it remembers nothing,
+        so that a step follows from the merged contribution alone."""
         return dict(self._vectors)
 
     def restore(self, state: RuleState) -> None:
+        """Remember exactly this, which an equal rule gave as its `state`. Copies the vectors."""
         self._vectors = {name: state[name].copy() for name in self.begins}
 
 
-class Sgd(_Elementwise):
+class Sgd(OuterRule):
     """step = lr merged. With lr = 1 the bits of having no outer rule.
 
     FedAvg's server rate: Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 1 with
@@ -80,7 +93,7 @@ class Sgd(_Elementwise):
             merged *= lr
 
 
-class Momentum(_Elementwise):
+class Momentum(OuterRule):
     """v <- m v + merged; step = lr v.
 
     FedAvgM: Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated
@@ -117,7 +130,7 @@ class Nesterov(Momentum):
         merged *= lr
 
 
-class Adam(_Elementwise):
+class Adam(OuterRule):
     """m <- b1 m + (1 - b1) merged; v <- b2 v + (1 - b2) merged^2; step = lr m / (sqrt(v) + eps).
 
     FedAdam: Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 2: no bias
@@ -156,7 +169,7 @@ class Yogi(Adam):
         second -= (1 - self.arguments[2]) * square * np.sign(second - square)
 
 
-class Adagrad(_Elementwise):
+class Adagrad(OuterRule):
     """v <- v + merged^2; step = lr merged / (sqrt(v) + eps).
 
     FedAdagrad: Reddi et al., ICLR 2021, algorithm 2 with beta_1 = 0, as they run it; v begins as
@@ -176,6 +189,6 @@ class Adagrad(_Elementwise):
         merged /= np.sqrt(second) + eps
 
 
-RULES: Mapping[str, type[_Elementwise]] = {
+RULES: Mapping[str, type[OuterRule]] = {
     rule.name: rule for rule in (Sgd, Momentum, Nesterov, Adam, Yogi, Adagrad)
 }

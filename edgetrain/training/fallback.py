@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from edgetrain.exchange.hub.effects import Note, Observed, Reported
 from edgetrain.exchange.hub.fallback import Fallback, FleetPace, StepIn, StepOut
@@ -84,22 +84,6 @@ class Told:
         return cls(**{**table, **paths, "job": job, "missing": missing})
 
 
-class Group(Protocol):
-    """A group that was started."""
-
-    def ended(self) -> str | None:
-        """Why it has ended, "" if it is done; None: it runs."""
-
-    def said(self) -> str:
-        """The last line of its output."""
-
-    def leave(self) -> None:
-        """Have it finish its step and leave."""
-
-    def kill(self) -> None:
-        """End it at once, and wait for that. Works twice."""
-
-
 class GroupProcess:
     """The process of a group's leader. It ends when this process does: its input ends."""
 
@@ -117,19 +101,23 @@ class GroupProcess:
             self._process.stdin.flush()
 
     def ended(self) -> str | None:
+        """Why it has ended, "" if it is done; None: it runs."""
         code = self._process.poll()
         if not code:
             return None if code is None else ""
         return f"it was killed by signal {-code}" if code < 0 else self.said() or f"status {code}"
 
     def said(self) -> str:
+        """The last line of its output."""
         lines = self._log.read_text(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def leave(self) -> None:
+        """Have it finish its step and leave."""
         self._process.terminate()
 
     def kill(self) -> None:
+        """End it at once, and wait for that. Works twice."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None
@@ -147,7 +135,7 @@ class SteppingIn:
         clock: Callable[[], float],
         observe: Callable[[Observed], None],
         earlier_s: float = 0.0,
-        start: Callable[[Told], Group] = GroupProcess,
+        start: Callable[[Told], GroupProcess] = GroupProcess,
     ) -> None:
         """`earlier_s`: seconds of training before the hub was restored. `start` starts a group."""
         job, servers = told.job, told.job.servers
@@ -158,11 +146,11 @@ class SteppingIn:
         self._earlier_s, self._start = earlier_s, start
         self._began = 0.0
         self._missing: tuple[int, ...] = ()
-        self._group: Group | None = None
-        self._leaving: tuple[Group, float] | None = None
+        self._group: GroupProcess | None = None
+        self._leaving: tuple[GroupProcess, float] | None = None
         self._pause_s, self._again_at = PAUSE_S, 0.0
         self._is_done = False
-        self._asked: Group | None = None
+        self._asked: GroupProcess | None = None
         self._planned = self._rate = 0.0
         """Steps a second of the group, as the planner says, and as it is; 0: not known."""
         self._first: Telemetry | None = None

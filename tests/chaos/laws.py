@@ -29,7 +29,7 @@ from edgetrain.exchange.messages import Computed
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.strategies.lbfgs import Lbfgs, joined
 from edgetrain.strategies.merging.rule import SliceRule
-from edgetrain.strategies.outer import OuterRule
+from edgetrain.strategies.outer_rules import OuterRule
 from edgetrain.vectors.ranges import Ranges, Stretch
 from edgetrain.vectors.vector import Buffer, Layout, Vector, checksum
 

@@ -28,8 +28,8 @@ from edgetrain.exchange.hub.terms import Terms
 from edgetrain.exchange.messages import NO_WEIGHT
 from edgetrain.strategies.lbfgs import Lbfgs
 from edgetrain.strategies.merging.rule import RoundRule, SliceRule
-from edgetrain.strategies.outer import OuterRule
 from edgetrain.strategies.outer_rules import MOST_MAGNITUDE as MOST_BEFORE_OUTER
+from edgetrain.strategies.outer_rules import OuterRule
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.ranges import WHOLE, Ranges, TileSums

@@ -61,7 +61,7 @@ from edgetrain.vectors.vector import Vector
 if TYPE_CHECKING:
     from edgetrain.exchange.masks.aggregator import Aggregator
     from edgetrain.strategies.lbfgs import Lbfgs
-    from edgetrain.strategies.outer import OuterRule
+    from edgetrain.strategies.outer_rules import OuterRule
 
 MOST_GAPS = 16
 """Gaps in a row in what a member sends. More are no accident."""

@@ -25,8 +25,7 @@ from edgetrain.exchange.peers.peering import MappedEnd, Peering
 from edgetrain.exchange.peers.wrapped import WrappedEnd
 from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply, Submission
 from edgetrain.exchange.transport import MemberTransport, Traffic
-from edgetrain.strategies.outer import OuterRule
-from edgetrain.strategies.outer_rules import MOST_MAGNITUDE
+from edgetrain.strategies.outer_rules import MOST_MAGNITUDE, OuterRule
 from edgetrain.vectors import vector as vectors
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import Buffer, Vector, combine, tile_sum

@@ -1,6 +1,6 @@
-"""The access to a card: the seam `Medium`, and the one that is a block device or a file.
+"""The access to a card: bytes at offsets, that last.
 
-This is the seam for cards that misbehave: everything that writes and reads back takes a `Medium`.
+This is the seam for cards that misbehave: everything that writes and reads back takes a medium.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import mmap
 import os
 import stat
 from pathlib import Path
-from typing import Protocol
 
 from edgetrain.errors import ConfigError
 
@@ -21,36 +20,6 @@ ALIGNMENT = 4096
 _RE_READ_PARTITIONS = 0x125F
 _FLUSH_BUFFERS = 0x1261
 _IS_READ_ONLY = 0x125E
-
-
-class Medium(Protocol):
-    """Bytes at offsets, that last. All methods raise OSError if the card refuses or is gone.
-
-    What `read` returns after `forget` comes from the card and not from this machine's memory.
-    """
-
-    @property
-    def name(self) -> str:
-        """Name for people: a path."""
-
-    @property
-    def size(self) -> int:
-        """Bytes that it holds, or says it holds."""
-
-    def read(self, offset: int, into: memoryview) -> int:
-        """Fill `into` with the bytes from `offset` on; returns how many there were."""
-
-    def write(self, offset: int, data: memoryview) -> None:
-        """Write all bytes of `data` at `offset`."""
-
-    def flush(self) -> None:
-        """Return when everything written is on the card."""
-
-    def forget(self) -> None:
-        """Drop what this machine remembers of the card's content. Call `flush` before."""
-
-    def close(self) -> None:
-        """Let go of the card; the kernel looks at its partitions again."""
 
 
 def aligned(length: int) -> memoryview:
@@ -64,7 +33,8 @@ def same(one: memoryview, other: memoryview) -> bool:
 
 
 class FileMedium:
-    """A whole block device, opened exclusively, or a regular file that stands for one.
+    """A whole block device, opened exclusively, or a regular file that stands for one. Methods
+    raise OSError if the card refuses or is gone.
 
     Uses O_DIRECT where the file system can do it: then reading back asks the card itself, and
     writing fills no caches.
@@ -103,10 +73,12 @@ class FileMedium:
 
     @property
     def name(self) -> str:
+        """Name for people: a path."""
         return self._name
 
     @property
     def size(self) -> int:
+        """Bytes that it holds, or says it holds."""
         return os.lseek(self._fd, 0, os.SEEK_END)
 
     @property
@@ -115,6 +87,7 @@ class FileMedium:
         return self._direct
 
     def read(self, offset: int, into: memoryview) -> int:
+        """Fill `into` with the bytes from `offset` on; returns how many there were."""
         done = 0
         while done < len(into):
             self._set_direct((offset + done) % ALIGNMENT == 0 and len(into) % ALIGNMENT == 0)
@@ -130,15 +103,19 @@ class FileMedium:
         self._write_all(offset + whole, data[whole:], direct=False)
 
     def flush(self) -> None:
+        """Return when everything written is on the card."""
         os.fsync(self._fd)
 
     def forget(self) -> None:
+        """Drop what this machine remembers of the card's content, so that `read` asks the card.
+        Call `flush` before."""
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
         if self._block:
             with contextlib.suppress(OSError):  # root only; O_DIRECT does not need it
                 fcntl.ioctl(self._fd, _FLUSH_BUFFERS)
 
     def close(self) -> None:
+        """Let go of the card; the kernel looks at its partitions again. Works twice."""
         if self._fd < 0:
             return
         if self._block:

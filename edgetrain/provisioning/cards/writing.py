@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.provisioning.cards.blockmap import BlockMap, RangeChecks
-from edgetrain.provisioning.cards.medium import ALIGNMENT, Medium, aligned, same
+from edgetrain.provisioning.cards.medium import ALIGNMENT, FileMedium, aligned, same
 from edgetrain.provisioning.cards.source import CHUNK, SECTOR, Source, partition_starts
 
 HELD_BACK = 1 << 20
@@ -65,7 +65,7 @@ class Chunk:
 class CardState:
     """One card and what became of it. `error` is "" while all is well."""
 
-    medium: Medium
+    medium: FileMedium
     state: str = "begun"
     error: str = ""
     written: int = 0
@@ -120,7 +120,7 @@ written. It may write to the medium, and raises EdgetrainError or OSError to giv
 
 def write(
     source: Source,
-    media: Sequence[Medium],
+    media: Sequence[FileMedium],
     block_map: BlockMap | None = None,
     *,
     finish: Finish | None = None,
@@ -218,7 +218,7 @@ def _marked(head: memoryview) -> memoryview:
     return blank
 
 
-def _probes(medium: Medium, size: int) -> list[tuple[int, memoryview]]:
+def _probes(medium: FileMedium, size: int) -> list[tuple[int, memoryview]]:
     """Write a block of its own at each PROBE_EVERY bytes behind the image, and at the very end.
 
     A card smaller than it reports keeps only the last of several writes to one place.
@@ -248,7 +248,7 @@ def _check_probes(card: CardState) -> None:
             )
 
 
-def _disarm(medium: Medium, head: memoryview) -> None:
+def _disarm(medium: FileMedium, head: memoryview) -> None:
     """Blank the beginning of a card that failed, if it still can be written."""
     with contextlib.suppress(OSError):
         medium.write(0, _marked(head)[:ALIGNMENT])

@@ -7,7 +7,6 @@ messages.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
@@ -29,27 +28,7 @@ BATCHED_FROM = 32
 little, and are compared with emulated runs, bit for bit."""
 
 
-class Gradients(Protocol):
-    """Gives simulated members their models, optimizers and gradients."""
-
-    reason: str
-    """How members are stepped, and why, for the run folder."""
-
-    def member(self, index: int) -> tuple[Flat, Stepper, Local]:
-        """A fresh member: its model as two flat vectors, its optimizer, its work."""
-
-    def begin_at(self, index: int, step: int) -> None:
-        """The next step of the member made last with this index is the job's step `step`."""
-
-    def model_at(self, base: Vector) -> torch.nn.Module:
-        """A model of its own with these parameters, and the buffers of member 0, which evaluates;
-        member 0 has been made."""
-
-    def close(self) -> None:
-        """End worker threads. No member may be used any more."""
-
-
-def choose(task: Task, found: Resolved, batched: bool | None) -> Gradients:
+def choose(task: Task, found: Resolved, batched: bool | None) -> OneByOne | Rows:
     """Members one by one or batched, as asked; None: batched if they are many and it is possible.
 
     ConfigError if batching was asked for and the model or its optimizer cannot be batched.
@@ -67,7 +46,8 @@ def choose(task: Task, found: Resolved, batched: bool | None) -> Gradients:
 
 
 class OneByOne:
-    """Members with a torch model and a random state of their own each."""
+    """Members with a torch model and a random state of their own each. `reason`: how members are
+    stepped, and why, for the run folder."""
 
     def __init__(self, task: Task, found: Resolved, reason: str) -> None:
         self._task, self._found, self.reason = task, found, reason
@@ -75,6 +55,7 @@ class OneByOne:
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
 
     def member(self, index: int) -> tuple[Flat, Stepper, Local]:
+        """A fresh member: its model as two flat vectors, its optimizer, its work."""
         job = self._found.job
         torch.manual_seed(job.seed)
         model = self._task.model()
@@ -86,13 +67,16 @@ class OneByOne:
         return flat, optimizer, work if isinstance(work, Slices) else _OwnRandomness(work)
 
     def begin_at(self, index: int, step: int) -> None:
+        """The next step of the member made last with this index is the job's step `step`."""
         begin_at(self._optimizers[index], step)
 
     def model_at(self, base: Vector) -> torch.nn.Module:
+        """A model of its own with these parameters, and the buffers of member 0, which evaluates;
+        member 0 has been made."""
         return with_parameters(self._first, base)
 
     def close(self) -> None:
-        """See Gradients."""
+        """End worker threads, of which there are none. No member may be used any more."""
 
 
 class _OwnRandomness:

@@ -29,8 +29,9 @@ from edgetrain.training.member.member import Member, release_of
 from edgetrain.training.member.pacing import Pace
 from edgetrain.training.member.slices import work_at_pace
 from edgetrain.training.member.train import Place, request_of
+from edgetrain.training.simulated.batched import Rows
 from edgetrain.training.simulated.hub import ComputedUsage
-from edgetrain.training.simulated.local import Gradients, noise_of
+from edgetrain.training.simulated.local import OneByOne, noise_of
 from edgetrain.training.simulated.peers import SimulatedHost, SimulatedPeers
 from edgetrain.training.simulated.virtual import Process, World
 from edgetrain.training.simulated.wires import HubWire, MemberWire, SimulatedNetwork
@@ -48,7 +49,7 @@ class Surroundings:
     world: World
     network: SimulatedNetwork
     task: Task
-    gradients: Gradients
+    gradients: OneByOne | Rows
     step_seconds: dict[str, float]
     """Seconds of a step on each kind of device, while it is cool."""
     open_log: Callable[[str], MetricsLog]

@@ -1,4 +1,4 @@
-"""The laws of a `Medium`, for the one that writes cards and for those that tests use."""
+"""The laws of a medium, for the one that writes cards and for those that tests use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import media
 import pytest
 
 from edgetrain.errors import ConfigError
-from edgetrain.provisioning.cards.medium import FileMedium, Medium, aligned
+from edgetrain.provisioning.cards.medium import FileMedium, aligned
 
 SIZE = 1 << 20
 KINDS = ["memory", "file", "file without O_DIRECT", "loop device"]
@@ -32,7 +32,7 @@ def loop_device(path: Path) -> str:
 
 
 @pytest.fixture(params=KINDS)
-def medium(request, tmp_path) -> Iterator[Medium]:
+def medium(request, tmp_path) -> Iterator[FileMedium | media.MemoryMedium]:
     path = tmp_path / "card.img"
     if request.param == "memory":
         yield media.MemoryMedium(SIZE)
@@ -51,13 +51,13 @@ def medium(request, tmp_path) -> Iterator[Medium]:
         found.close()
 
 
-def put(medium: Medium, offset: int, data: bytes) -> None:
+def put(medium: FileMedium | media.MemoryMedium, offset: int, data: bytes) -> None:
     buffer = aligned(len(data))
     buffer[: len(data)] = data
     medium.write(offset, buffer[: len(data)])
 
 
-def got(medium: Medium, offset: int, length: int) -> bytes:
+def got(medium: FileMedium | media.MemoryMedium, offset: int, length: int) -> bytes:
     buffer = aligned(-(-length // 4096) * 4096)
     count = medium.read(offset, buffer[:length])
     return bytes(buffer[:count])
