@@ -134,7 +134,7 @@ def member(pipe: Connection, address: str, elements: int, of_direct: int = 0) ->
     from edgetrain.exchange.seam import Request
     from edgetrain.exchange.zeromq.member_socket import MemberSocket
     from edgetrain.tasks.flat import FlatModel
-    from edgetrain.training.member.direct import direct_exchange
+    from edgetrain.training.member.direct import peer_exchange
     from edgetrain.training.member.member import Member
 
     class Nudge:
@@ -158,7 +158,7 @@ def member(pipe: Connection, address: str, elements: int, of_direct: int = 0) ->
     way: Any = None
     if of_direct:
         listen = "tcp://127.0.0.1:0"
-        way, here = direct_exchange(direct_job(of_direct), socket, None, listen, PATIENCE_S)
+        way, here = peer_exchange(direct_job(of_direct), socket, None, listen, PATIENCE_S)
         request = Request("", address=here)
     joined = Member.join(way or Link(socket, time.monotonic), flat, nudge, request)
 

@@ -251,7 +251,11 @@ def wait_to_listen(
 def any_port_of(via: str) -> str:
     """Any free port of the address under which another machine sees this one."""
     own = via.split()[-1]
-    return f"tcp://[{own}]:0" if ":" in own else f"tcp://{own}:0"
+    return join_address(own, 0)
+
+
+def join_address(host: str, port: int) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def split_address(address: str) -> tuple[str, int]:

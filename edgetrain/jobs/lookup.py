@@ -5,6 +5,7 @@ Torch is loaded with the task.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,11 @@ def task_of(job: Job, beside: Path | None = None, keys: Path | None = None) -> T
     path = Path(job.start).expanduser()
     found: Task = Started(task, path if path.is_absolute() or beside is None else beside / path)  # type: ignore[assignment]  # it passes on what it does not have
     return found
+
+
+def task_on_servers(job: Job, beside: Path | None, keys: Path | None = None) -> Task:
+    """The job's task with the options that differ on servers."""
+    return task_of(replace(job, data={**job.data, **job.servers.data}), beside, keys)
 
 
 def _loaded(job: Job, beside: Path | None, keys: Path | None) -> Task:

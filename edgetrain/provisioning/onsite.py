@@ -13,6 +13,7 @@ cut off at any moment: the next call ends in the same state.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -81,15 +82,8 @@ def look(root: Path, user: str) -> dict[str, Any]:
 
 def set_up(root: Path, user: str, parts: Sequence[str]) -> dict[str, Any]:
     """Make these parts. Raises Failed, Later, OSError."""
-
-    def run(words: list[str], environment: dict[str, str]) -> int:
-        # What it prints is not for the desk, which reads one line of JSON here.
-        done = {**os.environ, **environment}
-        try:
-            return subprocess.run(words, env=done, check=False, stdout=sys.stderr).returncode
-        except FileNotFoundError:
-            return 127
-
+    # What commands print is not for the desk, which reads one line of JSON here.
+    run = functools.partial(first_boot.run, output=sys.stderr)
     steps = FirstBoot(root, STAGE, sys.executable, run)
     ours = root / STAGE / "edgetrain"
     steps.survives()

@@ -32,53 +32,43 @@ class _Seen(Exception):
     """The model was called."""
 
 
-class _Catch(nn.Module):
-    """In place of the model: remembers what it is called with, and goes no further."""
+class _StandIn(nn.Module):
+    """In place of the model: answers with what was computed elsewhere; without that a call goes no
+    further."""
 
-    def __init__(self) -> None:
+    def __init__(self, *answer: Any) -> None:
         super().__init__()
         self.place = nn.Parameter(torch.zeros(()))
-        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._answer, self.calls = answer, list[tuple[tuple[Any, ...], dict[str, Any]]]()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.arguments = (args, kwargs)
-        raise _Seen
-
-
-class _Answer(nn.Module):
-    """In place of the model: answers with what was computed elsewhere."""
-
-    def __init__(self, output: Any) -> None:
-        super().__init__()
-        self.place = nn.Parameter(torch.zeros(()))
-        self._output, self.calls = output, 0
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls += 1
-        return self._output
+        self.calls.append((args, kwargs))
+        if not self._answer:
+            raise _Seen
+        return self._answer[0]
 
 
 def inputs_of(task: Task, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What the task calls its model with, for this batch. TaskError if it does not call it."""
-    catch = _Catch()
+    model = _StandIn()
     with contextlib.suppress(_Seen):
-        task.loss(catch, batch)
-    if catch.arguments is None:
+        task.loss(model, batch)
+    if not model.calls:
         raise TaskError(
             f"task '{task.name}': loss(model, batch) does not call the model",
             "only a model that is called can be cut into stages",
         )
-    return catch.arguments
+    return model.calls[-1]
 
 
 def loss_of(task: Task, output: Any, batch: Batch) -> Tensor:
     """The task's loss for an output that was computed elsewhere. TaskError if it calls its model
     more than once: one output cannot be the answer to several calls."""
-    answer = _Answer(output)
-    found = task.loss(answer, batch)
-    if answer.calls != 1:
+    model = _StandIn(output)
+    found = task.loss(model, batch)
+    if len(model.calls) != 1:
         raise TaskError(
-            f"task '{task.name}': loss(model, batch) calls the model {answer.calls} times",
+            f"task '{task.name}': loss(model, batch) calls the model {len(model.calls)} times",
             "a model that is cut into stages is called once",
         )
     return found

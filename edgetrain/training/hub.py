@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.exchange.addresses import Interface, Listening, split_address, wait_to_listen
+from edgetrain.exchange.addresses import (
+    Interface,
+    Listening,
+    join_address,
+    split_address,
+    wait_to_listen,
+)
 from edgetrain.exchange.descriptors import RESERVED, raise_limit
 from edgetrain.exchange.gateway.site import SiteHub
 from edgetrain.exchange.hub.delay import FIRST_WINDOW_BYTES
@@ -291,8 +297,7 @@ def _beside(
     earlier_s: float,
 ) -> SteppingIn:
     """What has a group step in, if the job asks for it."""
-    host = listening.reachable[0].address
-    address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    address = join_address(listening.reachable[0].address, port)
     told = Told(
         request.job, address, folder.resolve(), request.beside, request.keys, gate is not None
     )
@@ -521,8 +526,7 @@ def _refuse_begun(request: HubRequest, journal: Journal) -> None:
 def announce(reachable: tuple[Interface, ...], port: int, gate: Gate | None, say: Say) -> None:
     """Say where members can join, and under which key."""
     for interface in reachable:
-        shown = f"[{interface.address}]" if ":" in interface.address else interface.address
-        say(f"listening on {interface.name}: members join tcp://{shown}:{port}")
+        say(f"listening on {interface.name}: members join {join_address(interface.address, port)}")
     if gate is not None:
         say(f"encrypted; its public key is {spell(gate.pair.public)}")
 

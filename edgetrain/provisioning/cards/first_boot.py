@@ -393,10 +393,11 @@ def say(text: str) -> None:
     print(f"edgetrain first boot: {text}", flush=True)
 
 
-def run(words: list[str], environment: dict[str, str]) -> int:
-    """Run a command; its output goes where ours does."""
+def run(words: list[str], environment: dict[str, str], output: Any = None) -> int:
+    """Run a command; its `output` goes where ours does, or to this file."""
+    own = {**os.environ, **environment}
     try:
-        return subprocess.run(words, env={**os.environ, **environment}, check=False).returncode
+        return subprocess.run(words, env=own, check=False, stdout=output).returncode
     except FileNotFoundError:
         return 127
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.addresses import listen_on, split_address
+from edgetrain.exchange.addresses import join_address, listen_on, split_address
 from edgetrain.exchange.keys.pairs import Credentials, Pair
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import CLIENT
@@ -28,25 +28,28 @@ from edgetrain.training.member.member import Member
 from edgetrain.vectors.vector import Vector
 
 
-def direct_exchange(
+def peer_exchange(
     found: Resolved,
     hub: MemberTransport,
     credentials: Credentials | None,
     at: str,
     patience_s: float,
-) -> tuple[DirectExchange, str]:
+) -> tuple[DirectExchange | CollectiveExchange, str]:
     """The exchange of one member, over its connection to the `hub` that all join, and the address
     to join with. `at`: tcp://HOST:PORT, where it listens; "": it is a client. Raises NetworkError.
     """
     pair = None if credentials is None else credentials.pair
-    open_another = functools.partial(_listen, found, pair, _at_any_port(at))
     listener, address = _listen(found, pair, at) if at else (None, CLIENT)
     peering = Peering(listener, pair)
     waits = time.monotonic, patience_s, found.job.hub.outage_s
+    if found.job.fleet.topology != DIRECT:
+        outer = found.strategy.outer_rule()
+        return CollectiveExchange(hub, peering, *waits, lost_after(found.job), outer), address
 
     def link_over(end: MemberTransport) -> ReducerLink:
         return ReducerLink(end, *waits)
 
+    open_another = functools.partial(_listen, found, pair, _at_any_port(at))
     reducer = functools.partial(reducer_of, found)
     lead = Link(MappedEnd(hub, peering), *waits)
     way = DirectExchange(lead, peering, link_over, reducer, open_another, time.monotonic)
@@ -80,23 +83,6 @@ def job_of_file(path: str | Path | None) -> Resolved | None:
     return found
 
 
-def collective_exchange(
-    found: Resolved,
-    hub: MemberTransport,
-    credentials: Credentials | None,
-    at: str,
-    patience_s: float,
-) -> tuple[CollectiveExchange, str]:
-    """The exchange of a member that averages with others; see `direct_exchange`."""
-    pair = None if credentials is None else credentials.pair
-    listener, address = _listen(found, pair, at) if at else (None, CLIENT)
-    waits = time.monotonic, patience_s, found.job.hub.outage_s
-    outer = found.strategy.outer_rule()
-    return CollectiveExchange(
-        hub, Peering(listener, pair), *waits, lost_after(found.job), outer
-    ), address
-
-
 def lost_after(job: Job) -> float:
     """Seconds of silence after which another member is lost. The hub notices first that one has
     died: then nobody has to be blamed for its silence."""
@@ -106,12 +92,8 @@ def lost_after(job: Job) -> float:
 def _listen(found: Resolved, pair: Pair | None, at: str) -> tuple[Listener, str]:
     listening = listen_on(*split_address(at))
     listener, bound = listen(listening.bind, pair, message_limit(found.codec))
-    return listener, _spelled(listening.reachable[0].address, split_address(bound)[1])
+    return listener, join_address(listening.reachable[0].address, split_address(bound)[1])
 
 
 def _at_any_port(at: str) -> str:
-    return _spelled(split_address(at)[0], 0) if at else ""
-
-
-def _spelled(host: str, port: int) -> str:
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return join_address(split_address(at)[0], 0) if at else ""

@@ -23,17 +23,16 @@ from edgetrain.exchange.keys.credentials import credentials as credentials_for
 from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.member.checkpoint import MEMBER, Keep, has_checkpoint
 from edgetrain.exchange.member.link import OUTAGE_S, Link
-from edgetrain.exchange.member.ranges import RangedExchange
 from edgetrain.exchange.member.shared import SharedExchange
 from edgetrain.exchange.messages import MAX_COUNT, NO_WEIGHT
-from edgetrain.exchange.seam import Request
+from edgetrain.exchange.seam import Exchange, Request
 from edgetrain.exchange.zeromq.standby_socket import member_end
 from edgetrain.jobs.job import Privacy
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.jobs.rules import doubts, refuse_checkpoint
 from edgetrain.runs.folder import check_room
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.training.member.direct import direct_exchange, job_of_file, lend_base
+from edgetrain.training.member.direct import job_of_file, lend_base, peer_exchange
 from edgetrain.training.member.hooks import StepHooks, Together, parameters_of, plain_optimizers
 from edgetrain.training.member.keeping import Keeping, keeping_of
 from edgetrain.training.member.member import Member, bind, release_of
@@ -124,7 +123,7 @@ def _way(
     insecure: bool,
     found: Resolved | None,
     request: Request,
-) -> tuple[RangedExchange, Request]:
+) -> tuple[Exchange, Request]:
     """The exchange with the hub, and with all others if it is the lead of several; or that of a
     member that may reduce, of the job `found`: it listens where the hub sees it. And what to join
     with: all members have that job, because each makes reducers by it."""
@@ -133,7 +132,7 @@ def _way(
         lead = Link(end, time.monotonic, patience_s)
         dial = dialling(shown, keys, insecure, patience_s, OUTAGE_S)
         return SharedExchange([lead], dial), request
-    way, address = direct_exchange(found, end, shown, any_port_of(reached.via), patience_s)
+    way, address = peer_exchange(found, end, shown, any_port_of(reached.via), patience_s)
     return way, replace(request, job=request.job or found.job.digest(), address=address)
 
 

@@ -185,11 +185,9 @@ def _exchange(
     sockets = [member_end(at, own) for at, own in zip(hubs, shown, strict=True)]
     socket, outage_s = sockets[0], found.job.hub.outage_s
     if found.job.fleet.topology in (DIRECT, *COLLECTIVES):
-        from edgetrain.training.member import direct  # and with it all of a hub
+        from edgetrain.training.member.direct import peer_exchange  # and with it all of a hub
 
-        is_direct = found.job.fleet.topology == DIRECT
-        exchange = direct.direct_exchange if is_direct else direct.collective_exchange
-        way, address = exchange(found, socket, shown[0], place.listen, patience_s)
+        way, address = peer_exchange(found, socket, shown[0], place.listen, patience_s)
         return way, replace(request, address=address)
     if found.strategy.deals:
         works = [WorkLink(each, time.monotonic, patience_s, outage_s) for each in sockets]

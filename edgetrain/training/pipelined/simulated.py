@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.exchange.hub.effects import Observed
 from edgetrain.exchange.messages import PROTOCOL, Join
 from edgetrain.exchange.pipeline.desk import StageDesk
 from edgetrain.exchange.pipeline.relay import Relay
@@ -25,9 +24,8 @@ from edgetrain.training.outcome import RunOutcome, recorded
 from edgetrain.training.pipelined.hub import terms_of
 from edgetrain.training.pipelined.member import train_stage
 from edgetrain.training.pipelined.planning import plan_stages
-from edgetrain.training.simulated.hub import ComputedUsage
+from edgetrain.training.simulated.hub import ComputedUsage, network_of, report_of
 from edgetrain.training.simulated.virtual import Process, World
-from edgetrain.training.simulated.wires import SimulatedNetwork
 from edgetrain.vectors.vector import Buffer
 
 LOOK = 4096
@@ -64,7 +62,7 @@ def step_seconds(found: Resolved) -> float:
     if not all(map(sum, plan.paces)):
         return plan.seconds
     terms = replace(terms_of(job), steps=STEPS, save_every=STEPS, evaluate_every=0)
-    network, ends = _network(world, found), list[float]()
+    network, ends = network_of(found, world), list[float]()
 
     def train(index: int) -> None:
         count = plan.placement.microbatches
@@ -75,17 +73,16 @@ def step_seconds(found: Resolved) -> float:
         join = Join(PROTOCOL, terms.job, "", 1, f"m{index}", float(count), 0)
         StageLink(desk, join, network.connect(index), world.clock, job.hub.outage_s).run()
 
-    world.start("hub", lambda: relay_messages(Relay(terms), network.hub, world.clock, _ignore))
+    def relay() -> None:
+        relay_messages(Relay(terms), network.hub, world.clock, lambda effect: None)
+
+    world.start("hub", relay)
     for index in range(terms.stages):
         world.start(f"m{index}", functools.partial(train, index))
     while len(ends) < STEPS and world.step():
         pass
     half = ends[STEPS // 2 - 1 :]
     return (half[-1] - half[0]) / (len(half) - 1)
-
-
-def _ignore(effect: Observed) -> None:
-    pass
 
 
 class _Idle:
@@ -122,17 +119,6 @@ class _Idle:
         pass
 
 
-def _network(world: World, planned: Resolved, luck: int = 0) -> SimulatedNetwork:
-    job = planned.job
-    network = SimulatedNetwork(
-        world, planned.links, message_s=job.hub.message_s, seed=job.seed + luck,
-        congestion=planned.congestion, sites=planned.all_sites, faults=planned.faults,
-        hubs=planned.all_hub_links,
-    )  # fmt: skip
-    network.nat = planned.nat
-    return network
-
-
 class _Simulated:
     """One run: the world, its links, a process for the hub and for each stage."""
 
@@ -140,7 +126,7 @@ class _Simulated:
         self._planned, self._folder, self._began = planned, folder, 0.0
         self._began_utc: str | None = None
         self._world = World()
-        self._network = _network(self._world, planned, luck)
+        self._network = network_of(planned, self._world, luck)
         self._recorder = HubRecorder(
             folder, self._world.clock, self._network.hub.traffic,
             usage=ComputedUsage(lambda: self._network.hub.busy_s), on_start=self._begin,
@@ -183,11 +169,7 @@ class _Simulated:
             for process in self._processes:
                 process.kill()
             self._recorder.close()
-            outcome.network = {
-                "backend": "simulated", "reason": "stages, one after the other",
-                "congestion": self._network.congestion, "late_ms_p99": None,
-                "late_limit_ms": None, "trusted": None, "events": world.events,
-            }  # fmt: skip
+            outcome.network = report_of(self._network, "stages, one after the other")
             outcome.extra["began"] = self._began_utc
 
     def _is_over(self) -> bool:

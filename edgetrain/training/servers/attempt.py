@@ -54,3 +54,8 @@ class RankEnd:
     code: int
     """0: well; 1: a bug; 2: an EdgetrainError; negative: a signal."""
     error: str = ""
+
+    @property
+    def first(self) -> str:
+        """The first line of the error."""
+        return (self.error.strip() or "no reason given").splitlines()[0]

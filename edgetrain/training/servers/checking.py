@@ -225,10 +225,7 @@ def _compared_gradients(
     """What the group has computed otherwise, on the leader."""
     held = rank.held
     shapes = held.parts.tensors(held.parts.whole)
-    own = [
-        {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in each.items()}
-        for each in held.own
-    ]
+    own = held.gradients()
     off: dict[str, float] = {}
     length = 0.0
     for name in _used(held):

@@ -9,6 +9,7 @@ gone       RETRY_S seconds                         starting, by a new one
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -136,11 +137,9 @@ class There:
 
     def close(self) -> None:
         """End the agent: it ends its ranks when its input ends."""
-        try:
-            assert self._process.stdin is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it is gone
             self._process.stdin.close()
-        except OSError:
-            pass  # it is gone
         try:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -152,11 +151,9 @@ class There:
 
     def _tell(self, **message: Any) -> None:
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(OSError):  # that it is gone is seen when its output ends
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
-        except OSError:
-            pass  # that it is gone is seen when its output ends
 
 
 def disagreement(entry: ServerEntry, theirs: dict[str, str]) -> str:

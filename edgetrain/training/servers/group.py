@@ -335,9 +335,9 @@ class _Group:
             return _Verdict("killed", tuple(name_of(rank) for rank in killed), "was killed")
         told = {rank: end for rank, end in ended.items() if end.code and end.error}
         refused = {rank: end for rank, end in told.items() if end.code == 2}
-        own = {rank: end for rank, end in told.items() if not _CONNECTION.search(_first(end))}
+        own = {rank: end for rank, end in told.items() if not _CONNECTION.search(end.first)}
         rank, end = next(iter((refused or own or told or ended).items()))
-        first = _first(end)
+        first = end.first
         if DIFFERS in first:
             return _Verdict("differs", (name_of(rank),), first)
         hungry = [r for r, each in told.items() if _NO_MEMORY.search(each.error)]
@@ -366,7 +366,3 @@ class _Group:
         if self._question is None:
             return None
         return place_again(self._question, self._crew.lost, max(self.found.bytes))
-
-
-def _first(end: RankEnd) -> str:
-    return (end.error.strip() or "no reason given").splitlines()[0]

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from datetime import timedelta
 from enum import IntEnum
 from pathlib import Path
@@ -30,7 +29,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from edgetrain.exchange.seam import FixedTensors
 from edgetrain.fleet.devices import SERVERS
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.lookup import buffers_of, task_of
+from edgetrain.jobs.lookup import buffers_of, task_on_servers
 from edgetrain.jobs.placement.beside import group_job, parts_of, standing_in
 from edgetrain.jobs.placement.words import parse
 from edgetrain.jobs.resolved import Resolved, look_up
@@ -44,14 +43,12 @@ from edgetrain.training.servers.attempt import Attempt
 from edgetrain.training.servers.checking import check_group
 from edgetrain.training.servers.mesh import open_group
 from edgetrain.training.servers.rank import Rank, prepare_rank
-from edgetrain.training.servers.snapshots import Snapshots, latest
+from edgetrain.training.servers.snapshots import Snapshots, leaders_step
 from edgetrain.training.servers.steps import batches_of
 from edgetrain.vectors.allocator import map_large
 from edgetrain.vectors.noise import Source
 from edgetrain.vectors.vector import Vector
 
-SNAPSHOTS = 10
-"""Snapshots in a run unless the job says how often."""
 _QUIET = timedelta(days=365)
 """Ranks wait this long for the next op: the leader may be waiting for its hub."""
 HERE = "ranks that are here"
@@ -249,24 +246,16 @@ def prepare_together(
     whole, statistics = standing_in(found.job, place.missing, words), buffers_of(found) == "mean"
     job, shares = group_job(whole), shares_of(found.job, place.index, place.missing)
     part: Any = Part(task, shares, parts_of(whole))
-    step = torch.tensor([(latest(folder) or (0,))[0] if folder is not None else 0])
-    dist.broadcast(step, 0)
-    rank = prepare_rank(job, part, parse(words), device, int(step), statistics)
+    step = 0 if folder is None else leaders_step(folder)
+    rank = prepare_rank(job, part, parse(words), device, step, statistics)
     if job.servers.check != "off":
         check_group(job, part, rank)
     snapshots = None
     if folder is not None:
-        every = job.servers.snapshot_every or max(1, job.train.steps // SNAPSHOTS)
-        snapshots = Snapshots(rank, folder, every, job.servers.async_snapshots)
-        if int(step):
-            snapshots.load(int(step))
+        snapshots = Snapshots.of(job, rank, folder)
+        if step:
+            snapshots.load(step)
     return JoinedRanks(job, part, rank, snapshots, statistics)
-
-
-def task_here(job: Job, place: Place) -> Task:
-    """The task, with the options that differ on servers."""
-    data = {**job.data, **job.servers.data}
-    return task_of(replace(job, data=data), place.beside, place.keys)
 
 
 def made_by(together: JoinedRanks, found: Resolved, task: Task) -> Made:
@@ -293,6 +282,6 @@ def follow(attempt: Attempt, number: int, local: int) -> None:
     )  # fmt: skip
     place = Place(attempt.member, SERVERS, attempt.beside, missing=attempt.missing)
     folder = attempt.folder if attempt.keeps else None
-    found, task = look_up(job), task_here(job, place)
+    found, task = look_up(job), task_on_servers(job, place.beside)
     prepare_together(found, place, task, attempt.words, device, folder).follow()
     dist.destroy_process_group()

@@ -27,7 +27,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from edgetrain.errors import EdgetrainError, Refused
 from edgetrain.fleet.cluster import ServerEntry
-from edgetrain.jobs.lookup import samples_of
+from edgetrain.jobs.lookup import samples_of, task_on_servers
 from edgetrain.jobs.placement.beside import placed, standing_in
 from edgetrain.jobs.placement.words import Placement
 from edgetrain.jobs.resolved import Resolved
@@ -35,7 +35,7 @@ from edgetrain.jobs.rules import check_group_beside, settle
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks.protocol import Task
 from edgetrain.training.member.train import Made, Place, train
-from edgetrain.training.servers.attempt import Attempt, RankEnd
+from edgetrain.training.servers.attempt import Attempt
 from edgetrain.training.servers.far import There
 from edgetrain.training.servers.joined import (
     HERE,
@@ -43,7 +43,6 @@ from edgetrain.training.servers.joined import (
     Op,
     made_by,
     prepare_together,
-    task_here,
 )
 from edgetrain.training.servers.mesh import open_group, open_store
 from edgetrain.training.servers.snapshots import latest
@@ -169,7 +168,7 @@ class _Attempt:
         device = open_group(
             0, count, store.port, store.host, job.train.accelerator, 0, job.servers.hang_s
         )
-        task = task_here(job, place)
+        task = task_on_servers(job, place.beside, place.keys)
         on_task(task)
         words = str(self._placement)
         self._together = prepare_together(found, place, task, words, device, self._folder)
@@ -192,11 +191,7 @@ class _Attempt:
         killed = [rank for rank, end in ended.items() if end.code < 0]
         if killed:
             return _RankDied(f"{', '.join(f'rank {rank}' for rank in killed)} was killed")
-        own = [(r, e) for r, e in ended.items() if not _CONNECTION.search(_first(e))]
+        own = [(r, e) for r, e in ended.items() if not _CONNECTION.search(e.first)]
         if own:
             return EdgetrainError(f"rank {own[0][0]}: {own[0][1].error}")
         return _RankDied(f"rank {next(iter(ended))} lost the others") if ended else None
-
-
-def _first(end: RankEnd) -> str:
-    return (end.error.strip() or "no reason given").splitlines()[0]

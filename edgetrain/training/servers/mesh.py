@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.placement.words import Placement
+from edgetrain.training.member.train import device_for
 
 AXES = ("pipeline", "replicate", "shard", "tensor")
 
@@ -122,14 +123,9 @@ def join_torchrun(accelerator: str) -> torch.device:
 
 
 def _device(accelerator: str, local: int) -> torch.device:
-    there = torch.cuda.is_available() and accelerator != "cpu"
-    if accelerator == "cuda" and not there:
-        raise ConfigError(
-            f"train.accelerator = 'cuda': torch {torch.__version__} finds no GPU here",
-            "say 'auto' or 'cpu', or install a driver and a torch built for CUDA",
-        )
-    if not there:
-        return torch.device("cpu")
+    place = device_for(accelerator)
+    if place.type == "cpu":
+        return place
     if local >= (count := torch.cuda.device_count()):
         raise ConfigError(
             f"rank {local + 1} of a machine with {count} GPU{'s'[: count > 1]}",

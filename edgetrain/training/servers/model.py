@@ -144,11 +144,7 @@ class Held:
         slices, placement = self.ranks.slices, self.ranks.placement
         if slices is None:
             return None
-        if self.parts.how == "tracer":
-            raise ConfigError(
-                "placement: sequence with a pipeline that torch's tracer cuts",
-                "the model names its pieces, or leave one of both out",
-            )
+        self._refuse_tracer("sequence")
         ring = slices["ring"].get_group() if placement.ring > 1 else None
         ulysses = slices["ulysses"].get_group() if placement.ulysses > 1 else None
         return SplitAttention(ring, ulysses)
@@ -161,11 +157,7 @@ class Held:
                 setattr(each, "first_place", self.ranks.slice * length)  # noqa: B010
 
     def _divide(self, module: nn.Module) -> None:
-        if self.parts.how == "tracer":
-            raise ConfigError(
-                "placement: tensor with a pipeline that torch's tracer cuts",
-                "the model names its pieces, or leave one of both out",
-            )
+        self._refuse_tracer("tensor")
         plan, mesh = tensor_plan(self.parts.whole), self.ranks.mesh["tensor"]
         blocks = [name for name in self.parts.units if _has(module, name)]
         if self.ranks.placement.norms == "split" and blocks:
@@ -173,16 +165,19 @@ class Held:
         else:
             divide(module, plan, mesh)
 
+    def _refuse_tracer(self, what: str) -> None:
+        if self.parts.how == "tracer":
+            raise ConfigError(
+                f"placement: {what} with a pipeline that torch's tracer cuts",
+                "the model names its pieces, or leave one of both out",
+            )
+
     def _share_experts(self, module: nn.Module) -> list[nn.Module]:
         """The modules whose experts this rank shares with others; it keeps its part of them."""
         mesh = self.ranks.experts
         if mesh is None:
             return []
-        if self.parts.how == "tracer":
-            raise ConfigError(
-                "placement: experts with a pipeline that torch's tracer cuts",
-                "the model names its pieces, or leave one of both out",
-            )
+        self._refuse_tracer("experts")
         found = list(expert_modules(module).values())
         for each in found:
             share_experts(each, mesh["expert"])
@@ -284,14 +279,18 @@ class Held:
 
     # -- gradients -----------------------------------------------------------------------------
 
+    def gradients(self) -> list[dict[str, Tensor]]:
+        """This rank's parts of the gradient, as `own`; zeros where there is none."""
+        return [
+            {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in each.items()}
+            for each in self.own
+        ]
+
     def gather_gradients(self) -> None:
         """Bring the gradients of the leader's whole model up to date. A parameter that no rank has
         a gradient of has none there either. All ranks call it."""
         names, theirs = self._trained(), dict(self._model.named_parameters()) if self._model else {}
-        own = [
-            {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in each.items()}
-            for each in self.own
-        ]
+        own = self.gradients()
         reached = torch.tensor(
             [any(n in each and each[n].grad is not None for each in self.own) for n in names]
         ).int()

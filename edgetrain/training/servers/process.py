@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from edgetrain.errors import ConfigError
 from edgetrain.fleet import devices
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.lookup import task_of
+from edgetrain.jobs.lookup import task_on_servers
 from edgetrain.jobs.placement.words import parse
 from edgetrain.runs.environment import Meter
 from edgetrain.runs.folder import (
@@ -29,8 +28,7 @@ from edgetrain.runs.folder import (
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.summary import summarise
 from edgetrain.tasks import weights
-from edgetrain.tasks.protocol import Task
-from edgetrain.training.member.loop import EVALUATIONS, Loop, Steps
+from edgetrain.training.member.loop import Loop, Steps
 from edgetrain.training.member.pacing import Pace
 from edgetrain.training.servers import beats
 from edgetrain.training.servers.attempt import Attempt
@@ -39,12 +37,9 @@ from edgetrain.training.servers.joined import follow
 from edgetrain.training.servers.member import RankMember, RankProgress, RankWork, diverged
 from edgetrain.training.servers.mesh import join_torchrun, open_group
 from edgetrain.training.servers.rank import prepare_rank
-from edgetrain.training.servers.snapshots import Snapshots, latest
+from edgetrain.training.servers.snapshots import Snapshots, leaders_step
 from edgetrain.vectors.allocator import map_large
 from edgetrain.vectors.vector import all_finite
-
-SNAPSHOTS = 10
-"""Snapshots in a run unless the job says how often."""
 
 
 def name_of(rank: int) -> str:
@@ -72,7 +67,7 @@ def rank_process(attempt: Attempt, rank: int, local: int, began: Synchronized[fl
 
     attempt.folder.mkdir(parents=True, exist_ok=True)
     if attempt.is_trial:
-        task = _task(job, attempt.beside)
+        task = task_on_servers(job, attempt.beside)
         check_group(job, task, prepare_rank(job, task, parse(attempt.words), device))
     else:
         train(job, attempt.beside, attempt.folder, attempt.words, device, start)
@@ -114,14 +109,13 @@ def train(
     """
     map_large()
     torch.set_num_threads(job.train.threads)
-    task = _task(job, beside)
-    step = _leaders_step(folder)
+    task = task_on_servers(job, beside)
+    step = leaders_step(folder)
     if step and dist.get_rank() == 0:
         _check_optimizer(job, read_job(folder))
     rank = prepare_rank(job, task, parse(words), device, step)
     left_out = check_group(job, task, rank) if job.servers.check != "off" else ""
-    every = job.servers.snapshot_every or max(1, job.train.steps // SNAPSHOTS)
-    snapshots = Snapshots(rank, folder, every, job.servers.async_snapshots)
+    snapshots = Snapshots.of(job, rank, folder)
     if step:
         snapshots.load(step)
     progress = RankProgress(step)
@@ -132,9 +126,7 @@ def train(
         log.event("started", f"{words}, step {step}{said}")
         if rank.ranks.rank == 0:
             snapshots.report_to(partial(log.event, "error"))
-        steps = Steps(
-            job.train.steps, job.train.evaluate_every or max(1, job.train.steps // EVALUATIONS)
-        )
+        steps = Steps.of(job, 0)  # all ranks evaluate together
         energy = devices.Energy(devices.load(devices.HOST), time.monotonic)
         Loop(
             steps, work, member, log, Pace(lambda step: 0.0), Meter(), energy, time.monotonic
@@ -155,16 +147,3 @@ def _check_optimizer(job: Job, before: Mapping[str, Any]) -> None:
             f"optimizer '{ours}' goes on from snapshots of '{theirs}', whose values it cannot use",
             f"optimizer={theirs}, or a new run with start=runs/…/{weights.FILE}",
         )
-
-
-def _task(job: Job, beside: Path | None) -> Task:
-    """The task, with the options that differ on servers."""
-    return task_of(replace(job, data={**job.data, **job.servers.data}), beside)
-
-
-def _leaders_step(folder: Path) -> int:
-    """The step of the leader's newest snapshot; 0: there is none. All ranks call it."""
-    found = latest(folder)
-    told = torch.tensor([found[0] if found else 0])
-    dist.broadcast(told, 0)
-    return int(told)

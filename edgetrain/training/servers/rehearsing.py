@@ -11,7 +11,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from edgetrain.errors import EdgetrainError
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.lookup import task_of
+from edgetrain.jobs.lookup import task_on_servers
 from edgetrain.jobs.placement.words import Placement
 from edgetrain.tasks.profiling import inputs_of, loss_of
 from edgetrain.tasks.protocol import Batch, Task
@@ -47,8 +47,7 @@ def rehearsal(job: Job, beside: Path | None) -> Callable[[Placement], str]:
 
     def problem(placement: Placement) -> str:
         if not task:
-            options = {**job.data, **job.servers.data}
-            task.append(task_of(replace(job, data=options), beside))
+            task.append(task_on_servers(job, beside))
         return problem_of(job, task[0], placement)
 
     return problem

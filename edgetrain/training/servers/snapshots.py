@@ -28,11 +28,14 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from edgetrain.errors import ConfigError
+from edgetrain.jobs.job import Job
 from edgetrain.training.servers.disks import Disks
 from edgetrain.training.servers.owned import OwnedOptimizer, local_part, state_of, whole_of
 from edgetrain.training.servers.rank import Rank
 
 FOLDER = "snapshots"
+SNAPSHOTS = 10
+"""Snapshots in a run unless the job says how often."""
 _NAME = re.compile(r"step-(\d{6,})\Z")
 _KEPT = 2
 
@@ -47,6 +50,14 @@ def latest(folder: Path) -> tuple[int, Path] | None:
     return max(found, default=None)
 
 
+def leaders_step(folder: Path) -> int:
+    """The step of the leader's newest snapshot; 0: there is none. All ranks call it."""
+    found = latest(folder)
+    told = torch.tensor([found[0] if found else 0])
+    dist.broadcast(told, 0)
+    return int(told)
+
+
 class Snapshots:
     """The snapshots of a run, kept by all of its ranks together.
 
@@ -54,6 +65,12 @@ class Snapshots:
     written at a time: the next one waits for it. The threads of all ranks talk over a process group
     of their own.
     """
+
+    @classmethod
+    def of(cls, job: Job, rank: Rank, folder: Path) -> Snapshots:
+        """As often as the job says. All ranks call it. ConfigError."""
+        every = job.servers.snapshot_every or max(1, job.train.steps // SNAPSHOTS)
+        return cls(rank, folder, every, job.servers.async_snapshots)
 
     def __init__(self, rank: Rank, folder: Path, every: int, beside: bool = True) -> None:
         """In the run's `folder`, `every` so many steps; 0: never. Training goes on while one is

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from edgetrain.exchange.gateway.site import SiteHub
 from edgetrain.exchange.gateway.way_up import WayUp
-from edgetrain.exchange.hub.effects import Observed
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.resolved import Resolved
@@ -31,7 +30,8 @@ class SimulatedGateway:
         hub = hub_of(self._found, site=members)
         hub.policy = replace(hub.policy, status_s=0.0)
         site = SiteHub(hub, f"site {self._number}", self._connect)
-        serve(site, self.wire, self._world.clock, _ignore)
+        # What a site's hub does is in no run folder: the fleet's rounds are in the hub's.
+        serve(site, self.wire, self._world.clock, lambda effect: None)
         if site.link is not None:
             site.link.leave("done")
 
@@ -39,7 +39,3 @@ class SimulatedGateway:
         wire = self._network.connect(self.wire.node)
         wire.on_arrival = self.wire.wake
         return WayUp(wire, self._world.clock)
-
-
-def _ignore(effect: Observed) -> None:
-    """What a site's hub does is in no run folder: the fleet's rounds are in the hub's."""

@@ -1,9 +1,10 @@
-"""The hubs of a simulation: `serve` as a process in virtual time."""
+"""The hubs of a simulation, `serve` as a process in virtual time, and the links to them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edgetrain.exchange.hub.effects import Note, Observed
 from edgetrain.exchange.hub.protocol import Hub
@@ -28,6 +29,26 @@ class ComputedUsage:
     @property
     def peak_bytes(self) -> int:
         return 0
+
+
+def network_of(planned: Resolved, world: World, luck: int = 0) -> SimulatedNetwork:
+    """The links of a planned job, with the losses and jitter that `luck` draws."""
+    network = SimulatedNetwork(
+        world, planned.links, message_s=planned.job.hub.message_s, seed=planned.job.seed + luck,
+        congestion=planned.congestion, sites=planned.all_sites, faults=planned.faults,
+        hubs=planned.all_hub_links,
+    )  # fmt: skip
+    network.nat = planned.nat
+    return network
+
+
+def report_of(network: SimulatedNetwork, reason: str) -> dict[str, Any]:
+    """What the summary says of a simulation, where an emulation has its report."""
+    return {
+        "backend": "simulated", "reason": reason, "congestion": network.congestion,
+        "late_ms_p99": None, "late_limit_ms": None, "trusted": None,
+        "events": network.world.events,
+    }  # fmt: skip
 
 
 class SimulatedHub:

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 from edgetrain.errors import ConfigError, EdgetrainError, in_words
-from edgetrain.exchange.hub.effects import Observed
 from edgetrain.exchange.hub.serve import Observer
 from edgetrain.jobs.job import COLLECTIVES, DIRECT
 from edgetrain.jobs.lookup import pace_of, task_of
@@ -38,7 +37,12 @@ from edgetrain.training.hub_recorder import HubRecorder
 from edgetrain.training.outcome import at_gateways, recorded, write_errors
 from edgetrain.training.simulated import local
 from edgetrain.training.simulated.gateway import SimulatedGateway
-from edgetrain.training.simulated.hub import ComputedUsage, SimulatedHub
+from edgetrain.training.simulated.hub import (
+    ComputedUsage,
+    SimulatedHub,
+    network_of,
+    report_of,
+)
 from edgetrain.training.simulated.member import SimulatedMember, Surroundings
 from edgetrain.training.simulated.peers import SimulatedPeers
 from edgetrain.training.simulated.virtual import SECOND, Process, World
@@ -112,17 +116,7 @@ class Simulation:
         """`batched` and `luck` as in `run`."""
         self._planned, self._folder = planned, folder
         self.world = World()
-        self.network = SimulatedNetwork(
-            self.world,
-            planned.links,
-            message_s=planned.job.hub.message_s,
-            seed=planned.job.seed + luck,
-            congestion=planned.congestion,
-            sites=planned.all_sites,
-            faults=planned.faults,
-            hubs=planned.all_hub_links,
-        )
-        self.network.nat = planned.nat
+        self.network = network_of(planned, self.world, luck)
         torch.set_num_threads(planned.job.train.threads)
         self.task = task_of(planned.job, planned.beside)
         step_seconds = _step_seconds(planned, self.task)
@@ -188,7 +182,7 @@ class Simulation:
 
     def hub_place(self, number: int) -> tuple[Resolved, World, SimulatedNetwork, Observer, int]:
         """What a hub's machine is made of. What the lead does is recorded."""
-        observe = _ignore if number else self._recorder
+        observe: Observer = (lambda effect: None) if number else self._recorder
         return self._planned, self.world, self.network, observe, number
 
     def begin(self, began: float) -> None:
@@ -312,15 +306,7 @@ class Simulation:
             weights.save(self._gradients.model_at(training.half.base), path)
 
     def report(self) -> dict[str, Any]:
-        return {
-            "backend": "simulated",
-            "reason": self._gradients.reason,
-            "congestion": self.network.congestion,
-            "late_ms_p99": None,
-            "late_limit_ms": None,
-            "trusted": None,
-            "events": self.world.events,
-        }
+        return report_of(self.network, self._gradients.reason)
 
     def close(self) -> None:
         """End what still runs, without telling anyone. Works twice."""
@@ -331,10 +317,6 @@ class Simulation:
         for log in self._logs:
             log.close()
         self._gradients.close()
-
-
-def _ignore(effect: Observed) -> None:
-    """Record nothing."""
 
 
 def _step_seconds(planned: Resolved, task: Task) -> dict[str, float]:
