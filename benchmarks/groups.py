@@ -13,25 +13,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import importlib
 import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from harness import on_ranks
 
 from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.placement.words import parse
 from edgetrain.jobs.reading import load
-from edgetrain.training import processes
-from edgetrain.training.servers.mesh import open_group, open_store
+from edgetrain.training.servers.mesh import open_group
 from edgetrain.training.servers.rank import prepare_rank
 
 HERE = Path(__file__).resolve().parents[1]
@@ -69,17 +67,7 @@ def serve(rank: int, count: int, port: int, words: str, out: str) -> None:
 
 def measure(words: str) -> tuple[float, float]:
     """Seconds of the check and of a step, on fresh ranks."""
-    context, store = processes.fork_server([]), open_store()
-    count = parse(words).ranks
-    with tempfile.TemporaryDirectory() as folder:
-        out = str(Path(folder) / "seconds.json")
-        given = functools.partial(processes.start, context)
-        ranks = [given(f"r{r}", serve, r, count, store.port, words, out) for r in range(count)]
-        for each in ranks:
-            each.process.join()
-            if each.exit_code:
-                raise SystemExit(each.error)
-        checked, step = json.loads(Path(out).read_text())
+    checked, step = on_ranks(serve, parse(words).ranks, words)
     return checked, step
 
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import os
 import statistics
 import sys
+import tempfile
 import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -92,6 +95,26 @@ def measure(name: str, job: Job, repeats: int) -> Measured:
     }
     others = (busy_s() - busy - (own_s() - own)) / max(time.monotonic() - began, 1e-9)
     return Measured(name, figures, repeats, os.getloadavg()[0], max(others, 0.0))
+
+
+def on_ranks(serve: Callable[..., None], count: int, *given: object) -> Any:
+    """What `serve(rank, count, port, *given, path)` writes to the path as JSON, on the first of
+    `count` ranks, which are fresh processes; `port` is a store's."""
+    from edgetrain.training import processes
+    from edgetrain.training.servers.mesh import open_store
+
+    context, store = processes.fork_server([]), open_store()
+    with tempfile.TemporaryDirectory() as folder:
+        out = str(Path(folder, "found.json"))
+        ranks = [
+            processes.start(context, f"r{rank}", serve, rank, count, store.port, *given, out)
+            for rank in range(count)
+        ]
+        for each in ranks:
+            each.process.join()
+            if each.exit_code:
+                raise SystemExit(each.error)
+        return json.loads(Path(out).read_text())
 
 
 def busy_s() -> float:

@@ -12,28 +12,27 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from harness import on_ranks
 
 from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import look_up
-from edgetrain.training import processes
 from edgetrain.training.member.train import Place
 from edgetrain.training.servers.joined import Op, prepare_together
-from edgetrain.training.servers.mesh import open_group, open_store
+from edgetrain.training.servers.mesh import open_group
 
 WORDS = "data=2 shard=2 zero=3"
 
 
-def serve(rank: int, port: int, elements: int, turns: int, out: str) -> None:
+def serve(rank: int, count: int, port: int, elements: int, turns: int, out: str) -> None:
     """One rank; the leader writes the medians."""
-    device = open_group(rank, 2, port)
+    device = open_group(rank, count, port)
     job = load(None, ["task=edgetrain.tasks:sized", f"data.elements={elements}", "members=2",
                       f"servers.placement={WORDS}", "servers.check=off"])  # fmt: skip
     place = Place(1, "servers")
@@ -67,16 +66,7 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=50_000_000)
     parser.add_argument("--turns", type=int, default=5)
     arguments = parser.parse_args()
-    context, store = processes.fork_server([]), open_store()
-    with tempfile.TemporaryDirectory() as folder:
-        out = str(Path(folder) / "seconds.json")
-        given = (store.port, arguments.elements, arguments.turns, out)
-        ranks = [processes.start(context, f"r{r}", serve, r, *given) for r in range(2)]
-        for each in ranks:
-            each.process.join()
-            if each.exit_code:
-                raise SystemExit(each.error)
-        found = json.loads(Path(out).read_text())
+    found = on_ranks(serve, 2, arguments.elements, arguments.turns)
     whole = found["all-gather"]
     print(f"{arguments.elements:,} parameters, {WORDS}, medians of {arguments.turns}")
     print(f"op          {1e3 * found['op']:8.2f} ms, 16 bytes to the other rank")

@@ -7,9 +7,7 @@ on a busy machine ranks wake up late all the same.
 
 from __future__ import annotations
 
-import functools
 import json
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import Measured, measure
+from harness import Measured, measure, on_ranks
 from torch import Tensor, nn
 
 from edgetrain.jobs.placement.formulas import Kept, RankLink
@@ -26,8 +24,7 @@ from edgetrain.jobs.placement.search import Found, Work, evaluate, search
 from edgetrain.jobs.placement.words import parse
 from edgetrain.jobs.reading import load
 from edgetrain.tasks.layers import Layer, Model
-from edgetrain.training import processes
-from edgetrain.training.servers.mesh import open_group, open_store
+from edgetrain.training.servers.mesh import open_group
 from edgetrain.training.servers.rank import prepare_rank
 
 SLOWER = 3.0
@@ -136,18 +133,7 @@ def serve(rank: int, count: int, port: int, words: list[str], out: str) -> None:
 
 def timed(count: int, words: list[str]) -> list[float]:
     """Seconds of a step of each placement, all of `count` ranks."""
-    context, store = processes.fork_server([]), open_store()
-    with tempfile.TemporaryDirectory() as folder:
-        out = str(Path(folder) / "seconds.json")
-        given = functools.partial(processes.start, context)
-        ranks = [
-            given(f"r{rank}", serve, rank, count, store.port, words, out) for rank in range(count)
-        ]
-        for each in ranks:
-            each.process.join()
-            if each.exit_code:
-                raise SystemExit(each.error)
-        found: list[float] = json.loads(Path(out).read_text())
+    found: list[float] = on_ranks(serve, count, words)
     return found
 
 

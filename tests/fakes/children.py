@@ -80,6 +80,13 @@ def flat(found: nn.Module) -> np.ndarray:
     return (whole if whole.dtype is torch.float64 else whole.float()).numpy().copy()
 
 
+def backward(found: nn.Module, optim: torch.optim.Optimizer, index: int, number: int) -> None:
+    """The gradients of a batch."""
+    optim.zero_grad()
+    x, y = batch(index, number)
+    nn.functional.cross_entropy(found(x), y).backward()
+
+
 def three_lines(address: str, out: str, index: int, steps: int) -> None:
     """The loop of the documentation, in a process of its own; leaves its parameters in `out`."""
     torch.set_num_threads(1)
@@ -87,12 +94,26 @@ def three_lines(address: str, out: str, index: int, steps: int) -> None:
     optim = optimizer("sgd", found)
     member = edgetrain.training.member.joining.join(address, found, optim, name=f"m{index}")
     for step in range(steps):
-        optim.zero_grad()
-        x, y = batch(index, step)
-        nn.functional.cross_entropy(found(x), y).backward()
+        backward(found, optim, index, step)
         optim.step()
     member.close()
     np.save(out, flat(found))
+
+
+def joined(address: str, index: int, steps: int, job_file: Path | None = None) -> np.ndarray:
+    """A loop with a model of 643 parameters; they at the end."""
+    found = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 3))
+    with torch.no_grad():
+        for each in found.parameters():
+            each.fill_(0.1)
+    optim = optimizer("sgd", found)
+    with edgetrain.training.member.joining.join(
+        address, found, optim, name=f"m{index}", job_file=job_file
+    ):
+        for step in range(steps):
+            backward(found, optim, index, step)
+            optim.step()
+    return flat(found)
 
 
 def keeps_on(address: str, out: str, folder: Path | None, index: int, steps: int) -> None:
@@ -108,9 +129,7 @@ def keeps_on(address: str, out: str, folder: Path | None, index: int, steps: int
         print("begins", file=file, flush=True)
         for _ in range(member.begins_at, steps):
             print(member.steps, file=file, flush=True)
-            optim.zero_grad()
-            x, y = batch(index, member.steps)
-            nn.functional.cross_entropy(found(x), y).backward()
+            backward(found, optim, index, member.steps)
             member.step()
     member.close()
     np.save(f"{out}.npy", flat(found))
@@ -128,9 +147,7 @@ def stops_when_asked(address: str, out: str, folder: Path | None, index: int, st
     with Path(f"{out}.batches").open("a") as file, member:
         for _ in range(member.begins_at, steps):
             print(member.steps, file=file, flush=True)
-            optim.zero_grad()
-            x, y = batch(index, member.steps)
-            nn.functional.cross_entropy(found(x), y).backward()
+            backward(found, optim, index, member.steps)
             member.step()
     np.save(f"{out}.npy", flat(found))
 
@@ -153,9 +170,7 @@ def has_a_schedule(address: str, out: str, folder: Path | None, index: int, step
         print("begins", file=file, flush=True)
         for step in range(member.begins_at, steps):
             print(step, optim.param_groups[0]["lr"], file=file, flush=True)
-            optim.zero_grad()
-            x, y = batch(index, member.steps)
-            nn.functional.cross_entropy(found(x), y).backward()
+            backward(found, optim, index, member.steps)
             member.step()
             scheduler.step()
     member.close()
@@ -168,9 +183,7 @@ def with_ddp(out: str, names: list[str], steps: int) -> None:
         wrapped = nn.parallel.DistributedDataParallel(model(0))
         optim = optimizer(name, wrapped)
         for step in range(steps):
-            optim.zero_grad()
-            x, y = batch(rank, step)
-            nn.functional.cross_entropy(wrapped(x), y).backward()
+            backward(wrapped, optim, rank, step)
             optim.step()
         np.save(f"{out}-{name}-{rank}.npy", flat(wrapped.module))
     for name in ("adamw", "decay"):

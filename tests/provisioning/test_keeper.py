@@ -13,6 +13,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import running_devices
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -143,22 +144,7 @@ def archives(tmp_path_factory):
 
 
 def flashed(root: Path, how: str = "good") -> Board:
-    """A device as its first boot leaves it."""
-    slots = root / "opt/edgetrain"
-    (slots / "a/edgetrain").mkdir(parents=True)
-    (slots / "a/as").write_text(how)
-    (slots / "current").symlink_to("a")
-    first = root / "etc/edgetrain/jobs/1"
-    first.mkdir(parents=True)
-    (first / "job.toml").write_text("name = 'first'\n")
-    (first / "set.json").write_text('{"digest": "first", "number": 1}')
-    (root / "etc/edgetrain/current").symlink_to("jobs/1")
-    keys = root / "var/lib/edgetrain-keys"
-    keys.mkdir(parents=True)
-    (keys / "hubs").write_text("pinned")
-    (keys / "bundles").write_text("")
-    (root / "etc/systemd/system").mkdir(parents=True)
-    return Board(root)
+    return Board(running_devices.flashed(root, how))
 
 
 def arrive(board: Board, content: bytes) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from children import HubThread, batch, flat, in_threads, optimizer
+from children import HubThread, in_threads, joined
 from torch import nn
 
 import edgetrain
@@ -39,21 +39,6 @@ def job_file(tmp_path):
     return write
 
 
-def loop(address, job_file, index):
-    found = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 3))
-    with torch.no_grad():
-        for each in found.parameters():
-            each.fill_(0.1)
-    optim = optimizer("sgd", found)
-    with edgetrain.join(address, found, optim, name=f"m{index}", job_file=job_file):
-        for step in range(STEPS):
-            optim.zero_grad()
-            x, y = batch(index, step)
-            nn.functional.cross_entropy(found(x), y).backward()
-            optim.step()
-    return flat(found)
-
-
 def trained(path, *files):
     """The models of loops that join with these files, at a hub with the job of `path`."""
     socket = HubSocket("tcp://127.0.0.1:0", 1 << 24)
@@ -62,7 +47,8 @@ def trained(path, *files):
     address = f"tcp://127.0.0.1:{socket.port}"
     try:
         thread.begin()
-        found = in_threads(*[partial(loop, address, file, i) for i, file in enumerate(files)])
+        loops = [partial(joined, address, i, STEPS, file) for i, file in enumerate(files)]
+        found = in_threads(*loops)
     finally:
         thread.end()
         socket.close()

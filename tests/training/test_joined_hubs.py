@@ -6,32 +6,14 @@ import contextlib
 from functools import partial
 
 import numpy as np
-import torch
-from children import HubThread, batch, flat, in_threads, optimizer
-from torch import nn
+from children import HubThread, in_threads, joined
 
-import edgetrain
 from edgetrain.exchange.hub.lead import LeadHub
 from edgetrain.exchange.hub.shared import SharedHub
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.vectors.ranges import Stretch, shared
 
 RANGES = 2
-
-
-def loop(address, index):
-    found = nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 3))  # 643 parameters
-    with torch.no_grad():
-        for each in found.parameters():
-            each.fill_(0.1)
-    optim = optimizer("sgd", found)
-    with edgetrain.join(address, found, optim, name=f"m{index}"):
-        for step in range(8):
-            optim.zero_grad()
-            x, y = batch(index, step)
-            nn.functional.cross_entropy(found(x), y).backward()
-            optim.step()
-    return flat(found)
 
 
 def trained(hubs):
@@ -46,7 +28,7 @@ def trained(hubs):
                 socket, "dga", every=2, delay=2, codec="int8", stretch=stretch, kind=kind
             )
             stack.enter_context(thread.serving())
-        return in_threads(*[partial(loop, at[0], index) for index in range(2)])
+        return in_threads(*[partial(joined, at[0], index, 8) for index in range(2)])
 
 
 def test_it_ends_with_the_bits_of_one_hub():

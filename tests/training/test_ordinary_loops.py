@@ -102,19 +102,7 @@ def mixed_precision(model, data, join):
     member.close()
 
 
-@ordinary(poisoned={1: (4,)})
-def a_step_skipped_on_one_member(model, data, join):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu")
-    member = join(model, optimizer)
-    for x, y in data:
-        optimizer.zero_grad()
-        scaler.scale(cross_entropy(model(x), y)).backward()
-        scaler.unscale_(optimizer)
-        clip_grad_norm_(model.parameters(), 0.5)
-        scaler.step(optimizer)
-        scaler.update()
-    member.close()
+LOOPS["a_step_skipped_on_one_member"] = Ordinary(mixed_precision, children.model, {1: (4,)})
 
 
 @ordinary(poisoned={0: (0, 7, 12), 1: (4, 5, 6, 7), 2: (5, 7, 9)})
