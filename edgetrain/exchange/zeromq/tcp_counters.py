@@ -13,6 +13,7 @@ import struct
 import sys
 import termios
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from edgetrain.exchange.descriptors import is_out_of_descriptors, reserve
@@ -97,8 +98,7 @@ class ConnectionsAt:
 
     def traffic(self) -> Traffic:
         """Sums as of the last `look`; the round trip is the longest there was then."""
-        longest_s = max((each.round_trip_s for each in self._seen.values()), default=0.0)
-        return _sum([self._past, *self._seen.values()], Traffic(0, 0, 0, longest_s))
+        return Traffic.of_all([self._past, *self._seen.values()])
 
 
 def traffic_of_process() -> Traffic:
@@ -177,13 +177,7 @@ def _traffic(info: bytes) -> Traffic:
 
 
 def _sum(past: Iterable[Traffic], now: Traffic) -> Traffic:
-    each = [*past, now]
-    return Traffic(
-        sum(t.sent_bytes for t in each),
-        sum(t.received_bytes for t in each),
-        sum(t.retransmitted_bytes for t in each),
-        now.round_trip_s,
-    )
+    return replace(Traffic.of_all([*past, now]), round_trip_s=now.round_trip_s)
 
 
 def _connections() -> Iterator[tuple[str, socket.socket]]:
