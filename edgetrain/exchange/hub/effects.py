@@ -15,24 +15,9 @@ from edgetrain.exchange.hub.records import Record, Round, State
 from edgetrain.exchange.messages import Figure, Message, Refuse, Reply, Telemetry
 
 Event = Literal[
-    "joined",
-    "started",
-    "late",
-    "gone",
-    "left",
-    "refused",
-    "removed",
-    "back",
-    "pace",
-    "codec",
-    "stands",
-    "map",
-    "reducers",
-    "replica",
-    "servers",
-    "search",
-    "told",
-]
+    "joined", "started", "late", "gone", "left", "refused", "removed", "back", "pace", "codec",
+    "stands", "map", "reducers", "replica", "servers", "search", "told",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

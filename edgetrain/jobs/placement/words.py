@@ -32,16 +32,9 @@ ZEROS = (0, 1, 2, 3)
 
 NORMS = ("whole", "split")
 COUNTS = (
-    "data",
-    "shard",
-    "pipeline",
-    "tensor",
-    "sequence",
-    "ulysses",
-    "experts",
-    "stages",
+    "data", "shard", "pipeline", "tensor", "sequence", "ulysses", "experts", "stages",
     "microbatches",
-)
+)  # fmt: skip
 _MOST = 4096
 
 

@@ -76,30 +76,10 @@ class LineFile:
 
 
 EventName = Literal[
-    "joined",
-    "started",
-    "late",
-    "gone",
-    "back",
-    "left",
-    "refused",
-    "removed",
-    "pace",
-    "stands",
-    "replica",
-    "servers",
-    "told",
-    "codec",
-    "map",
-    "reducers",
-    "search",
-    "correction",
-    "finished",
-    "overrun",
-    "fault",
-    "absence",
-    "error",
-]
+    "joined", "started", "late", "gone", "back", "left", "refused", "removed", "pace", "stands",
+    "replica", "servers", "told", "codec", "map", "reducers", "search", "correction", "finished",
+    "overrun", "fault", "absence", "error",
+]  # fmt: skip
 
 _BUFFER_BYTES = 64 * 1024
 

@@ -282,26 +282,10 @@ class LinkModel:
     """
 
     __slots__ = (
-        "_chain",
-        "_delay",
-        "_jitter",
-        "_last",
-        "_packet_ns",
-        "_quiet_since",
-        "_random",
-        "_reorder",
-        "_trace",
-        "_wanders",
-        "_way",
-        "corrupts",
-        "down",
-        "dropped",
-        "duplicates",
-        "loses",
-        "lost",
-        "passes",
-        "rate",
-    )
+        "_chain", "_delay", "_jitter", "_last", "_packet_ns", "_quiet_since", "_random", "_reorder",
+        "_trace", "_wanders", "_way", "corrupts", "down", "dropped", "duplicates", "loses", "lost",
+        "passes", "rate",
+    )  # fmt: skip
 
     def __init__(self, way: Direction, seed: int, start_ns: int = 0) -> None:
         rng = random.Random(seed)

@@ -289,14 +289,8 @@ def _joined(stories: list[Story]) -> list[Story]:
 
 
 _OF_THE_TASK = (
-    "metric",
-    "better",
-    "target",
-    "final",
-    "target_seconds",
-    "target_steps",
-    "final_seconds",
-)
+    "metric", "better", "target", "final", "target_seconds", "target_steps", "final_seconds",
+)  # fmt: skip
 
 
 def _speed_of(parts: Sequence[Story]) -> dict[str, Any]:
