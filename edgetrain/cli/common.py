@@ -28,12 +28,10 @@ RUNS = "runs"
 
 def add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "job",
-        nargs="*",
-        metavar="JOB KEY=VALUE",
+        "job", nargs="*", metavar="JOB KEY=VALUE",
         help="a job file (none: the built-in digits job), then keys that win over it: "
         "steps=200 network=wan-500ms strategy=dga",
-    )
+    )  # fmt: skip
 
 
 def job_of(arguments: argparse.Namespace, defaults: tuple[str, ...] = ()) -> tuple[Job, Path]:
@@ -53,17 +51,14 @@ def job_of(arguments: argparse.Namespace, defaults: tuple[str, ...] = ()) -> tup
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--simulate",
-        action="store_true",
+        "--simulate", action="store_true",
         help="in virtual time: real gradients, no processes, thousands of members on one machine",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--vmap",
-        choices=("auto", "on", "off"),
-        default="auto",
+        "--vmap", choices=("auto", "on", "off"), default="auto",
         help="simulated members' gradients: many at once (on), one by one with the bits of a real "
         "member (off), or by their number (default: %(default)s)",
-    )
+    )  # fmt: skip
 
 
 def runner(arguments: argparse.Namespace) -> Callable[..., dict[str, Any]]:
@@ -97,10 +92,9 @@ def add_json(parser: argparse.ArgumentParser, help: str = "print JSON") -> None:
 
 def add_dashboard(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--dashboard",
-        action="store_true",
+        "--dashboard", action="store_true",
         help="show it in a browser, too: a process beside this one, at an address that it prints",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--control", action="store_true", help="--dashboard with buttons: see `edgetrain tell`"
     )
@@ -108,14 +102,10 @@ def add_dashboard(parser: argparse.ArgumentParser) -> None:
 
 def add_track(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--track",
-        action="append",
-        default=[],
-        type=_tracked,
-        metavar="TRACKER",
+        "--track", action="append", default=[], type=_tracked, metavar="TRACKER",
         help="hand it to a tracker as it grows: a process beside this one, with the words of "
         "`edgetrain track --to`, as in --track 'wandb --offline'; may be given several times",
-    )
+    )  # fmt: skip
 
 
 def _tracked(text: str) -> list[str]:
@@ -187,10 +177,9 @@ def view(arguments: argparse.Namespace, heading: str, metric: str) -> View:
 
 def add_keys(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--keys",
-        metavar="FOLDER",
+        "--keys", metavar="FOLDER",
         help="folder of keys (default: ~/.config/edgetrain); see `edgetrain keys`",
-    )
+    )  # fmt: skip
 
 
 TRY_AGAIN = 75

@@ -48,16 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     common.add_simulate(parser)
     parser.add_argument(
-        "--topologies",
-        metavar="NAMES",
+        "--topologies", metavar="NAMES",
         help="comma-separated, as star,gateways: the job's own strategy with each of them, instead",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--strategies",
-        default="sync-sgd,fedavg,dga",
+        "--strategies", default="sync-sgd,fedavg,dga",
         help="comma-separated, with arguments, and an outer rule behind a bar; see `edgetrain "
         "strategies` (default: %(default)s)",
-    )
+    )  # fmt: skip
     common.add_output(parser)
 
 

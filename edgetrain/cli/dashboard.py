@@ -30,40 +30,28 @@ Ctrl-C ends it.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "folder",
-        nargs="?",
-        type=Path,
-        default=Path(common.RUNS),
-        metavar="RUNS",
+        "folder", nargs="?", type=Path, default=Path(common.RUNS), metavar="RUNS",
         help="folder of run folders, or one run folder (default: %(default)s)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--bind",
-        default="127.0.0.1:8750",
-        metavar="HOST:PORT",
+        "--bind", default="127.0.0.1:8750", metavar="HOST:PORT",
         help="where to listen; port 0: any free one (default: %(default)s)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--tls",
-        nargs=2,
-        type=Path,
-        metavar=("CERT", "KEY"),
+        "--tls", nargs=2, type=Path, metavar=("CERT", "KEY"),
         help="a certificate and its key, for a HOST that other machines reach",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--insecure", action="store_true", help="let other machines come without --tls"
     )
     parser.add_argument(
-        "--token",
-        type=Path,
-        metavar="FILE",
+        "--token", type=Path, metavar="FILE",
         help="a file with the token that only its owner can read (default: a new token)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--control",
-        action="store_true",
+        "--control", action="store_true",
         help="let the page pause a job, let it go on, end it, and remove members",
-    )
+    )  # fmt: skip
     parser.add_argument("--until-stdin-ends", action="store_true", help=argparse.SUPPRESS)
 
 

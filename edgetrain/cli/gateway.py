@@ -35,12 +35,9 @@ try again later.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     parser.add_argument(
-        "--above",
-        required=True,
-        action="append",
-        metavar="tcp://HOST:PORT",
+        "--above", required=True, action="append", metavar="tcp://HOST:PORT",
         help="the hub that this site is a member of; several times for its other addresses",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--members", required=True, type=int, metavar="N", help="members of the job at this site"
     )
@@ -48,26 +45,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--name", default=platform.node()[:64], help="of the site (default: of this machine)"
     )
     parser.add_argument(
-        "--bind",
-        default="tcp://localhost:5555",
-        metavar="ADDRESS",
+        "--bind", default="tcp://localhost:5555", metavar="ADDRESS",
         help="where members of the site join, as for `edgetrain hub` (default: %(default)s)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--above-key",
-        metavar="KEY",
+        "--above-key", metavar="KEY",
         help="the public key of the hub above, or a file with it (default: known from enrolment)",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--insecure", action="store_true", help="encrypt nothing, above or at the site"
     )
     common.add_keys(parser)
     parser.add_argument(
-        "--resume",
-        type=Path,
-        metavar="RUN",
+        "--resume", type=Path, metavar="RUN",
         help="go on with the job in this run folder, from its journal; give the same --bind",
-    )
+    )  # fmt: skip
     common.add_output(parser, json=False)
     common.try_again(parser)
 

@@ -39,45 +39,36 @@ try again later (the interface is down or has no address yet, a name cannot be r
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     parser.add_argument(
-        "--bind",
-        default="tcp://localhost:5555",
-        metavar="ADDRESS",
+        "--bind", default="tcp://localhost:5555", metavar="ADDRESS",
         help="tcp://HOST:PORT; HOST is an address, a name, an interface such as eth0, or * for "
         "all; port 0: any free one (default: %(default)s)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--insecure",
-        action="store_true",
+        "--insecure", action="store_true",
         help="encrypt nothing and let in whoever reaches the port",
-    )
+    )  # fmt: skip
     common.add_keys(parser)
     _add_number(parser)
     parser.add_argument(
-        "--any-job",
-        action="store_true",
+        "--any-job", action="store_true",
         help="take members whatever job they run, if their models are equal",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--journal",
-        type=Path,
-        metavar="FOLDER",
+        "--journal", type=Path, metavar="FOLDER",
         help="where every round is written before it is answered (default: in the run folder)",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--no-journal", action="store_true", help="write none: a hub that dies cannot be resumed"
     )
     parser.add_argument(
-        "--resume",
-        type=Path,
-        metavar="RUN",
+        "--resume", type=Path, metavar="RUN",
         help="go on with the job in this run folder, from its journal; give the same --bind",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--replica-of",
-        metavar="HUB",
+        "--replica-of", metavar="HUB",
         help="be the replica of the hub at this address, and take over if it is gone: --bind is "
         "the job's hub.replica (docs/recovery.md)",
-    )
+    )  # fmt: skip
     common.add_output(parser, json=False)
     common.add_dashboard(parser)
     common.add_track(parser)
@@ -86,17 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_number(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--number",
-        type=int,
-        default=1,
-        metavar="N",
+        "--number", type=int, default=1, metavar="N",
         help="of several hubs (hub.hubs in the job): which one this is, from 1; the first leads",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--spare",
-        action="store_true",
+        "--spare", action="store_true",
         help="a hub without ranges yet, for `edgetrain hubs add` while the job trains",
-    )
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -33,11 +33,9 @@ _VERBS = ("add", "remove")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "words",
-        nargs="+",
-        metavar="RUN | add RUN ADDRESS | remove RUN ADDRESS",
+        "words", nargs="+", metavar="RUN | add RUN ADDRESS | remove RUN ADDRESS",
         help="the lead's run folder; and the address of a hub, tcp://HOST:PORT",
-    )
+    )  # fmt: skip
     common.add_json(parser, "print the hubs as JSON")
 
 

@@ -56,23 +56,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     enroll.add_argument("--minutes", type=float, default=60.0, help="the token holds (default: 60)")
     enroll.add_argument("--key", help="at the hub: the device's public key, in place of a token")
     enroll.add_argument(
-        "--hub",
-        action="append",
-        metavar="tcp://HOST:PORT",
+        "--hub", action="append", metavar="tcp://HOST:PORT",
         help="at the device: a running hub; several times for its other addresses, the first that "
         "answers is used",
-    )
+    )  # fmt: skip
     enroll.add_argument(
-        "--token",
-        metavar="TOKEN",
+        "--token", metavar="TOKEN",
         help="at the device: what the hub's owner was given; @FILE: in this file; '-': ask for it",
-    )
+    )  # fmt: skip
     enroll.add_argument(
-        "--ssh-host-key",
-        type=Path,
-        metavar="FILE",
+        "--ssh-host-key", type=Path, metavar="FILE",
         help="at the device: its public SSH host key, for the hub to keep",
-    )
+    )  # fmt: skip
     enroll.add_argument(
         "--cluster", type=Path, metavar="FILE", help="at the hub: a token for each device of a file"
     )

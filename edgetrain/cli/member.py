@@ -58,19 +58,15 @@ exit status:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     parser.add_argument(
-        "--hub",
-        action="append",
-        default=[],
-        metavar="tcp://HOST:PORT",
+        "--hub", action="append", default=[], metavar="tcp://HOST:PORT",
         help="as the hub says; several times for its other addresses: the first that answers is "
         "used, the others if it is away later; its key is the same at all of them. Not where "
         "hub.hubs in the job names several hubs: a member joins all of these",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--hub-key",
-        metavar="KEY",
+        "--hub-key", metavar="KEY",
         help="the hub's public key, or a file with it (default: the one known from enrolment)",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--insecure", action="store_true", help="join a hub on another machine without encryption"
     )
@@ -79,11 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--index", required=True, type=int, metavar="N", help="which share of the data, from 0"
     )
     parser.add_argument(
-        "--listen",
-        metavar="tcp://HOST:PORT",
+        "--listen", metavar="tcp://HOST:PORT",
         help="if members average among themselves: where others connect to this one; 'no': they "
         "cannot (default: this machine's address on the way to the hub, any free port)",
-    )
+    )  # fmt: skip
     _add_training(parser)
     common.add_output(parser, json=False)
     common.add_track(parser)
@@ -92,30 +87,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        metavar="FOLDER",
+        "--checkpoint", type=Path, metavar="FOLDER",
         help="keep a checkpoint there, and go on from it if there is one (default: none is kept)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--wait",
-        action="store_true",
+        "--wait", action="store_true",
         help="try for hub.outage_s if the hub is not up yet; a member with a checkpoint of "
         "this job does so without being told",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--metrics-mb", type=float, default=0.0, metavar="N",
         help="keep this run's metrics below N megabytes: steps share a line, exchanges have none, "
         "events and evaluations are kept (default: 0, a line a step)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-celsius",
-        type=float,
-        default=0.0,
-        metavar="C",
+        "--max-celsius", type=float, default=0.0, metavar="C",
         help="lengthen steps so that this machine stays below this temperature (default: it does "
         "not)",
-    )
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:

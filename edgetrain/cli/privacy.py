@@ -32,11 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--delta", type=float, default=1e-5, help="(default: 1e-5)")
     parser.add_argument(
-        "--accountant",
-        choices=("pld", "rdp"),
-        default="pld",
+        "--accountant", choices=("pld", "rdp"), default="pld",
         help="pld is tight; rdp is what older papers report, and never less (default: pld)",
-    )
+    )  # fmt: skip
     common.add_json(parser)
 
 

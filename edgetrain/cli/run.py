@@ -47,22 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_dashboard(parser)
     common.add_track(parser)
     parser.add_argument(
-        "--print-commands",
-        action="store_true",
+        "--print-commands", action="store_true",
         help="of a job on several servers: print the torchrun command for each, and start nothing",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--resume",
-        type=Path,
-        metavar="RUN",
+        "--resume", type=Path, metavar="RUN",
         help="go on with a run of a group from the last snapshot in its folder",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--cluster",
-        metavar="FILE",
+        "--cluster", metavar="FILE",
         help="train on the devices of this cluster file, which run already: the job is sent to "
         "them, and its hub runs here (docs/devices-at-work.md)",
-    )
+    )  # fmt: skip
     common.add_keys(parser)
 
 

@@ -61,18 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with this sweep")
     parser.add_argument(
-        "--at-once",
-        type=int,
-        default=1,
-        metavar="N",
+        "--at-once", type=int, default=1, metavar="N",
         help="simulate this many cells at once, each in a process (default: %(default)s)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--dask",
-        metavar="ADDRESS",
+        "--dask", metavar="ADDRESS",
         help="simulate on the workers of a Dask cluster, as tcp://host:8786, which see the same "
         "folders (needs `distributed`)",
-    )
+    )  # fmt: skip
     common.add_output(parser)
 
 

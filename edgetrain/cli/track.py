@@ -49,11 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "MLflow's); wandb: the folder for its files",
     )  # fmt: skip
     parser.add_argument(
-        "--project",
-        default="",
-        metavar="NAME",
+        "--project", default="", metavar="NAME",
         help="experiment or project (default: the job's name)",
-    )
+    )  # fmt: skip
     parser.add_argument("--offline", action="store_true", help="wandb: send nothing")
     parser.add_argument(
         "--members", type=int, default=32, metavar="N",
