@@ -122,11 +122,12 @@ def _flash(arguments: argparse.Namespace) -> int:
     devices = found.chosen(tuple(arguments.devices))
     if not devices:
         raise ConfigError(f"{found.path} has no [[device]]")
-    if found.hub_device:
-        raise ConfigError(
-            f"{found.hub_device.name} has the hub, and its key stays there: cards cannot enrol",
-            "boot the devices with the image as it is, then edgetrain devices provision",
-        )
+    for each in found.devices:
+        if each.role != "member":
+            raise ConfigError(
+                f"{each.name} has the {each.role}, and its key stays there: cards cannot enrol",
+                "boot the devices with the image as it is, then edgetrain devices provision",
+            )
     if arguments.yes and not (arguments.to or arguments.image_out):
         raise ConfigError("--yes without --to: which card?", "--to /dev/sdX says it")
     if not 0 < arguments.minutes <= 30 * _DAY:

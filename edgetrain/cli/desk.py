@@ -66,7 +66,10 @@ def _desk(
 
     with reach(arguments, found, keeps=keeps) as (remote, devices):
         hub = found.hub_device.name if found.hub_device else ""
-        yield DeviceDesk(remote, [host for _, host in devices], common.warn, hub=hub)
+        joined = {member.name: found.joined_by(member) for member in found.members}
+        gateways = {name: d.name for name, d in joined.items() if d and d.role == "gateway"}
+        hosts = [host for _, host in devices]
+        yield DeviceDesk(remote, hosts, common.warn, hub=hub, gateways=gateways)
 
 
 def _report(arguments: argparse.Namespace, results: Sequence[DeviceResult]) -> int:
@@ -92,9 +95,9 @@ def _send(arguments: argparse.Namespace) -> int:
 
 def _job_for(
     arguments: argparse.Namespace, found: Cluster, path: str
-) -> tuple[JobSet, dict[str, str], str, str]:
-    """A job for the devices of a cluster, their units, the hub's keys, and the list of a hub on a
-    device. Raises ConfigError."""
+) -> tuple[JobSet, dict[str, str], dict[str, str], dict[str, str]]:
+    """A job for the devices of a cluster; their units, the keys of what they join, and the lists of
+    those that others join. Raises ConfigError."""
     from edgetrain.exchange.keys.keyring import Keyring, keys_folder
     from edgetrain.provisioning import outfit
     from edgetrain.provisioning.cards.flashing import unit
@@ -104,14 +107,19 @@ def _job_for(
     job = outfit.job_of(found)
     units = {device.name: unit(found, device) for device in found.devices}
     ring = Keyring(keys_folder(arguments.keys))
-    keys = hub_keys(found, ring)
-    if found.hub_device and not keys:
-        raise ConfigError(
-            f"the key of {found.hub_device.name}, which has the hub, is not on the list in "
-            f"{ring.path}",
-            f"edgetrain devices provision {found.path}",
-        )
-    return outfit.set_of(found, job), units, keys, members_list(found, ring)
+    joined = [device for device in found.devices if device.role != "member"]
+    for device in joined:
+        if device.name not in ring.members().values():
+            raise ConfigError(
+                f"the key of {device.name}, which has the {device.role}, is not on the list in "
+                f"{ring.path}",
+                f"edgetrain devices provision {found.path}",
+            )
+    known = {(d.role, d.site): d for d in found.devices}
+    pins = {place: hub_keys(found, ring, device) for place, device in known.items()}
+    keys = {device.name: pins[device.role, device.site] for device in found.devices}
+    lists = {device.name: members_list(found, ring, device) for device in joined}
+    return outfit.set_of(found, job), units, keys, lists
 
 
 # -- versions ------------------------------------------------------------------------------------
@@ -215,7 +223,7 @@ def run_on_cluster(arguments: argparse.Namespace) -> int:
         try:
             results = desk.send(*job)
             _report(argparse.Namespace(json=False), results)
-            members = [result for result in results if result.name != desk.hub]
+            members = [result for result in results if desk.role(result.name) == "member"]
             here, few = sum(r.ok for r in members), load(arguments.job[0]).first_members
             if here < few:
                 raise ConfigError(
@@ -235,7 +243,7 @@ def run_on_cluster(arguments: argparse.Namespace) -> int:
         except BaseException:
             hub.stop()
             raise
-        for result in desk.fetch(folder):
+        for result in [*desk.fetch(folder, "member"), *desk.fetch(folder, "gateway")]:
             if not result.ok:
                 common.warn(f"{result.name}: no run folder of its own: {result.said}")
         common.say(f"the members' own run folders are in {folder / 'members'}")
@@ -350,7 +358,7 @@ class _HubOnDevice:
     def wait(self) -> int:
         """Bring its run folder, once. Returns 0 if it is there."""
         if self._status is None:
-            (result,) = self._desk.fetch(self.folder(), hub=True)
+            (result,) = self._desk.fetch(self.folder(), "hub")
             if not result.ok:
                 common.warn(f"{result.name}: the hub's run folder is not here: {result.said}")
             self._status = int(not result.ok)

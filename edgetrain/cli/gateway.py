@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 from edgetrain.cli import common
-from edgetrain.errors import refuse_first
+from edgetrain.errors import NetworkError, refuse_first
 from edgetrain.jobs.job import Job
+from edgetrain.training.member.service import told_why
 from edgetrain.training.stopping import Stop
 
 HELP = "merge what a site's members learn before it goes to the hub"
@@ -69,7 +70,7 @@ ROUTE_S = 10.0
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with Stop().installed() as stop:
+    with told_why() as service, Stop().installed() as stop:
         job = _job_of(arguments)
         from edgetrain.exchange.addresses import rotated, wait_for_route
         from edgetrain.exchange.keys.credentials import credentials
@@ -78,8 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
 
         keys = None if arguments.keys is None else Path(arguments.keys)
         check_above(arguments.above, arguments.bind)
+        service.status(f"looking for the hub above at {', '.join(arguments.above)}")
         wait_s = job.hub.outage_s if arguments.resume else 0.0
-        above, via = wait_for_route(arguments.above, ROUTE_S, wait_s, say=common.say)
+        try:
+            above, via = wait_for_route(arguments.above, ROUTE_S, wait_s, say=common.say)
+        except NetworkError as error:
+            error.message = f"looking for the hub above: {error.message}"
+            raise
         own = credentials(arguments.above, arguments.above_key, keys, insecure=arguments.insecure)
         common.say(f"the hub above: {above} over {via}" + (", encrypted" if own else ""))
         uplink = Uplink(
@@ -92,8 +98,16 @@ def run(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
         from edgetrain.cli.screen import Screen
 
+        def say(line: str) -> None:
+            screen.say(line)
+            service.status(line)
+
+        def follow(folder: Path) -> None:
+            service.ready()
+            screen.follow(folder)
+
         with Screen(f"gateway of {arguments.members} members, {job.strategy.name}") as screen:
-            rounds = serve_job(request, stop, screen.say, common.warn, follow=screen.follow)
+            rounds = serve_job(request, stop, say, common.warn, follow=follow)
         return 0 if rounds else 1
 
 

@@ -7,9 +7,9 @@ import contextlib
 from pathlib import Path
 
 from edgetrain.cli import common
-from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
-from edgetrain.training.member.service import Service
+from edgetrain.training.member.service import told_why
 from edgetrain.training.stopping import Stop
 
 HELP = "merge what the members of a job learn"
@@ -88,16 +88,7 @@ def _add_number(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     common.check_track(arguments)
-    service = Service()
-    try:
-        return _run(arguments, service)
-    except EdgetrainError as error:
-        service.stopping(str(error))
-        raise
-
-
-def _run(arguments: argparse.Namespace, service: Service) -> int:
-    with Stop().installed() as stop:
+    with told_why() as service, Stop().installed() as stop:
         from edgetrain.jobs.resolved import with_all_members
 
         job, beside_job = _job_of(arguments)

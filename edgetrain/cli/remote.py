@@ -145,8 +145,9 @@ def _provision(arguments: argparse.Namespace) -> int:
 
     found = cluster.load(arguments.cluster)
     job = outfit.job_of(found)
-    if arguments.devices and found.hub_device:  # its list has the others' keys
-        arguments.devices.append(found.hub_device.name)
+    if arguments.devices:  # the lists of those that they join have their keys
+        joined = [found.hub_device, *map(found.joined_by, found.chosen(tuple(arguments.devices)))]
+        arguments.devices += [device.name for device in joined if device]
     workers = archive.workers()
     for device in found.chosen(tuple(arguments.devices)):
         outfit.check_profile(workers, device)
@@ -208,12 +209,14 @@ def _remove(arguments: argparse.Namespace) -> int:
         raise ConfigError("nothing was removed", "--yes, or a yes on a terminal")
     with reach(arguments, found, keeps=False) as (remote, devices):
         results = remove([host for _, host in devices], ring, remote)
-        if (hub := found.hub_device) and hub not in [device for device, _ in devices]:
-            there = hosts_of(found, [hub])[0]
-            sent = send_list(remote, there, "/", members_list(found, ring))
-            if not sent.ok:
-                why = f"their keys are on its list still: {sent.why}"
-                results.append(Provisioned(hub.name, ok=False, why=why))
+        gone = [device for device, _ in devices]
+        for each in found.devices:
+            if each not in gone and each in map(found.joined_by, gone):
+                there = hosts_of(found, [each])[0]
+                sent = send_list(remote, there, "/", members_list(found, ring, each))
+                if not sent.ok:
+                    why = f"their keys are on its list still: {sent.why}"
+                    results.append(Provisioned(each.name, ok=False, why=why))
     lines = [f"{r.name:16} {'removed' if r.ok else 'FAILED   ' + r.why}" for r in results]
     common.answer(arguments, [dataclasses.asdict(r) for r in results], "\n".join(lines))
     return int(not all(r.ok for r in results))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,10 @@ LEAST_CAP, HEAT_CAPS = 40.0, (0.0, 110.0, "C")
 """Temperatures that a device can be told to keep below."""
 SECURITY = ("wpa2", "wpa3", "open")
 """Kinds of wireless networks."""
-ROLES = ("member", "hub")
-"""What runs on a device."""
+ROLES = ("hub", "gateway", "member")
+"""What runs on a device: those that others join come before them."""
 HUB_PORT = 5555
-"""Of a hub on a device, where the file has no [hub]."""
+"""Of a gateway; of a hub on a device, where the file has no [hub]."""
 LOCAL_HOSTS = ("local", "localhost", "127.0.0.1")
 """Hosts of servers that are this machine."""
 
@@ -111,6 +112,8 @@ class DeviceEntry:
     """Temperature that its member keeps below, by lengthening its steps; 0: none."""
     role: str = "member"
     """One of ROLES."""
+    site: str = ""
+    """Of a gateway, and of the members that join it; "": it joins the hub."""
 
     @property
     def host(self) -> str:
@@ -167,7 +170,26 @@ class Cluster:
     @property
     def hub_device(self) -> DeviceEntry | None:
         """The device that has the hub; None: the hub is where jobs are started."""
-        return next((device for device in self.devices if device.role == "hub"), None)
+        return self._joined_at.get("")
+
+    @cached_property
+    def _joined_at(self) -> dict[str, DeviceEntry]:
+        """The device that has the gateway of each site; of no site: the hub."""
+        return {device.site: device for device in self.devices if device.role != "member"}
+
+    def joined_by(self, device: DeviceEntry) -> DeviceEntry | None:
+        """The device that this one joins: the gateway of its site, or the one that has the hub;
+        None: no device of this cluster."""
+        if device.role == "hub":
+            return None
+        return self._joined_at.get(device.site if device.role == "member" else "")
+
+    def addresses(self, device: DeviceEntry) -> tuple[str, ...]:
+        """Where a device finds the hub, or gateway, that it joins."""
+        joined = self.joined_by(device)
+        if joined and joined.role == "gateway":
+            return (f"tcp://{joined.host}:{HUB_PORT}",)
+        return self.hub.addresses if self.hub else ()
 
     def chosen(self, names: tuple[str, ...] = ()) -> tuple[DeviceEntry, ...]:
         """The devices with these names, in the order of the file; all, if there are no names.
@@ -227,6 +249,7 @@ def parse(table: Mapping[str, Any], path: Path) -> Cluster:
     _check_unique(
         [d.role for d in devices if d.role == "hub"], f"{path}: two devices have the role"
     )
+    _check_sites(devices, path)
     trusted = table.get("trusted", False)
     if not isinstance(trusted, bool):
         raise ConfigError(f"{path}: trusted = {trusted!r}", "allowed: true or false")
@@ -243,17 +266,21 @@ def parse(table: Mapping[str, Any], path: Path) -> Cluster:
     if hub and "hub" not in given:
         given["hub"] = HubPlace((f"tcp://{hub.host}:{HUB_PORT}",))
     cluster = Cluster(path, devices=devices, servers=servers, trusted=trusted, **given)
-    for address in (d.host for d in cluster.members if d.address != DHCP):
-        if address in map(str, map(_ip_of, cluster.hub.addresses if cluster.hub else ())):
-            raise ConfigError(f"{path}: a device has the hub's address, {address}")
+    hubs = [_host_of(address) for address in (cluster.hub.addresses if cluster.hub else ())]
+    for device in devices:
+        if device.role != "hub" and device.host in hubs:
+            raise ConfigError(
+                f"{path}: a device has the hub's address, {device.host}",
+                f"the hub runs on a device that has no {device.role}, or on no device",
+            )
     return cluster
 
 
 def warnings(cluster: Cluster) -> list[str]:
     """Likely mistakes that may be meant, one line each."""
     lines = []
-    hubs = [h for h in map(_ip_of, cluster.hub.addresses if cluster.hub else ()) if h]
     for device in cluster.devices:
+        hubs = [h for h in map(_ip_of, cluster.addresses(device)) if h]
         if device.address == DHCP or not hubs or device.gateway:
             continue
         network = ipaddress.ip_interface(device.address).network
@@ -265,13 +292,18 @@ def warnings(cluster: Cluster) -> list[str]:
     return lines
 
 
-def check_fleet(cluster: Cluster, members: int, profile: str) -> None:
-    """Check a job against the devices: `members` and `profile` are fleet.members and .device.
+def check_fleet(cluster: Cluster, members: int, profile: str, *, gateways: bool) -> None:
+    """Check a job against the devices: `members`, `profile` and `gateways` are fleet.members,
+    .device and .gateways.
 
     Raises ConfigError with both values if they disagree.
     """
     there, besides = len(cluster.members), " besides its hub" if cluster.hub_device else ""
+    names = [device.name for device in cluster.devices if device.role == "gateway"]
+    besides += f" besides {', '.join(names)}" if names else ""
     refuse_first(
+        (names and not gateways, f"{cluster.path} has gateways ({', '.join(names)}), and the job's "
+         "fleet.gateways is false", "set gateways = true in [fleet]"),
         (there != members, f"{cluster.path} has {there} devices{besides}, and the job's "
          f"fleet.members is {members}", f"set fleet.members = {there}, or list {members} devices"),
         (profile != "host",
@@ -474,14 +506,38 @@ def _device(table: Mapping[str, Any], where: str) -> DeviceEntry:
         raise ConfigError(f"{where}.max_celsius = {cap:g}", f"allowed: {LEAST_CAP:g} to 110, or 0")
     role = text(table.get("role", "member"), f"{where}.role")
     if role not in ROLES:
-        raise ConfigError(
-            f"{where}.role = '{role}'",
-            f"allowed: {', '.join(ROLES)}; a gateway is started where it is: edgetrain gateway",
-        )
-    if cap and role == "hub":
-        raise ConfigError(f"{where}.max_celsius = {cap:g}", "a hub has no steps to lengthen")
+        raise ConfigError(f"{where}.role = '{role}'", did_you_mean(role, ROLES))
+    site = text(table.get("site", ""), f"{where}.site")
+    refuse_first(
+        (cap and role != "member", f"{where}.max_celsius = {cap:g}",
+         f"a {role} has no steps to lengthen"),
+        (site and not HOST_NAME.match(site), f"{where}.site = '{site}' is not a name",
+         "small letters, digits and '-' inside, at most 63, as in barn"),
+        (site and role == "hub", f"{where}.site = '{site}'", "the hub is the hub of all sites"),
+        (role == "gateway" and not site, f"{where} is a gateway, and site is missing",
+         'site = "NAME", here and for the members that join it'),
+    )  # fmt: skip
     profile = text(table["profile"], f"{where}.profile")
-    return DeviceEntry(name, profile, address, gateway, cap, role)
+    return DeviceEntry(name, profile, address, gateway, cap, role, site)
+
+
+def _check_sites(devices: Sequence[DeviceEntry], path: Path) -> None:
+    """Each site has one gateway, and members."""
+    of = {
+        role: [d.site for d in devices if d.role == role and d.site]
+        for role in ("gateway", "member")
+    }
+    _check_unique(of["gateway"], f"{path}: two devices are the gateway of the site")
+    for d in devices:
+        refuse_first(
+            (d.role == "member" and d.site and d.site not in of["gateway"],
+             f"{path}: {d.name} is at the site '{d.site}', which has no gateway",
+             did_you_mean(d.site, of["gateway"]) if of["gateway"] else
+             'role = "gateway" for a [[device]] there, or no site: it joins the hub'),
+            (d.role == "gateway" and d.site not in of["member"],
+             f"{path}: no member is at the site '{d.site}' of the gateway {d.name}",
+             f'site = "{d.site}" for those that join it'),
+        )  # fmt: skip
 
 
 def _server(table: Mapping[str, Any], where: str) -> ServerEntry:
@@ -516,9 +572,12 @@ def _check_unique(values: list[str], error: str) -> None:
             raise ConfigError(f"{error} {value}", "each has its own")
 
 
+def _host_of(address: str) -> str:
+    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+
 def _ip_of(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     try:
-        return ipaddress.ip_address(host)
+        return ipaddress.ip_address(_host_of(address))
     except ValueError:
         return None

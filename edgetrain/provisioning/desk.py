@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
+from edgetrain.fleet.cluster import ROLES
 from edgetrain.fleet.interpreters import PACKAGE_PARENT
 from edgetrain.fleet.ssh import AT_ONCE, Remote, SshAnswer, SshHost, copy, on_each
 from edgetrain.provisioning import calling, glance
@@ -120,7 +121,7 @@ def _state(answer: Mapping[str, Any], unit: Mapping[str, Any]) -> tuple[str, str
         return "waiting", said
     if unit["result"] == "success" and said:
         return "done", said
-    return "off", f"its {'hub' if answer['is_hub'] else 'member'} is not running"
+    return "off", f"its {'hub, or gateway,' if answer['is_hub'] else 'member'} is not running"
 
 
 @dataclass(frozen=True)
@@ -145,9 +146,11 @@ class DeviceDesk:
         root: str = "/",
         sleep: Callable[[float], None] = time.sleep,
         hub: str = "",
+        gateways: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """hub: the name of the device that has the hub."""
-        self.hosts, self.hub = list(hosts), hub
+        """hub: the name of the device that has the hub. gateways: for each member of a site, by its
+        name, that of the gateway that it joins."""
+        self.hosts, self.hub, self.gateways = list(hosts), hub, dict(gateways)
         self._remote, self._tell, self._root, self._sleep = remote, tell, root, sleep
 
     def call(self, host: SshHost, verb: str, *words: str, seconds: float = 300.0) -> Any:
@@ -184,55 +187,72 @@ class DeviceDesk:
     # -- jobs ---------------------------------------------------------------------------------
 
     def send(
-        self, job: JobSet, units: Mapping[str, str], hubs: str = "", members: str = ""
+        self,
+        job: JobSet,
+        units: Mapping[str, str],
+        hubs: Mapping[str, str] = MappingProxyType({}),
+        lists: Mapping[str, str] = MappingProxyType({}),
     ) -> list[DeviceResult]:
-        """Give all devices a job, and let them start on it; the one that has the hub comes first.
-        units: the text of each device's unit, by its name. hubs: the hub's addresses, each with its
-        key; "": devices keep those that they have. members: the list of a hub on a device."""
+        """Give all devices a job, and let them start on it: first the one that has the hub, then
+        gateways. By a device's name: units, the text of its unit; hubs, the addresses that it
+        joins, each with its key ("": it keeps those that it has); lists, who may join it."""
+        failed: set[str] = set()
         with tempfile.TemporaryDirectory(prefix="edgetrain-send-") as name:
 
             def put(content: str | bytes) -> Path:
                 return _put(Path(name), content.encode() if isinstance(content, str) else content)
 
             def give(host: SshHost) -> DeviceResult:
-                is_hub = host.name == self.hub
-                files = [put(job.for_hub.packed) if is_hub else packed, put(units[host.name])]
-                files += [known] if hubs and not is_hub else []
+                joined = self.gateways.get(host.name, self.hub)
+                if joined in failed:
+                    why = f"left alone: {joined}, which it joins, has not got the job"
+                    return DeviceResult(host.name, False, why)
+                files = [packed[self.role(host.name) == "member"], put(units[host.name])]
+                files += [known[text]] if (text := hubs.get(host.name)) else []
                 for path in files:
                     if not (done := self._copy(host, path)).ok:
                         return DeviceResult(host.name, False, done.why)
-                if is_hub and not (done := send_list(self._remote, host, self._root, members)).ok:
-                    return DeviceResult(host.name, False, done.why)
+                if host.name in lists:
+                    done = send_list(self._remote, host, self._root, lists[host.name])
+                    if not done.ok:
+                        return DeviceResult(host.name, False, done.why)
                 answer = self.call(host, "send", *(path.name for path in files))
                 return _result(host, answer, lambda a: "sent" if a["changed"] else "had it already")
 
-            packed, known = put(job.packed), put(hubs)
-            results = on_each(self._at(hub=True), give)
-            if all(result.ok for result in results):
-                return results + on_each(self._at(hub=False), give)
-            why = "left alone: the device with the hub has not got the job"
-            return results + [DeviceResult(h.name, False, why) for h in self._at(hub=False)]
+            packed = (put(job.for_hub.packed), put(job.packed))
+            known = {text: put(text) for text in hubs.values()}
+            results: list[DeviceResult] = []
+            for role in ROLES:
+                results += on_each(self._at(role), give)
+                failed |= {result.name for result in results if not result.ok}
+            return results
 
-    def _at(self, *, hub: bool) -> list[SshHost]:
-        """The device that has the hub, if it is one of these; or all others."""
-        return [host for host in self.hosts if (host.name == self.hub) == hub]
+    def role(self, name: str) -> str:
+        """One of ROLES."""
+        if name == self.hub:
+            return "hub"
+        return "gateway" if name in self.gateways.values() else "member"
+
+    def _at(self, role: str) -> list[SshHost]:
+        """Those of these devices with a role."""
+        return [host for host in self.hosts if self.role(host.name) == role]
 
     def follow_hub(self, run: Path) -> bool:
         """Add to the metrics in `run` what the hub on a device has written since. Returns whether
         that is at work still."""
         from edgetrain.provisioning.fetching import follow
 
-        return all(follow(self._remote, host, run, self._root) for host in self._at(hub=True))
+        return all(follow(self._remote, host, run, self._root) for host in self._at("hub"))
 
-    def fetch(self, run: Path, *, hub: bool = False) -> list[DeviceResult]:
-        """Bring all members' own run folders to the hub's, `run`; or that of a hub on a device."""
-        from edgetrain.provisioning.fetching import FOLDER, fetch
+    def fetch(self, run: Path, role: str) -> list[DeviceResult]:
+        """Bring the run folders of all devices with a role to that of the hub, `run`."""
+        from edgetrain.provisioning.fetching import fetch
 
         def one(host: SshHost) -> DeviceResult:
-            why = fetch(self._remote, host, run, self._root, is_hub=hub)
-            return DeviceResult(host.name, not why, why or f"{run / FOLDER / host.name}")
+            why = fetch(self._remote, host, run, self._root, role)
+            return DeviceResult(host.name, not why, why)
 
-        return on_each(self._at(hub=hub), one)
+        return on_each(self._at(role), one)
 
     def stop(self) -> list[DeviceResult]:
         def one(host: SshHost) -> DeviceResult:

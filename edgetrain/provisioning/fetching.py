@@ -1,5 +1,5 @@
-"""Members' own run folders, from devices to a place beside their hub's: RUN/members/NAME; and that
-of a hub on a device.
+"""Members' own run folders, from devices to a place beside their hub's: RUN/members/NAME; those of
+gateways, RUN/gateways/NAME; and that of a hub on a device.
 
 Only the files that these write are taken, each within a limit: a device may send anything.
 """
@@ -19,7 +19,8 @@ from edgetrain.jobs.reading import load
 from edgetrain.provisioning.cards.first_boot import HUB_UNIT, UNIT
 from edgetrain.runs import folder as folders
 
-FOLDER = "members"
+FOLDERS = {"hub": "", "gateway": "gateways", "member": "members"}
+"""Where the run folders of devices with a role lie in that of the hub."""
 FILES = ("job.toml", "environment.json", "metrics.jsonl", "summary.json", "model.safetensors")
 MOST_BYTES = 4 << 30
 """Bytes that a device may send: a model, and 16 MB of lines."""
@@ -62,18 +63,17 @@ def follow(remote: Remote, host: SshHost, run: Path, root: str = "/") -> bool:
     return not (answer.ok and state in (b"inactive", b"failed"))
 
 
-def fetch(
-    remote: Remote, host: SshHost, run: Path, root: str = "/", *, is_hub: bool = False
-) -> str:
-    """Bring the run folder of a device's member to RUN/members/NAME, or that of its hub to RUN, in
-    place of what is there. Returns why it is not there, or ""."""
+def fetch(remote: Remote, host: SshHost, run: Path, root: str = "/", role: str = "member") -> str:
+    """Bring the run folder of a device with this role to its place in RUN, which that of a hub is
+    itself, instead of what is there. Returns why it is not there, or ""."""
+    is_hub, folder = role == "hub", run / FOLDERS[role]
     with tempfile.TemporaryFile(dir=run) as file:
 
         def heard(chunk: bytes) -> None:
             if file.tell() <= MOST_BYTES:
                 file.write(chunk)
 
-        where = (HUB_UNIT, HUBS_RUNS) if is_hub else (UNIT, MEMBERS_RUNS)
+        where = (UNIT, MEMBERS_RUNS) if role == "member" else (HUB_UNIT, HUBS_RUNS)
         words = ["sh", "-c", _PACK, "sh", root, str(ENDING_S), *where]
         answer = remote.run(host, words, seconds=FETCH_S, root=True, heard=heard)
         if not answer.ok:
@@ -81,10 +81,9 @@ def fetch(
         if file.tell() > MOST_BYTES:
             return f"its run folder has more than {MOST_BYTES >> 30} GiB"
         if not file.tell():
-            who = "hub" if is_hub else "member"
-            return f"its {who} has written no run folder since the device was started"
-        target = run if is_hub else run / FOLDER / host.name
-        part = run / FOLDER / f".{host.name}.part"
+            return f"its {role} has written no run folder since the device was started"
+        target = run if is_hub else folder / host.name
+        part = folder / f".{host.name}.part"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         try:

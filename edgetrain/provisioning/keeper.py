@@ -56,7 +56,8 @@ POLL_S = 5.0
 LOCK_S = 30.0
 TRIAL_UNIT = "edgetrain-trial.service"
 LOOKING = "looking for the hub"
-"""How the status of a member begins that has not found its hub: see training.member.service."""
+"""How the status of a member, or gateway, begins that has not found its hub: see
+training.member.service."""
 MESSAGES = "edgetrain/exchange/messages.py"
 SPARE = 64 << 20
 """Bytes of the disk that stay free."""
@@ -360,8 +361,8 @@ class DeviceKeeper:
                 self._disk.remove(folder)
 
     def _restart(self, *, is_hub: bool) -> None:
-        """A hub begins a run of its own, and listens before any member is told of the job: an older
-        one would refuse it for good."""
+        """A hub or gateway begins a run of its own, and listens before any member is told of the
+        job: an older one would refuse it for good."""
         how = [] if is_hub else ["--no-block"]
         if is_hub:
             run = self._root / BEGUN
@@ -370,7 +371,8 @@ class DeviceKeeper:
         name = self.name
         for words in (["daemon-reload"], ["reset-failed", name], ["restart", *how, name]):
             self._systemctl(*words)
-        if is_hub and not (unit := self.unit()).is_ready:
+        unit = self.unit() if is_hub else UnitState("active")
+        if not (unit.is_ready or unit.text.startswith(LOOKING)):  # a gateway, for the hub above
             raise Failed(f"its hub does not listen: {unit.text or unit.active}")
 
     # -- slots --------------------------------------------------------------------------------

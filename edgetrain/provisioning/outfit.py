@@ -55,7 +55,8 @@ def job_of(found: Cluster) -> Job:
             )
     assert found.job
     job = load(found.job.file)
-    cluster.check_fleet(found, job.fleet.members, job.fleet.device)
+    fleet = job.fleet
+    cluster.check_fleet(found, fleet.members, fleet.device, gateways=fleet.gateways)
     return job
 
 
@@ -92,7 +93,8 @@ def with_job(found: Cluster, path: Path) -> Cluster:
             f"the job's data.folder is '{folder}', which is not here: devices would lack it",
             'name a folder of this machine, or job.data = "FOLDER" in the cluster file',
         )
-    cluster.check_fleet(found, job.fleet.members, job.fleet.device)
+    fleet = job.fleet
+    cluster.check_fleet(found, fleet.members, fleet.device, gateways=fleet.gateways)
     return replace(found, job=JobFiles(path, data, bundle))
 
 

@@ -9,16 +9,17 @@ on the list here, and this hub's key is written there.
     job      no job set is there: /etc/edgetrain/current
     keys     it has no key pair, or no list of bundles
     hub      /var/lib/edgetrain-keys/hubs lacks an address; with another hub's key it is refused
-    list     its key is not on this machine's list under its name; of the device that has the hub:
-             or it has another list
+    list     its key is not on this machine's list under its name; of a device that others join: or
+             it has another list
     user     a key of [ssh] keys is not in the user's authorized_keys
     tune     the settings of journal and TCP are not there
-    unit     the unit of the member, or the hub, has another text
+    unit     the unit of the member, the hub or the gateway has another text
     start    the unit is not enabled, or a run was cut off before this; or another part was due
 
 Another job or version than the cluster file's is no difference: `devices send` and `devices update`
-bring those. A device that has the hub comes first, since the others know the hub by its key; each
-of them is put on its list before it starts. Its secret key stays there. Knows no command line.
+bring those. A device that others join comes before them, since they know it by its key: the hub,
+then gateways. Each device is put on the list of the one that it joins before it starts. Secret keys
+stay where they are made. Knows no command line.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from typing import Any
 from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import Public, public_key, spell
-from edgetrain.fleet.cluster import Cluster, DeviceEntry
+from edgetrain.fleet.cluster import ROLES, Cluster, DeviceEntry
 from edgetrain.fleet.ssh import Remote, SshAnswer, SshHost, copy, on_each
 from edgetrain.provisioning import calling, onsite
 from edgetrain.provisioning.cards.archive import read_manifest
@@ -131,8 +132,7 @@ class Provisioner:
         self._cluster, self._settings, self._archives = found, settings, archives
         self._ring, self._remote, self._root, self._now = ring, remote, root, now
         self._user = found.ssh.user
-        self._hubs = hub_keys(found, ring)
-        self._hub_host: SshHost | None = None
+        self._joined: dict[str, SshHost] = {}
         self._listing = threading.Lock()
 
     def provision(
@@ -153,37 +153,37 @@ class Provisioner:
             told(result)
             return result
 
-        hub = [each for each in devices if each[0].role == "hub"]
-        self._hub_host = hub[0][1] if hub else None
-        found = on_each(hub, work)
-        self._hubs = hub_keys(self._cluster, self._ring)
-        return found + on_each([each for each in devices if each not in hub], work)
+        self._joined = {device.name: host for device, host in devices if device.role != "member"}
+        found: list[Provisioned] = []
+        for role in ROLES:
+            found += on_each([each for each in devices if each[0].role == role], work)
+        return found
 
     def _one(self, device: DeviceEntry, host: SshHost, *, check: bool) -> Provisioned:
         looked = call(self._remote, host, self._root, "look", self._user)
         if not looked.ok:
             return Provisioned(device.name, ok=False, why=_reason(looked))
         facts = _said(looked)
-        is_hub = device.role == "hub"
+        hubs = hub_keys(self._cluster, self._ring, device)
         wanted = {
             "unit": unit(self._cluster, device),
-            "hubs": "" if is_hub else self._hubs,
-            "list": members_list(self._cluster, self._ring) if is_hub else "",
+            "hubs": hubs,
+            "list": members_list(self._cluster, self._ring, device),
         }
         parts = due(facts, wanted, self._listed(device.name), self._settings.ssh_keys)
         why = wrong(facts, self._now()) or other_hub(facts["hubs"], self._known)
-        if not (is_hub or self._hubs or check):
-            why = why or "the device that has the hub is not set up, and comes first"
+        if (joined := self._cluster.joined_by(device)) and not (hubs or check):
+            why = why or f"{joined.name}, which it joins, is not set up, and comes first"
         if parts and (why := why or self._no_room(facts, device, parts)):
             return Provisioned(device.name, ok=False, why=why)
         if check or not parts:
             return Provisioned(device.name, ok=True, changed=parts)
         if parts != ("list",):
-            answer = self._set_up(device, host, facts, parts)
+            answer = self._set_up(device, host, facts, parts, hubs)
             if not answer.ok:
                 return Provisioned(device.name, ok=False, why=_reason(answer))
             facts = {**facts, **_said(answer)}
-        listed = self._allow(public_key(facts["key"]), device.name)
+        listed = self._allow(public_key(facts["key"]), device)
         if not listed.ok:
             return Provisioned(device.name, ok=False, why=f"the hub's list: {_reason(listed)}")
         if "start" not in parts:
@@ -197,17 +197,19 @@ class Provisioner:
     def _known(self) -> str:
         """The hubs of this cluster: this machine's, and those that devices on its list had."""
         keys = [spell(key) for key in (self._ring.pair().public, *self._ring.members())]
-        return self._hubs + "".join(f"- {key}\n" for key in keys)
+        return "".join(f"- {key}\n" for key in keys)
 
-    def _allow(self, key: Public, name: str) -> SshAnswer:
-        """Put a device on the list, also on that of a hub on a device: before its member starts,
-        which would take no for an answer."""
+    def _allow(self, key: Public, device: DeviceEntry) -> SshAnswer:
+        """Put a device on the list, also on that of the device that it joins: before it starts,
+        since it would take no for an answer. Give it its own list, if others join it."""
         with self._listing:
-            self._ring.allow(key, name, replace=True)
-            if self._hub_host is None:
-                return SshAnswer()
-            root, members = f"{self._root.rstrip('/')}/", members_list(self._cluster, self._ring)
-            return send_list(self._remote, self._hub_host, root, members)
+            self._ring.allow(key, device.name, replace=True)
+            root, answer = f"{self._root.rstrip('/')}/", SshAnswer()
+            for each in (self._cluster.joined_by(device), device):
+                if answer.ok and each and (host := self._joined.get(each.name)):
+                    members = members_list(self._cluster, self._ring, each)
+                    answer = send_list(self._remote, host, root, members)
+            return answer
 
     def _no_room(self, facts: Mapping[str, Any], device: DeviceEntry, parts: Sequence[str]) -> str:
         """Why the worker does not run, or fit, there; "" if it does."""
@@ -234,7 +236,12 @@ class Provisioner:
         return keys[0] if keys else ""
 
     def _set_up(
-        self, device: DeviceEntry, host: SshHost, facts: Mapping[str, Any], parts: Sequence[str]
+        self,
+        device: DeviceEntry,
+        host: SshHost,
+        facts: Mapping[str, Any],
+        parts: Sequence[str],
+        hubs: str,
     ) -> SshAnswer:
         """Send what is due, and make it."""
         stage = f"{self._root.rstrip('/')}/{onsite.STAGE}/edgetrain"
@@ -245,7 +252,7 @@ class Provisioner:
         if "job" not in parts:
             files = {unit_name(device): files[unit_name(device)]}
         files["config.json"] = json.dumps(load.config).encode()
-        files["hubs"] = self._hubs.encode()
+        files["hubs"] = hubs.encode()
         files["users_keys"] = "".join(f"{key}\n" for key in settings.ssh_keys).encode()
         words = ["sh", "-c", _UNPACK, "sh", stage]
         sent = self._remote.run(host, words, _tar(files), seconds=COPY_S, root=True)

@@ -27,28 +27,41 @@ def hosts_of(cluster: Cluster, devices: Sequence[DeviceEntry]) -> list[SshHost]:
     return [SshHost(d.name, d.host, user) for d in devices]
 
 
-def hub_keys(cluster: Cluster, ring: Keyring) -> str:
-    """What devices know the hub by: a line "ADDRESS KEY" for each of its addresses; "" if the hub's
-    keys are not on this machine, or the device that has the hub is not on its list."""
-    addresses = cluster.hub.addresses if cluster.hub and ring.exists else ()
-    key = ring.pair().public if addresses else None
-    if addresses and cluster.hub_device:
-        key = next((k for k, n in ring.members().items() if n == cluster.hub_device.name), None)
-    return "".join(f"{address} {spell(key)}\n" for address in addresses if key)
+def hub_keys(cluster: Cluster, ring: Keyring, device: DeviceEntry) -> str:
+    """What a device knows its hub by, and its gateway: a line "ADDRESS KEY" for each address; "" if
+    this machine has not the key of one of them: a device's is on its list."""
+    known, joins = "", device
+    keys = {name: key for key, name in ring.members().items()} if ring.exists else {}
+    while ring.exists and joins.role != "hub":
+        addresses, joined = cluster.addresses(joins), cluster.joined_by(joins)
+        key = keys.get(joined.name) if joined else ring.pair().public
+        if key is None:
+            return ""
+        known += "".join(f"{address} {spell(key)}\n" for address in addresses)
+        if joined is None:
+            break
+        joins = joined
+    return known
 
 
-def members_list(cluster: Cluster, ring: Keyring) -> str:
-    """The list of the device that has the hub: this machine's, without that device itself; "" if
-    none has it."""
-    if (hub := cluster.hub_device) is None:
+def members_list(cluster: Cluster, ring: Keyring, device: DeviceEntry) -> str:
+    """The list of a device that others join; "" if this one is a member. A gateway lets in those of
+    its site; a hub those on this machine's list, without itself and the members of gateways."""
+    if device.role == "member":
         return ""
+    joined = {d.name: cluster.joined_by(d) for d in cluster.devices}
+    others = device if device.role == "hub" else None
     return "".join(
-        sorted(f"{spell(k)} {name}\n" for k, name in ring.members().items() if name != hub.name)
+        sorted(
+            f"{spell(key)} {name}\n"
+            for key, name in ring.members().items()
+            if joined.get(name, others) is device
+        )
     )
 
 
 def send_list(remote: Remote, host: SshHost, root: str, members: str) -> SshAnswer:
-    """Give the device that has the hub its list; a hub that runs takes it. root: the device's root,
+    """Give a device that others join its list; what runs there takes it. root: the device's root,
     with a slash at its end."""
     with tempfile.TemporaryDirectory(prefix="edgetrain-list-") as folder:
         path = Path(folder) / "members"

@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import ssh_fleet
@@ -78,8 +78,11 @@ class RealTown:
         make_site: Callable[[Path], None] = stand_in_site,
         job: str = "",
         hub: str = "",
+        gateway: str = "",
+        site: Sequence[str] = (),
     ) -> None:
-        """hub: the name of one more machine, which has the hub; "": it is on the bridge."""
+        """hub: the name of one more machine, which has the hub; "": it is on the bridge. gateway:
+        that of one more, which has the gateway of the machines in `site`."""
         self.fleet, self.folder = fleet, fleet.folder
         make_site(self.folder / "site")
         self.pack("worker.tar")
@@ -87,7 +90,10 @@ class RealTown:
         devices = "".join(
             f'[[device]]\nname = "{name}"\nprofile = "raspberry-pi-4b"\n'
             f'address = "{fleet.add(name).address}/24"\n'
-            for name in names
+            + ('site = "barn"\n' if name in (*site, gateway) else "")
+            + ('role = "gateway"\n' if name == gateway else "")
+            for name in [*names, gateway]
+            if name
         )
         here = '[hub]\naddresses = ["tcp://10.77.0.254:5555"]\n'
         if hub:
@@ -134,7 +140,7 @@ class RealTown:
         found = {}
         for name, machine in self.fleet.machines.items():
             log = machine.root / "var/log/journal/edgetrain-member.service.log"
-            if not log.exists():  # it has the hub
+            if not log.exists():  # it has the hub, or a gateway
                 continue
             found[name] = [x for x in log.read_text().splitlines() if x.startswith("base ")]
         return found

@@ -49,6 +49,7 @@ mkdir "$root/run/sshd"
 ip link set lo up
 there="nsenter --net=/proc/$bridge/ns/net ip link"
 mac=02:00:00:00:00:$(printf %02x "$number")  # a machine that is off for a moment keeps its own
+$there del "v$number" 2> /dev/null || :  # of a machine whose power was cut just now
 $there add "v$number" type veth peer name eth0 address "$mac" netns $$
 $there set "v$number" master bridge0 up
 ip address add "$network.$number/24" dev eth0

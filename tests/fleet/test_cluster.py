@@ -73,9 +73,9 @@ def test_a_device_with_the_hub_is_no_member_and_gives_the_hub_its_address():
     assert found.hub_device == found.devices[1]
     assert (found.members, found.index(found.devices[0])) == (found.devices[:1], 0)
     assert found.hub.addresses[0] == "tcp://192.168.1.5:5555", "[hub] says otherwise"
-    cluster.check_fleet(found, 1, "host")
+    cluster.check_fleet(found, 1, "host", gateways=False)
     with pytest.raises(ConfigError, match="1 devices besides its hub"):
-        cluster.check_fleet(found, 2, "host")
+        cluster.check_fleet(found, 2, "host", gateways=False)
     own = both.partition("[image]")[1] + both.partition("[image]")[2]
     assert read(own).hub == cluster.HubPlace(("tcp://192.168.1.20:5555",))
     assert read(own.replace('"192.168.1.20/24"', '"dhcp"')).hub.addresses == (
@@ -83,6 +83,29 @@ def test_a_device_with_the_hub_is_no_member_and_gives_the_hub_its_address():
     )
     moved = both.replace("192.168.1.5:", "192.168.1.20:")
     assert read(moved).hub.addresses[0] == "tcp://192.168.1.20:5555"
+
+
+def test_members_of_a_site_join_its_gateway_and_that_the_hub():
+    text = GOOD.replace('"192.168.1.20/24"', '"192.168.1.20/24"\nsite = "barn"')
+    gateway = '[[device]]\nname = "gate"\nprofile = "raspberry-pi-4b"\nrole = "gateway"\n'
+    found = read(f'{text}{gateway}site = "barn"\naddress = "10.0.0.7/24"')
+    alone, member, gate = found.devices
+    assert found.members == (alone, member)
+    assert [found.joined_by(device) for device in found.devices] == [None, gate, None]
+    assert found.addresses(member) == ("tcp://10.0.0.7:5555",)
+    assert found.addresses(alone) == found.addresses(gate) == found.hub.addresses
+    (line,) = [line for line in cluster.warnings(found) if line.startswith("pi-1")]
+    assert "the hub at 10.0.0.7 is not in 192.168.1.0/24" in line
+    cluster.check_fleet(found, 2, "host", gateways=True)
+    with pytest.raises(ConfigError, match=r"has gateways \(gate\), .* fleet.gateways is false"):
+        cluster.check_fleet(found, 2, "host", gateways=False)
+    with pytest.raises(ConfigError, match="2 devices besides gate, and the job's"):
+        cluster.check_fleet(found, 3, "host", gateways=True)
+    hub = '[[device]]\nname = "top"\nprofile = "raspberry-pi-4b"\nrole = "hub"\n'
+    found = read(f'{text}{gateway}site = "barn"\n{hub}')
+    assert [d and d.name for d in map(found.joined_by, found.devices)] == [
+        "top", "gate", "top", None
+    ]  # fmt: skip
 
 
 def test_the_example_can_be_read_and_names_every_key(tmp_path):
@@ -135,7 +158,24 @@ CHANGES = [
     ('"192.168.1.20/24"', '"0.1.2.3/8"', "is no address of a machine"),
     ("/24\"", "/24\"\ngateway = \"192.168.1.20\"", "is not another machine in 192.168.1.0/24"),
     ("/24\"", "/24\"\nmax_celsius = 20", "allowed: 40 to 110, or 0"),
-    ("/24\"", "/24\"\nrole = \"gateway\"", "allowed: member, hub; a gateway is"),
+    ("/24\"", "/24\"\nrole = \"gatewai\"", r"did you mean 'gateway'"),
+    ("/24\"", "/24\"\nrole = \"boss\"", "known: gateway, hub, member"),
+    ("/24\"", "/24\"\nrole = \"gateway\"", r"device\[1\] is a gateway, and site is missing"),
+    ("/24\"", "/24\"\nrole = \"hub\"\nsite = \"a\"", "the hub is the hub of all sites"),
+    ("/24\"", "/24\"\nsite = \"the barn\"", "site = 'the barn' is not a name"),
+    ("/24\"", "/24\"\nsite = \"barn\"", "pi-1 is at the site 'barn', which has no gateway"),
+    ("/24\"", "/24\"\nrole = \"gateway\"\nsite = \"barn\"",
+     "no member is at the site 'barn' of the gateway pi-1"),
+    ('"dhcp"', '"dhcp"\nsite = "bran"\n[[device]]\nname = "g"\nprofile = "raspberry-pi-4b"\n'
+     'role = "gateway"\nsite = "barn"', r"which has no gateway \(did you mean 'barn'"),
+    ('"dhcp"', '"dhcp"\nsite = "a"\n[[device]]\nname = "g"\nprofile = "raspberry-pi-4b"\n'
+     'role = "gateway"\nsite = "a"\n[[device]]\nname = "h"\nprofile = "raspberry-pi-4b"\n'
+     'role = "gateway"\nsite = "a"', "two devices are the gateway of the site a"),
+    ('"dhcp"', '"192.168.1.5/24"\nsite = "a"\nrole = "gateway"\n[[device]]\nname = "g"\n'
+     'profile = "raspberry-pi-4b"\nsite = "a"', r"the hub's address, 192.168.1.5 .*no gateway"),
+    ('"dhcp"', '"dhcp"\nsite = "a"\nrole = "gateway"\nmax_celsius = 70',
+     "a gateway has no steps to lengthen"),
+    ('"tcp://hub.local:5555"', '"tcp://pi-0.local:5555"', "has the hub's address, pi-0.local"),
     ("/24\"", "/24\"\nrole = \"hub\"\nmax_celsius = 70", "a hub has no steps to lengthen"),
     ("/24\"", "/24\"\nrole = \"hub\"\n[[device]]\nname = \"pi-2\"\nrole = \"hub\"\n"
      "profile = \"raspberry-pi-4b\"", "two devices have the role hub"),
@@ -211,12 +251,13 @@ def test_a_file_that_is_missing_or_not_toml(tmp_path):
 
 def test_more_or_fewer_devices_than_members_and_a_job_that_slows_them_down():
     found = read(GOOD)
-    cluster.check_fleet(found, 2, "host")
+    cluster.check_fleet(found, 2, "host", gateways=False)
+    cluster.check_fleet(found, 2, "host", gateways=True)
     for members in (1, 3):
         with pytest.raises(ConfigError, match=f"has 2 devices, .* is {members}"):
-            cluster.check_fleet(found, members, "host")
+            cluster.check_fleet(found, members, "host", gateways=False)
     with pytest.raises(ConfigError, match="would slow real devices down"):
-        cluster.check_fleet(found, 2, "raspberry-pi-4b")
+        cluster.check_fleet(found, 2, "raspberry-pi-4b", gateways=False)
 
 
 # -- secrets and keys -----------------------------------------------------------------------------

@@ -107,11 +107,12 @@ def test_two_jobs_and_another_address_of_the_hub(room):
     for name in NAMES:
         hubs = room.folder / name / "var/lib/edgetrain-keys/hubs"
         hubs.write_text(f"tcp://b:5 old\n{another}tcp://a:5 key\n")
-    assert all(result.said == "sent" for result in room.desk.send(third, moved, pins))
+    known = dict.fromkeys(NAMES, pins)
+    assert all(result.said == "sent" for result in room.desk.send(third, moved, known))
     root = room.folder / "pi-1"
     there = (root / "var/lib/edgetrain-keys/hubs").read_text()
     assert there == f"{pins}{another}tcp://a:5 key\n", "what is known of other hubs stays"
-    assert all(r.said == "had it already" for r in room.desk.send(third, moved, pins))
+    assert all(r.said == "had it already" for r in room.desk.send(third, moved, known))
     assert not list((root / "opt/edgetrain/incoming").glob("*"))
     assert (root / "etc/edgetrain/current/job.toml").read_bytes() == third.job
     assert "tcp://b:5" in (root / "etc/systemd/system/edgetrain-member.service").read_text()
@@ -126,7 +127,8 @@ def test_the_device_with_the_hub_has_the_job_first_and_no_data(room):
     assert "set up for another role" in room.desk.send(job, UNITS)[0].said
     units = {**UNITS, "pi-2": "Description=edgetrain hub"}
     for tries in (1, 2):
-        results = room.desk.send(job, units, "tcp://b:5 key\n", "key pi-0\n")
+        known = dict.fromkeys(("pi-0", "pi-1"), "tcp://b:5 key\n")
+        results = room.desk.send(job, units, known, {"pi-2": "key pi-0\n"})
         assert [r.name for r in results] == ["pi-2", "pi-0", "pi-1"]
         assert all(r.ok for r in results), results
         assert (hub / "etc/edgetrain/hub/run").read_text() == f"{tries}\n", "done: it begins anew"
@@ -140,7 +142,32 @@ def test_the_device_with_the_hub_has_the_job_first_and_no_data(room):
     results = room.desk.send(dataclasses.replace(SET, job=b"name = 'next'\n"), units)
     assert not any(r.ok for r in results)
     assert results[0].said == "its hub does not listen: joining tcp://hub:5555"
-    assert results[1].said.startswith("left alone: the device with the hub")
+    assert results[1].said == "left alone: pi-2, which it joins, has not got the job"
+
+
+def test_a_gateway_has_the_job_before_its_site_and_may_look_for_the_hub_meanwhile(room):
+    """pi-0 joins the gateway on pi-1; pi-2 joins the hub, which is on no device."""
+    gate = room.folder / "pi-1"
+    room.desk.gateways = {"pi-0": "pi-1"}
+    (gate / "etc/systemd/system/edgetrain-hub.service").write_text("x")
+    (gate / "opt/edgetrain/a/as").write_text("waits")
+    (gate / "unit").write_text("done")
+    job = dataclasses.replace(SET, data=sets.pack_data(room.folder / "pi-0/etc"))
+    units = {**UNITS, "pi-1": "Description=edgetrain hub of the site barn"}
+    known = {name: f"tcp://{name}:5 key\n" for name in NAMES}
+    results = room.desk.send(job, units, known, {"pi-1": "key pi-0\n"})
+    assert [r.name for r in results] == ["pi-1", "pi-0", "pi-2"]
+    assert all(r.ok for r in results), results
+    assert (gate / "etc/edgetrain/hub/members").read_text() == "key pi-0\n"
+    assert not (gate / "etc/edgetrain/current/data").exists()
+    for name in NAMES:
+        there = room.folder / name / "var/lib/edgetrain-keys/hubs"
+        assert there.read_text().startswith(f"tcp://{name}:5 key\n")
+    (gate / "opt/edgetrain/a/as").write_text("hangs")
+    results = room.desk.send(dataclasses.replace(SET, job=b"name = 'next'\n"), units)
+    assert [r.ok for r in results] == [False, False, True], "only its site waits"
+    assert results[0].said == "its hub does not listen: joining tcp://hub:5555"
+    assert results[1].said == "left alone: pi-1, which it joins, has not got the job"
 
 
 def test_a_bundle_that_a_device_has_revoked_is_said_for_that_device(room):

@@ -35,12 +35,12 @@ start_after_s = 1
 """
 
 
-def up(monkeypatch, folder, names, job, hub=""):
+def up(monkeypatch, folder, names, job, *others):
     """Machines that are not set up yet."""
     with ssh_fleet.fleet(folder) as fleet:
         monkeypatch.setenv("PATH", f"{fleet.folder / 'bin'}:{os.environ['PATH']}")
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        made = RealTown(fleet, names, real_site, job, hub)
+        made = RealTown(fleet, names, real_site, job, *others)
         for machine in fleet.machines.values():
             fleet.start(machine)
         for machine in fleet.machines.values():
@@ -59,6 +59,18 @@ def town_with_hub(monkeypatch, tmp_path_factory):
     """Four machines, and one that has the hub."""
     job = JOB.format(name="first", steps=250).replace("= 8", "= 4").replace("= 7", "= 4")
     yield from up(monkeypatch, tmp_path_factory.mktemp("fleet"), NAMES[:4], job, "hub-pi")
+
+
+SITE, ALONE, GATE = NAMES[:2], NAMES[2], "gate"
+
+
+@pytest.fixture
+def town_with_gateway(monkeypatch, tmp_path_factory):
+    """Two machines at a site, its gateway, and one beside them that joins the hub itself."""
+    job = JOB.format(name="first", steps=60).replace("= 8", "= 3\ngateways = true")
+    job = job.replace("= 7", "= 3") + "deadline_s = 120\ngone_s = 120\n"
+    folder = tmp_path_factory.mktemp("fleet")
+    yield from up(monkeypatch, folder, [*SITE, ALONE], job, "", GATE, SITE)
 
 
 def done(town, *words):
@@ -180,6 +192,61 @@ def test_a_hub_on_a_device_loses_its_power_and_its_run_folder_comes_home(town_wi
     done(town, "devices", "remove", "cluster.toml", NAMES[3], "--yes")
     assert NAMES[3] not in (hub / "etc/edgetrain/hub/members").read_text()
     done(town, "devices", "remove", "cluster.toml", *NAMES[:3], "hub-pi", "--yes")
+    left = {
+        name: set(found.items()) ^ set(before[name].items()) for name, found in town.state().items()
+    }
+    assert not any(left.values()), left
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
+@pytest.mark.fleet
+@pytest.mark.timeout(1800)
+def test_the_gateway_of_a_site_loses_its_power_and_the_site_goes_on(town_with_gateway, capsys):
+    town, machines = town_with_gateway, town_with_gateway.fleet.machines
+    before = town.state()
+    done(town, "devices", "provision", "cluster.toml", "--worker", "worker.tar")
+    again = done(town, "devices", "provision", "cluster.toml", "--check")
+    assert "4 of 4 devices are reached and set up, 0 of them would be changed" in again
+    gate = machines[GATE].root
+    own = (gate / "var/lib/edgetrain-keys/key").read_text().split()
+    assert not [path for path in town.ring.path.iterdir() if own[3] in path.read_text()]
+    for name in SITE:
+        pins = (machines[name].root / "var/lib/edgetrain-keys/hubs").read_text()
+        assert f"tcp://{machines[GATE].address}:5555 {own[1]}" in pins
+    listed = (gate / "etc/edgetrain/hub/members").read_text()
+    assert sorted(line.split()[1] for line in listed.splitlines()) == SITE
+
+    folder = started(town, "job.toml", rounds=4)
+    town.fleet.start(machines[GATE])  # its power is cut, and back
+    out, summary = ended(town, folder)
+    assert summary["status"] == "finished"
+    assert summary["rounds"] == 12, summary
+    last = list(read_metrics(folder, "round"))[-1]
+    assert sorted(last["members"]) == ["barn", "m2"], "the site is back, as one member"
+    site = read_summary(folder / "gateways" / GATE)
+    assert sorted(path.name for path in (folder / "members").iterdir()) == [*SITE, ALONE]
+    bases = town.bases()
+    assert len(set(map(tuple, bases.values()))) == 1, bases
+    at_site, above = site["hub"]["received_bytes"], site["hub"]["above_sent_bytes"]
+    with capsys.disabled():
+        print(f"\ndigits behind a gateway, its power cut: {summary['final']}, bases {bases}")
+        print(f"to the gateway since: {at_site:,} bytes, on to the hub: {above:,}\n{out}")
+        print(done(town, "devices", "status", "cluster.toml"))
+    assert above < 0.6 * at_site
+
+    (town.folder / "site/more").write_text("the next version")
+    town.pack("next.tar")
+    updated = done(town, "devices", "update", "cluster.toml", "--worker", "next.tar")
+    out, summary = ended(town, started(town, "job.toml"))
+    assert summary["status"] == "finished", "the same job again is another run"
+    with capsys.disabled():
+        print(updated, done(town, "devices", "status", "cluster.toml"))
+    slots = {m.root.joinpath("opt/edgetrain/current").readlink() for m in machines.values()}
+    assert {str(slot) for slot in slots} == {"b"}
+
+    done(town, "devices", "remove", "cluster.toml", SITE[0], "--yes")
+    assert SITE[0] not in (gate / "etc/edgetrain/hub/members").read_text()
+    done(town, "devices", "remove", "cluster.toml", SITE[1], ALONE, GATE, "--yes")
     left = {
         name: set(found.items()) ^ set(before[name].items()) for name, found in town.state().items()
     }

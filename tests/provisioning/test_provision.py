@@ -8,11 +8,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from folder_remote import FolderRemote
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.keyring import Keyring
@@ -24,6 +27,7 @@ from edgetrain.provisioning import sets
 from edgetrain.provisioning.cards import archive
 from edgetrain.provisioning.cards.flashing import Archives, Settings
 from edgetrain.provisioning.provision import Provisioner, due, remove, wrong
+from edgetrain.provisioning.reaching import hub_keys, members_list
 
 KEYS = {name: bytes([number]) * 32 for number, name in enumerate(("pi-0", "pi-1", "pi-2"), 1)}
 USERS_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIG3kTrqjLUdJWLGMV5RZEHZ4HIPYgJXKMHRZUKhNlL0g me"
@@ -221,7 +225,7 @@ def test_members_of_a_hub_that_cannot_be_reached_wait_for_it(town):
     with_hub(town)
     town.remote.troubles["pi-2"] = SshTrouble.UNREACHABLE
     found = town.provision()
-    assert "the device that has the hub is not set up, and comes first" in found["pi-0"].why
+    assert found["pi-0"].why == "pi-2, which it joins, is not set up, and comes first"
     assert not any(r.ok for r in found.values())
     town.remote.troubles.clear()
     seen = []
@@ -235,6 +239,98 @@ def test_members_of_a_hub_that_cannot_be_reached_wait_for_it(town):
     assert {(r.ok, r.changed) for r in town.provision(check=True).values()} == {(True, ())}
     assert all(name in members for name, members in seen[1:]), "on the list before it starts"
     assert seen[0][0] == "pi-2"
+
+
+def with_gateway(town, joins=("pi-0",)):
+    """From now on pi-1 has the gateway of these."""
+    path = town.folder / "cluster.toml"
+    text = re.sub("role = .*\n|site = .*\n", "", path.read_text())
+    for name in ("pi-1", *joins):
+        more = 'role = "gateway"\n' if name == "pi-1" else ""
+        text = text.replace(f'name = "{name}"\n', f'name = "{name}"\nsite = "barn"\n{more}')
+    path.write_text(text)
+    town.cluster = clusters.load(path)
+    return town.folder / "machines/pi-1"
+
+
+def test_a_gateway_knows_the_hub_and_its_site_knows_it(town):
+    town.provision()
+    gate = with_gateway(town)
+    found = town.provision()
+    assert found["pi-1"].changed == ("list", "unit", "start")
+    assert found["pi-0"].changed == ("hub", "unit", "start")
+    assert found["pi-2"].changed == ("unit", "start"), "it is the second member now"
+    assert {(r.ok, r.changed) for r in town.provision(check=True).values()} == {(True, ())}
+    own = spell(town.ring.pair().public)
+    pins = (town.folder / "machines/pi-0/var/lib/edgetrain-keys/hubs").read_text().splitlines()
+    assert pins == [f"tcp://10.0.0.2:5555 {spell(KEYS['pi-1'])}", f"tcp://10.0.0.99:5555 {own}"]
+    assert (gate / "var/lib/edgetrain-keys/hubs").read_text() == f"tcp://10.0.0.99:5555 {own}\n"
+    members = gate / "etc/edgetrain/hub/members"
+    assert members.read_text() == f"{spell(KEYS['pi-0'])} pi-0\n"
+    assert str((gate / "etc/edgetrain/hub/hubs").readlink()).endswith("hub.service/hubs")
+    unit = (gate / "etc/systemd/system/edgetrain-hub.service").read_text()
+    assert "edgetrain gateway --above tcp://10.0.0.99:5555 --members 1 --name barn " in unit
+    assert not (gate / "etc/systemd/system/edgetrain-member.service").exists()
+
+    with_gateway(town, ("pi-0", "pi-2"))
+    assert all(r.ok for r in town.provision().values()), "one more moves to the site"
+    assert {(r.ok, r.changed) for r in town.provision(check=True).values()} == {(True, ())}
+    assert len(members.read_text().splitlines()) == 2
+    town.ring.revoke("pi-0")
+    assert town.provision(check=True)["pi-1"].changed == ("list",), "a gateway that runs takes it"
+
+
+def test_a_site_whose_gateway_cannot_be_reached_waits_for_it_alone(town):
+    with_gateway(town)
+    town.remote.troubles["pi-1"] = SshTrouble.UNREACHABLE
+    found = town.provision()
+    assert [r.ok for r in found.values()] == [False, False, True]
+    assert found["pi-0"].why == "pi-1, which it joins, is not set up, and comes first"
+    town.remote.troubles.clear()
+    seen = {}
+    members = town.folder / "machines/pi-1/etc/edgetrain/hub/members"
+    town.remote.before = lambda host, words: (
+        words[-1] == "start" and seen.update({host.name: members.read_text()})
+    )
+    assert all(r.ok for r in town.provision().values())
+    assert {(r.ok, r.changed) for r in town.provision(check=True).values()} == {(True, ())}
+    assert next(iter(seen)) == "pi-1"
+    assert "pi-0" in seen["pi-0"], "on the list before it starts"
+
+
+PLACES = st.tuples(st.sampled_from(["hub", "member", "member"]), st.sampled_from(["", "a", "b"]))
+
+
+@given(st.lists(PLACES, min_size=1, max_size=7), st.sets(st.integers(0, 9)))
+def test_each_device_is_on_the_list_of_what_it_joins_and_knows_its_key(places, without_key):
+    places = [("member", s) if r == "hub" and i else (r, s) for i, (r, s) in enumerate(places)]
+    places += [("gateway", s) for s in ("a", "b") if ("member", s) in places]
+    names = [f"pi-{i}" for i in range(len(places))]
+    table = [
+        {"name": n, "profile": "raspberry-pi-4b", "role": r} | ({} if r == "hub" else {"site": s})
+        for n, (r, s) in zip(names, places, strict=True)
+    ]
+    hub = {"addresses": ["tcp://10.0.0.99:5555"]}
+    found = clusters.parse({"device": table, "hub": hub}, Path("cluster.toml"))
+    with tempfile.TemporaryDirectory() as folder:
+        ring = Keyring(Path(folder))
+        own = ring.init(lambda: Pair(bytes(32), bytes(32))).public
+        keys = {n: bytes([i + 1] * 32) for i, n in enumerate(names) if i not in without_key}
+        for name, key in {**keys, "laptop": bytes([99] * 32)}.items():
+            ring.allow(key, name)
+        lists = {d.name: members_list(found, ring, d).split() for d in found.devices}
+        known = {d.name: hub_keys(found, ring, d) for d in found.devices}
+    for device in found.devices:
+        joined = found.joined_by(device)
+        on = [name for name, listed in lists.items() if device.name in listed]
+        assert on == ([joined.name] if joined and device.name in keys else [])
+        key = keys.get(joined.name) if joined else own
+        for address in found.addresses(device) if known[device.name] else ():
+            assert f"{address} {spell(key)}\n" in known[device.name]
+        above = found.joined_by(joined) if joined else None
+        hops = [each.name for each in (joined, above) if each]
+        assert bool(known[device.name]) == (device.role != "hub" and set(hops) <= set(keys))
+    assert all(("laptop" in lists[d.name]) == (d.role == "hub") for d in found.devices)
 
 
 def test_one_in_trouble_does_not_hold_up_the_others_and_is_finished_next(town):

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from command_line import hub, running, write_tiny
-from hub_runs import hub_folder, wait_for_rounds
+from hub_runs import free_port, hub_folder, wait_for_rounds
 
 from edgetrain.fleet import catalog, cluster
 from edgetrain.provisioning.cards import flashing
+from edgetrain.provisioning.keeper import HUB_MARK, LOOKING
 from edgetrain.runs.folder import read_metrics
 from edgetrain.training.member.service import AWAY_S, SLOWEST, UNKNOWN_S, Service
 
@@ -253,6 +254,29 @@ def test_a_hub_is_ready_once_it_listens_and_tells_why_it_ends(manager, tmp_path)
         assert ("STOPPING", "1") in manager.told
 
 
+def test_a_gateway_looks_for_the_hub_above_and_is_ready_once_it_listens(
+    manager, tmp_path, monkeypatch
+):
+    job = write_tiny(tmp_path, fleet={"members": 2, "gateways": True})
+    top = f"tcp://127.0.0.1:{free_port()}"
+    words = ("gateway", job, "--above", top, "--members", "2", "--bind", "tcp://127.0.0.1:0")
+    with running(*words, cwd=tmp_path) as early:
+        assert early.finish() == 75
+    manager.drain()
+    statuses = [value for key, value in manager.told if key == "STATUS"]
+    assert len(statuses) == 2
+    assert all(status.startswith(f"{LOOKING} above") for status in statuses), statuses
+    assert ("STOPPING", "1") in manager.told
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    with running("hub", job, "--bind", top, cwd=tmp_path) as hub:
+        hub.until("members join")
+        monkeypatch.setenv("NOTIFY_SOCKET", str(manager.path))
+        with running(*words, cwd=tmp_path):
+            manager.until("READY", "1")
+    statuses = [value for key, value in manager.told if key == "STATUS"]
+    assert statuses[-1].startswith("waiting for 2 members; run folder: ")
+
+
 # -- the unit -------------------------------------------------------------------------------------
 
 
@@ -260,8 +284,10 @@ def text_of(role="member", **system) -> str:
     """The unit of the fourth device of a cluster, whose file has this [system]."""
     hub = {"addresses": ["tcp://192.168.1.5:5555"]}
     named = [{"name": f"pi-{i}", "profile": "raspberry-pi-4b", "max_celsius": 70} for i in range(4)]
-    if role == "hub":
+    if role != "member":
         named[3] = {"name": "pi-3", "profile": "raspberry-pi-4b", "role": role}
+    if role == "gateway":
+        named[3]["site"] = named[0]["site"] = named[1]["site"] = "barn"
     table = {"hub": hub, "device": named, "system": system}
     found = cluster.parse(table, Path("cluster.toml"))
     return flashing.unit(found, found.devices[3])
@@ -303,9 +329,15 @@ def test_the_unit_has_every_word_filled_in(tmp_path):
     assert "train.threads=4\n" in text
 
 
-def test_a_hubs_unit_goes_on_with_the_run_that_has_begun(tmp_path):
+GATEWAY = "gateway --above tcp://192.168.1.5:5555 --members 2 --name barn"
+
+
+@pytest.mark.parametrize(("role", "command"), [("hub", "hub"), ("gateway", GATEWAY)])
+def test_a_hubs_unit_goes_on_with_the_run_that_has_begun(tmp_path, role, command):
     """Its commands themselves, with a stand-in for Python that says its words."""
-    text = filled(tmp_path, "hub").read_text().replace("\\\n", " ").replace("$$", "$")
+    text = filled(tmp_path, role).read_text().replace("\\\n", " ").replace("$$", "$")
+    assert ("\nLoadCredential=hubs:" in text) == (role == "gateway")
+    assert HUB_MARK in text
     assert "@" not in text.replace("$@", "").replace("@system-service", "")
     (tmp_path / "python3").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "python3").chmod(0o755)
@@ -320,13 +352,13 @@ def test_a_hubs_unit_goes_on_with_the_run_that_has_begun(tmp_path):
         return done.stdout.split()
 
     first = said()
-    job = "-m edgetrain hub /etc/edgetrain/current/job.toml --bind tcp://*:5555 --keys"
+    job = f"-m edgetrain {command} /etc/edgetrain/current/job.toml --bind tcp://*:5555 --keys"
     assert first[:-3] == job.split()
     assert first[-3:] == ["/etc/edgetrain/hub", "--runs", "runs/0"]
     for name in ("1-hub", "2-hub"):
         (tmp_path / "runs/0" / name).mkdir(parents=True)
-    assert said()[2:5] == ["hub", "--resume", "runs/0/2-hub"]
-    assert said("1")[2:4] == ["hub", "/etc/edgetrain/current/job.toml"]
+    assert " ".join(said()).startswith(f"-m edgetrain {command} --resume runs/0/2-hub --bind")
+    assert " ".join(said("1")).startswith(job.partition(" --bind")[0])
     assert not (tmp_path / "runs/0").exists()
 
 

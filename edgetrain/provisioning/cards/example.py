@@ -48,7 +48,8 @@ profile = "{profile}"   # see `edgetrain devices list`
 address = "dhcp"              # or with the length of the network: "192.168.1.20/24"
 # gateway = "192.168.1.1"     # only with an address of its own
 # max_celsius = 75            # its member lengthens its steps to stay below
-# role = "hub"                # it has the hub, and no member: docs/devices-at-work.md
+# role = "hub"                # or "gateway": it has that, and no member (docs/devices-at-work.md)
+# site = "barn"               # of a gateway, and of the members that join it
 """
 
 

@@ -160,9 +160,10 @@ class FirstBoot:
             self._run(["systemctl", "disable", "--now", other], {})
             (units / other).unlink()
         hub = (self.root / MEMBERS).parent
-        if unit == HUB_UNIT:  # its folder of keys: the list, and the key that systemd hands it
+        if unit == HUB_UNIT:  # its folder of keys: the list, and what systemd hands it
             hub.mkdir(parents=True, exist_ok=True)
-            relink(hub / "key", f"/run/credentials/{HUB_UNIT}/key")
+            for name in ("key", "hubs"):
+                relink(hub / name, f"/run/credentials/{HUB_UNIT}/{name}")
         else:
             shutil.rmtree(hub, ignore_errors=True)
         write(units / unit, text.encode(), 0o644)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet import catalog
-from edgetrain.fleet.cluster import Cluster, DeviceEntry
+from edgetrain.fleet.cluster import HUB_PORT, Cluster, DeviceEntry
 from edgetrain.provisioning.cards import archive, blockmap, looking, personal, writing
 from edgetrain.provisioning.cards.archive import Manifest, Workers
 from edgetrain.provisioning.cards.blockmap import BlockMap
@@ -137,9 +137,9 @@ def load_for(
     cluster: Cluster, device: DeviceEntry, settings: Settings, archives: Archives
 ) -> Callable[[ImageDescription], Load]:
     """The files of a device besides the system's settings, once its system is known."""
-    hubs = cluster.hub.addresses if cluster.hub else ()
+    hubs = cluster.addresses(device)
     names = ["job.toml"]
-    job = settings.job.for_hub if device.role == "hub" else settings.job
+    job = settings.job if device.role == "member" else settings.job.for_hub
     files: dict[str, bytes | Path] = {
         "job.toml": job.job,
         "token": settings.tokens[device.name].encode(),
@@ -210,11 +210,12 @@ _RECEIVE = (
     "cd /proc/sys/net/ipv4; read -r least first most <tcp_rmem; echo $$least {} $$most >tcp_rmem"
 )
 """Commands of a unit, where $$ is a dollar."""
+_PINS = "\nLoadCredential=hubs:/var/lib/edgetrain-keys/hubs"
 
 
 def unit_name(device: DeviceEntry) -> str:
-    """The name of the unit of a device's member, or hub."""
-    return HUB_UNIT if device.role == "hub" else UNIT
+    """The name of the unit of a device's member; or of its hub, which a gateway is to its site."""
+    return UNIT if device.role == "member" else HUB_UNIT
 
 
 def unit(cluster: Cluster, device: DeviceEntry) -> str:
@@ -231,12 +232,25 @@ def unit(cluster: Cluster, device: DeviceEntry) -> str:
     if system.receive_kb:
         before += _BEFORE.format(_RECEIVE.format(1000 * system.receive_kb))
     text = text.replace("\nExecStart=", f"\n{before}ExecStart=")
+    hubs = cluster.addresses(device)
     if device.role == "hub":
-        return text.replace("@PORT@", cluster.hub.addresses[0].rpartition(":")[2])
+        return _hubs_unit(text, ("hub", "", "90", "", hubs[0].rpartition(":")[2]))
+    if device.role == "gateway":
+        members = sum(cluster.joined_by(member) is device for member in cluster.members)
+        above = " ".join(f"--above {hub}" for hub in hubs)
+        words = f"gateway {above} --members {members} --name {device.site}"
+        of = f" of the site {device.site}"
+        return _hubs_unit(text, (words, of, "infinity", _PINS, str(HUB_PORT)))
     index = cluster.index(device)
-    text = text.replace("@HUBS@", " ".join(f"--hub {hub}" for hub in cluster.hub.addresses))
+    text = text.replace("@HUBS@", " ".join(f"--hub {hub}" for hub in hubs))
     cap = f" --max-celsius {device.max_celsius:g}" if device.max_celsius else ""
     return text.replace("--index @INDEX@", f"--index {index}{cap}").replace("@INDEX@", str(index))
+
+
+def _hubs_unit(text: str, values: Sequence[str]) -> str:
+    for word, value in zip(("COMMAND", "OF", "START_S", "PINS", "PORT"), values, strict=True):
+        text = text.replace(f"@{word}@", value)
+    return text
 
 
 def flash(

@@ -22,7 +22,9 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+
+from edgetrain.errors import EdgetrainError
 
 SLOWEST = 20.0
 """How many times longer than the longest step so far a step may take, before it counts as hung."""
@@ -32,6 +34,17 @@ MOST_S = 10.0
 """Seconds between two signs of life, at most."""
 AWAY_S = 10.0
 """Seconds without an answer after which a member is no longer ready: shorter ones are hiccups."""
+
+
+@contextlib.contextmanager
+def told_why() -> Iterator[Service]:
+    """A service manager, which is told which error ends this."""
+    service = Service()
+    try:
+        yield service
+    except EdgetrainError as error:
+        service.stopping(str(error))
+        raise
 
 
 class Service:
