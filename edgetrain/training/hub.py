@@ -276,7 +276,9 @@ def serve_pipeline(
     socket.refusals.report = lambda line: recorder(Note("refused", "?", line))
     try:
         stop.defer()
-        relay_messages(relay, socket, clock, recorder, lambda: bool(stop.asked), journal)
+        with taking_orders(folder) as orders:
+            asked = partial(getattr, stop, "asked")
+            relay_messages(relay, socket, clock, recorder, asked, journal, orders)
     finally:
         _close(folder, {"began": began[0] if began else None}, recorder, socket, journal, warn)
     if not relay.finished:

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable
 
 from edgetrain.errors import Refused
-from edgetrain.exchange.hub.effects import Note, Save, Send
+from edgetrain.exchange.hub.effects import Answered, Note, Save, Send
+from edgetrain.exchange.hub.orders import Answer, Order
 from edgetrain.exchange.hub.records import pack_state, unpack_state
 from edgetrain.exchange.messages import PROTOCOL, Join, Message, pack, unpack
 from edgetrain.exchange.pipeline.desk import Computes, StageDesk
@@ -98,6 +99,15 @@ class PipelineRoom:
                     self._carry_out(self.relay.unreachable(effect.to))
                 case Note():
                     self.notes.append(effect)
+                case Answered():
+                    effect.answer(effect.told)
+
+    def tell(self, *words: str) -> Answer:
+        """What the hub answers to an order."""
+        answers: list[Answer] = []
+        self._carry_out(self.relay.obey(Order(words, answers.append)))
+        (answer,) = answers
+        return answer
 
     def turn(self) -> None:
         """Something happens: a message arrives somewhere, or a stage computes."""
@@ -133,13 +143,33 @@ class PipelineRoom:
     def _work(self, sender: bytes, desk: StageDesk) -> None:
         self.up[sender] += [unpack(pack(each)) for each in desk.work() or ()]
 
-    def run(self, kills: dict[int, int] | None = None, most: int = 1_000_000) -> None:
-        """To the end of the job; `kills`: the stage that dies before this turn, or HUB."""
+    @property
+    def stands(self) -> bool:
+        """Whether nothing is on its way, and no stage can do anything: one that can does it."""
+        if any(self.up.values()) or any(self.down.values()):
+            return False
+        for sender, desk in self.desks.items():
+            if (sent := desk.work()) is not None:
+                self.up[sender] += [unpack(pack(each)) for each in sent]
+                return False
+        return True
+
+    def run(
+        self, kills: dict[int, int] | None = None, most: int = 1_000_000, *, paused: bool = False
+    ) -> None:
+        """To the end of the job; `kills`: the stage that dies before this turn, or HUB. paused: to
+        where all stand."""
         while not all(desk.is_over for desk in self.desks.values()):
-            if kills and (stage := kills.pop(self.turns, None)) is not None:
-                if stage == HUB:
-                    self.kill_hub()
-                else:
-                    self.kill(stage)
-            self.turn()
+            if paused and not kills and self.stands:
+                return
+            self.go_on(kills)
             assert self.turns < most, "it stands still"
+
+    def go_on(self, kills: dict[int, int] | None = None) -> None:
+        """One turn; see `run`."""
+        if kills and (stage := kills.pop(self.turns, None)) is not None:
+            if stage == HUB:
+                self.kill_hub()
+            else:
+                self.kill(stage)
+        self.turn()

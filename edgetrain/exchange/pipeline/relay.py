@@ -11,6 +11,8 @@ each stage's state.
     running   the states of the last step are all here      finished: they go to the first stage
     any       the hub dies, and is restored                 waiting, with the last states that were
                                                             all there
+    any       people pause the job                          the same; what stages pass on is held
+                                                            back until people let it go on
 
 States of a step that is evaluated go to the first stage, which puts the model together. A stage may
 pass on micro-batches only in order, and those of a step only after the gradients of the
@@ -29,8 +31,9 @@ from typing import Any
 
 import numpy as np
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.exchange.hub.effects import (
+    Answered,
     Closed,
     Evaluated,
     Event,
@@ -41,8 +44,11 @@ from edgetrain.exchange.hub.effects import (
     Send,
     refusal,
 )
-from edgetrain.exchange.hub.records import State
+from edgetrain.exchange.hub.orders import Order
+from edgetrain.exchange.hub.records import Course, State
+from edgetrain.exchange.hub.steering import COURSES, NEWS
 from edgetrain.exchange.messages import (
+    CODES,
     MAX_ELEMENTS,
     MAX_MICROBATCHES,
     PROTOCOL,
@@ -60,7 +66,7 @@ from edgetrain.exchange.pipeline.desk import PART_BYTES, cut_state
 from edgetrain.exchange.transport import owner_of
 from edgetrain.vectors.vector import Buffer
 
-Effect = Send | Save | Observed
+Effect = Send | Save | Observed | Answered
 
 STATE_BYTES = 32
 """Bytes a parameter that a stage's state has at most, names apart: five float32 values of an
@@ -142,6 +148,9 @@ class Relay:
         """The newest step whose states are all here; 0: none."""
         self.states: tuple[bytes, ...] = ()
         """They, one a stage."""
+        self._course: Course = ""
+        self._held: list[Effect] = []
+        """What stages have passed on since people paused the job: one step's at most."""
 
     @property
     def finished(self) -> bool:
@@ -173,7 +182,7 @@ class Relay:
         digest, elements, count = self._model
         return State(
             self._terms.job, digest, b"", elements, self._epoch, self.committed, count, (), (), (),
-            None, states,
+            None, states, course=self._course,
         )  # fmt: skip
 
     def restore(self, state: State) -> None:
@@ -185,7 +194,7 @@ class Relay:
             )
         self._model = (state.model, state.elements, state.delay)
         self._epoch, self.committed = state.epoch + 1, state.round
-        self.generation = self._epoch * _OF_A_HUB
+        self.generation, self._course = self._epoch * _OF_A_HUB, state.course
         self.states = tuple(state.memory[str(i)].tobytes() for i in range(len(state.memory)))
 
     # -- what the driver calls -----------------------------------------------------------------
@@ -229,6 +238,50 @@ class Relay:
     def unreachable(self, to: bytes) -> list[Effect]:
         place = next((each for each in self._places if to and each.sender == to), None)
         return [] if place is None else self._lose(place, "gone", "its connection broke")
+
+    def obey(self, order: Order) -> list[Effect]:
+        """Do what people tell, or refuse it; a change is kept before it is answered."""
+        words, here = order.words, [each.name for each in self._places if each.sender]
+        effects: list[Effect] = []
+        match words:
+            case ("pause" | "go-on" as word,) if self._may_turn:
+                effects = self._turn(COURSES[word])
+            case ("remove", name) if name in here:
+                place = next(each for each in self._places if each.name == name)
+                place.owner, reason = b"", CODES["removed"]
+                effects = [refusal(place.sender, "removed", reason)]
+                effects += self._lose(place, "gone", "removed")
+                here.remove(name)
+            case _:
+                order.refuse(*self._why_not_obey(words, here))
+                return []
+        told = {"course": self._course, "round": self.committed, "members": here}
+        return [*effects, Answered(order.answer, told)]
+
+    def _why_not_obey(self, words: tuple[str, ...], here: list[str]) -> tuple[str, str]:
+        match words:
+            case ("pause" | "go-on" as word,):
+                why = "the job is over" if self.finished else "training has not begun"
+                return f"{word}: {why}", "Ctrl-C, or SIGTERM, ends the hub"
+            case ("remove", name):
+                return f"no member '{name[:200]}' is in", did_you_mean(name[:200], here)
+            case ("stop",):
+                return (
+                    "stop: a stage of a pipeline has a part of the model alone",
+                    "Ctrl-C, or SIGTERM, ends its hub, and edgetrain hub --resume goes on",
+                )
+        return f"{' '.join(words[:2])[:200]}: the hub of a pipeline takes no such order", ""
+
+    @property
+    def _may_turn(self) -> bool:
+        """Whether the job has a course that may change."""
+        return (self._has_begun or self.committed > 0) and not self.finished
+
+    def _turn(self, course: Course) -> list[Effect]:
+        if course == self._course:
+            return []
+        self._course, held, self._held = course, self._held, []
+        return [Save(self.state()), Note("told", "hub", NEWS[course]), *held]
 
     # -- members -------------------------------------------------------------------------------
 
@@ -306,7 +359,7 @@ class Relay:
         return [*states, refusal(place.sender, "ended", "the job is over")]
 
     def _lose(self, place: _Place, event: str, why: str) -> list[Effect]:
-        place.sender, self._runs = b"", False
+        place.sender, self._runs, self._held = b"", False, []
         return [Note("left" if event == "left" else "gone", place.name, why)]
 
     def _expel(self, place: _Place, code: str, reason: str) -> list[Effect]:
@@ -343,7 +396,10 @@ class Relay:
             )
         self._sizes[cut] = size
         (self._backwards if given.backward else self._forwards)[cut] += 1
-        return [Send(self._places[to].sender, given)]
+        sent: list[Effect] = [Send(self._places[to].sender, given)]
+        if self._course:
+            self._held += sent
+        return [] if self._course else sent
 
     # -- states --------------------------------------------------------------------------------
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from edgetrain.errors import BadMessage, HubUnreachable, Refused, Stopped
-from edgetrain.exchange.hub.effects import Note, Observed, Save, Send
+from edgetrain.exchange.hub.effects import Answered, Note, Observed, Save, Send
 from edgetrain.exchange.hub.journal import Journal
+from edgetrain.exchange.hub.orders import Order
 from edgetrain.exchange.limits import SenderRate
 from edgetrain.exchange.messages import Join, Leave, Message, pack, unpack
 from edgetrain.exchange.pipeline.desk import StageDesk
@@ -25,9 +26,10 @@ def relay_messages(
     observe: Callable[[Observed], None],
     stop: Callable[[], bool] = lambda: False,
     journal: Journal | None = None,
+    orders: Callable[[], Iterable[Order]] = lambda: (),
 ) -> None:
     """Serve a pipeline until its job is over or `stop` answers true, asked once a beat. States are
-    in the `journal` before anyone hears of them."""
+    in the `journal` before anyone hears of them. `orders`: what people have told since."""
     rate, garbled = SenderRate(), 0
 
     def carry_out(effects: Iterable[Effect]) -> None:
@@ -35,6 +37,8 @@ def relay_messages(
             if isinstance(effect, Save):
                 if journal is not None:
                     journal.save(effect.state)
+            elif isinstance(effect, Answered):
+                effect.answer(effect.told)
             elif not isinstance(effect, Send):
                 observe(effect)
             elif not transport.send(effect.to, pack(effect.message)):
@@ -52,6 +56,8 @@ def relay_messages(
                     observe(Note("refused", "?", f"{error} ({garbled} so far)"))
                 continue
             carry_out(relay.handle(sender, message))
+        for order in orders():
+            carry_out(relay.obey(order))
         carry_out(relay.tick(clock()))
 
 

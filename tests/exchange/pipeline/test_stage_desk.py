@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgetrain.errors import BadMessage, ConfigError, Refused
-from edgetrain.exchange.hub.effects import Note, Send
+from edgetrain.exchange.hub.effects import Answered, Note, Send
+from edgetrain.exchange.hub.orders import Order
 from edgetrain.exchange.messages import (
     Activation,
     Beat,
@@ -144,6 +145,57 @@ def test_stages_and_hubs_that_die_go_on_with_the_same_bits(kills, seed, clips):
     room = room_of(TERMS, [6, 5, 3, 1], seed, clips=clips)
     room.run(dict(kills))
     assert_trained(room)
+
+
+@given(KILLS, st.integers(0, 2500), st.integers(0, 1 << 30), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_a_paused_pipeline_stands_and_has_the_bits_of_one_that_was_not(kills, at, seed, clips):
+    """Stages and hubs die before the pause, while all stand, and after it."""
+    room = room_of(TERMS, [6, 5, 3, 1], seed, clips=clips)
+    early = dict(kills)
+    while room.turns < at and not room.relay.finished:
+        room.go_on(early)
+    if (answer := room.tell("pause")).get("error"):
+        why = "the job is over" if room.relay.finished else "training has not begun"
+        assert answer["error"] == f"pause: {why}"
+        return
+    assert answer["course"] == "paused"
+    most = room.relay.committed + TERMS.save_every
+    late = {room.turns + i: who for i, who in enumerate(kills.values())}
+    room.run(late, paused=True)
+    assert room.relay.committed <= most, "no more than what was under way"
+    assert room.tell("pause")["round"] == room.relay.committed
+    assert room.tell("go-on")["course"] == ""
+    room.run({room.turns + turn: who for turn, who in kills.items()})
+    assert_trained(room)
+
+
+def test_orders_that_a_pipeline_does_not_take_are_refused_by_name():
+    room = room_of(TERMS, [6, 5, 3, 1], 1)
+    assert "pause: training has not begun" in room.tell("pause")["error"]
+    while not any(note.event == "started" for note in room.notes):
+        room.turn()
+    stop = room.tell("stop")
+    assert "stop: a stage of a pipeline has a part of the model alone" in stop["error"]
+    assert "--resume goes on" in stop["hint"]
+    assert room.tell("remove", "m9")["error"] == "no member 'm9' is in"
+    assert "takes no such order" in room.tell("hubs", "add", "tcp://c:1")["error"]
+    assert room.tell("go-on") == {"course": "", "round": 0, "members": ["m0", "m1", "m2", "m3"]}
+
+
+def test_a_stage_that_is_removed_leaves_its_place_to_another_machine():
+    keys = [owned(bytes([key]) * 32, b"") for key in range(5)]
+    relay = Relay(TERMS)
+    for stage in range(4):
+        relay.handle(keys[stage], join_of(stage))
+    answers = []
+    effects = relay.obey(Order(("remove", "m2"), answers.append))
+    assert refused(effects).startswith("removed:")
+    (answered,) = [each for each in effects if isinstance(each, Answered)]
+    assert answered.told["members"] == ["m0", "m1", "m3"]
+    assert relay.handle(keys[0], Activation(1, 0, 0, False, 0.0, b"12345678")) == []
+    assert Note("joined", "m2", "stage 2") in relay.handle(keys[4], join_of(2))
+    assert relay.generation == 2
 
 
 @pytest.mark.parametrize("at", range(20))
