@@ -41,7 +41,7 @@ from typing import Any
 import psutil
 
 from edgetrain.runs.folder import metrics_path, write_job
-from edgetrain.runs.metrics.lines import Follower, format_line
+from edgetrain.runs.metrics.lines import Follower, Record, format_line
 
 Page = Callable[..., dict[str, Any]]
 BEAT_S = 0.5
@@ -389,13 +389,16 @@ def ratios(one: list[float], other: list[float]) -> dict[str, float]:
 
 
 def window(follower: Follower) -> tuple[float, float]:
-    """Seconds per round, and CPU seconds of the hub, of the next WINDOW_S."""
+    """Seconds per round, and CPU seconds of the hub, of the next WINDOW_S, or ten rounds."""
     time.sleep(0.5)
     follower.read()
-    time.sleep(WINDOW_S)
-    rounds = [record for record in follower.read() if record["kind"] == "round"]
-    if len(rounds) < 3:
-        raise SystemExit("the job has ended, or is too slow on this machine")
+    rounds: list[Record] = []
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < WINDOW_S or len(rounds) < 10:
+        if passed > 20 * WINDOW_S:
+            raise SystemExit("the job has ended")
+        time.sleep(0.2)
+        rounds += [record for record in follower.read() if record["kind"] == "round"]
     first, last, count = rounds[0], rounds[-1], len(rounds) - 1
     return (last["t"] - first["t"]) / count, (last["cpu_s"] - first["cpu_s"]) / count
 
