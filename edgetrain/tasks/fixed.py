@@ -43,8 +43,38 @@ def digest_of_fixed(model: torch.nn.Module) -> str:
         if tensor.is_meta:
             continue
         found.update(f"{plain(name)} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(_bytes_of(tensor))
+        for part in _parts_of(tensor):
+            found.update(_bytes_of(part))
     return found.hexdigest() if fixed else ""
+
+
+SAMPLED = 4096
+"""Elements of a tensor, about, by which a change of its values is noticed."""
+
+
+class Unexchanged:
+    """Notices which tensors of a model change although members do not exchange them: buffers but
+    for statistics, and parameters that are frozen now, such as a teacher's."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._trained = {id(p) for p in model.parameters() if p.requires_grad}
+        self._before = {name: _print_of(tensor) for name, tensor in fixed_of(model)}
+
+    def changed(self) -> dict[str, torch.Tensor]:
+        """Those that are new or have other values than at first, by name."""
+        return {
+            name: tensor
+            for name, tensor in fixed_of(self._model)
+            if id(tensor) not in self._trained and self._before.get(name) != _print_of(tensor)
+        }
+
+
+def _print_of(tensor: torch.Tensor) -> bytes:
+    if tensor.is_meta:
+        return b""
+    parts = (p.detach().flatten()[:: max(1, p.numel() // SAMPLED)] for p in _parts_of(tensor))
+    return hashlib.blake2b(b"".join(map(_bytes_of, parts)), digest_size=12).digest()
 
 
 def fixed_part_of(model: torch.nn.Module) -> FixedPart | None:
@@ -109,7 +139,7 @@ class FixedPart:
 def _checked(named: Named) -> Named:
     for name, tensor in named:
         kinds = {
-            "sparse": tensor.is_sparse, "quantised": tensor.is_quantized,
+            "sparse": tensor.layout is not torch.strided, "quantised": tensor.is_quantized,
             "without values": tensor.is_meta,
         }  # fmt: skip
         if kind := next((kind for kind, so in kinds.items() if so), ""):
@@ -120,7 +150,23 @@ def _checked(named: Named) -> Named:
     return named
 
 
+_INDICES = {
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+
+
+def _parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a tensor is stored as: a sparse one is indices and values."""
+    if tensor.layout is torch.strided:
+        return [tensor.int_repr() if tensor.is_quantized else tensor]
+    names: tuple[str, ...] = _INDICES.get(tensor.layout, ("indices",))
+    stored = tensor.detach().coalesce() if tensor.is_sparse else tensor.detach()
+    return [getattr(stored, name)() for name in (*names, "values")]
+
+
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    values = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
-    raw = values.cpu().contiguous().reshape(-1).view(torch.uint8)
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return raw.numpy().data if raw.numel() else memoryview(b"")

@@ -34,7 +34,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgetrain.errors import ConfigError, refuse_first
-from edgetrain.tasks.fixed import digest_of_fixed, fixed_part_of, plain
+from edgetrain.tasks.fixed import digest_of_fixed, fixed_of, fixed_part_of, plain
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.allocator import release_freed
 from edgetrain.vectors.vector import Layout, Vector, zeros
@@ -81,7 +81,7 @@ class FlatModel:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise ConfigError("the model has no parameters with requires_grad: nothing to train")
-        _check_tensors(named)
+        _check_tensors(named, fixed_of(model))
         measured = statistics_of(model) if statistics else []
         self._variances = [tensor for name, tensor in measured if name.endswith("running_var")]
         runs = _runs_of(named, measured)
@@ -238,7 +238,7 @@ class FlatModel:
                 if found is None:
                     gradient.zero_()
                 elif found.is_sparse or found.data_ptr() != gradient.data_ptr():
-                    gradient.copy_(found.to_dense() if found.is_sparse else found)
+                    gradient.copy_((found.to_dense() if found.is_sparse else found).detach())
                 parameter.grad = gradient
             if not self.is_storage:
                 self.gradient[group.where] = _host(group.gradient)
@@ -253,8 +253,9 @@ class FlatModel:
         ids, kept = set(map(id, chosen)), []
         for group in self._groups:
             for parameter, _, _ in group.members:
-                if id(parameter) not in ids and parameter.grad is not None:
-                    kept.append((parameter, parameter.grad.clone()))
+                if id(parameter) not in ids:
+                    found = parameter.grad
+                    kept.append((parameter, None if found is None else found.clone()))
                     parameter.grad = None
         yield
         for parameter, gradient in kept:
@@ -293,8 +294,11 @@ def with_parameters(model: torch.nn.Module, params: Vector) -> torch.nn.Module:
     return found
 
 
-def _check_tensors(named: Sequence[tuple[str, torch.Tensor]]) -> None:
-    """ConfigError for parameters that cannot be moved into a flat vector as they are."""
+def _check_tensors(
+    named: Sequence[tuple[str, torch.Tensor]], others: Sequence[tuple[str, torch.Tensor]]
+) -> None:
+    """ConfigError for parameters that cannot be moved into a flat vector as they are. `others` of
+    the model's tensors stay where they are."""
     for name, tensor in named:
         is_lazy = isinstance(tensor, torch.nn.parameter.UninitializedParameter)
         on_cpu = not is_lazy and tensor.device.type == "cpu"
@@ -311,10 +315,12 @@ def _check_tensors(named: Sequence[tuple[str, torch.Tensor]]) -> None:
         )  # fmt: skip
         if any(n > 1 and not s for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
             _refuse_shared(name, name)
-    there = [(str(t.device), t.data_ptr(), name, t) for name, t in named if t.numel()]
+    trained = {name for name, _ in named}
+    apart = [(n, t) for n, t in others if t.layout is torch.strided and not t.is_meta]
+    there = [(str(t.device), t.data_ptr(), name, t) for name, t in (*named, *apart) if t.numel()]
     there.sort(key=lambda each: each[:3])
     for (device, _, name, tensor), (other_device, begin, other_name, other) in pairwise(there):
-        if device == other_device and begin < _end(tensor):
+        if device == other_device and begin < _end(tensor) and {name, other_name} & trained:
             ours, theirs = _addresses(tensor), _addresses(other)
             if np.intersect1d(ours, theirs).size:
                 _refuse_shared(name, other_name)

@@ -106,6 +106,14 @@ def test_whatever_has_the_two_methods_goes_on():
     assert again.others["average"].n_averaged == 1
 
 
+def test_complex_numbers_go_there_and_back():
+    turns = torch.polar(torch.ones(5), torch.arange(5.0))
+    values, buffers = pack({"turns": turns, "one": turns[0]})
+    found = unpack(values, buffers)
+    assert torch.equal(found["turns"], turns)
+    assert found["one"] == turns[0]
+
+
 def test_what_does_not_fit_is_told_by_name():
     make, other = SCHEDULES["step"], SCHEDULES["all at once"]
     values, buffers = pack(Loop(make).state.collect())

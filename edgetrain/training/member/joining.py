@@ -6,7 +6,6 @@ A member whose exchange is behind its optimizers' own steps (`hooks`). What ever
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from edgetrain.jobs.job import Privacy
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.jobs.rules import doubts, refuse_checkpoint
 from edgetrain.runs.folder import check_room
+from edgetrain.tasks.fixed import Unexchanged
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.member.direct import job_of_file, lend_base, peer_exchange
 from edgetrain.training.member.hooks import StepHooks, Together, parameters_of, plain_optimizers
@@ -85,9 +85,8 @@ def join(
     member.begins_at`. `privacy` (an edgetrain.Privacy, unit "member") clips and noises what leaves;
     without a checkpoint. Frozen parameters and buffers (not statistics of normalisation) are
     `fixed` "equal" on all members, the "first" one's, or each one's "own". With `buffers` "mean"
-    running statistics are averaged. `runs`: where to write a run folder. After `steps`, the same on
-    all members, the fleet lands (docs/dga.md). Raises HubUnreachable, NetworkError, Refused,
-    ConfigError.
+    running statistics are averaged. `runs`: for a run folder. After `steps`, the same on all, the
+    fleet lands (docs/dga.md). Raises HubUnreachable, NetworkError, Refused, ConfigError.
     """
     _check_arguments(weight, runs, checkpoint is not None, bool(state), privacy, steps)
     found, optimizers = job_of_file(job_file), plain_optimizers(optimizer)
@@ -101,6 +100,7 @@ def join(
     stepper, release = Together(optimizers), release_of(privacy)
     member = JoinedMember.join(link, flat, stepper, request, keeping=keeping, release=release)
     lend_base(link, member)
+    member.watched = None if fixed == "own" else Unexchanged(model)
     return _recorded(member.follow(flat, optimizers), runs)
 
 
@@ -146,6 +146,8 @@ def _keeping(
     """What goes into checkpoints: the first optimizer, and the others with the user's `state`."""
     first, *rest = optimizers
     others = {f"optimizer {number}": each for number, each in enumerate(rest, 2)}
+    if taken := sorted(set(others) & set(state)):
+        raise ConfigError(f"state['{taken[0]}'] is an optimizer of this member's", "another name")
     return keeping_of(keep, name, model, first, others={**state, **others})
 
 
@@ -213,6 +215,8 @@ class JoinedMember(Member):
 
     _hooks: StepHooks
     _model: FlatModel
+    watched: Unexchanged | None = None
+    """What of the model should not change, until it has been reported; None: it may."""
 
     def follow(self, model: FlatModel, optimizers: Sequence[torch.optim.Optimizer]) -> Self:
         """Exchange at every step of these optimizers, of this model, from now on; this member.
@@ -228,6 +232,11 @@ class JoinedMember(Member):
 
         for doubt in doubts(driver.strategy, [type(each).__name__ for each in optimizers]):
             log.warning("%s: %s", self.name, doubt)
+        if any(p.dtype is torch.float64 for each in optimizers for p in parameters_of(each)):
+            log.warning(
+                "%s: float64 parameters are exchanged, and kept between rounds, as float32",
+                self.name,
+            )
 
         def begin(optimizer: torch.optim.Optimizer, *, adds: bool) -> None:
             self._check_open()
@@ -237,6 +246,7 @@ class JoinedMember(Member):
             with model.only(parameters_of(optimizer)):
                 self._exchange(lambda: driver.begin_step(adds=adds))
 
+        self._began = self.steps
         self._model, self._hooks = model, StepHooks(optimizers, begin, self._end_step)
         return self
 
@@ -272,14 +282,17 @@ class JoinedMember(Member):
                 "a member whose contributions are masked cannot wait for the fleet",
                 "let all members take the same number of steps",
             )
-        in_turn = itertools.cycle(self._hooks.optimizers)
+        self._end_open_step()
+        optimizers = self._hooks.optimizers
 
         def step() -> None:
-            next(in_turn).step()
+            moved = {id(p) for o in optimizers for p in parameters_of(o) if p.grad is not None}
+            of_all = (o for o in optimizers if moved <= set(map(id, parameters_of(o))))
+            next(of_all, optimizers[0]).step()  # the one that the others step, too
             drop_gradients()
 
         def drop_gradients() -> None:
-            for optimizer in self._hooks.optimizers:
+            for optimizer in optimizers:
                 optimizer.zero_grad(set_to_none=True)
 
         drop_gradients()
@@ -303,6 +316,8 @@ class JoinedMember(Member):
         """
         if self._closed:
             return
+        self._end_open_step()
+        self._report_changed()
         if not (self.steps or self.begins_at):
             self.abandon("failed: it took no step")
             raise EdgetrainError(
@@ -318,6 +333,30 @@ class JoinedMember(Member):
                 "members that left sooner lack them, unless these called wait_for_fleet()",
                 self.name, fewer, driver.most_members,
             )  # fmt: skip
+
+    def _end_step(self) -> None:
+        super()._end_step()
+        if self.steps - self._began == 2:  # a teacher follows after the first one
+            self._report_changed()
+
+    def _report_changed(self) -> None:
+        """Warn, once, of tensors that should be equal on all members and change on each."""
+        if self.watched is not None and (changed := list(self.watched.changed())):
+            self.watched = None
+            log.warning(
+                "%s: of frozen parameters and buffers, which members do not exchange, %d changed "
+                "in training ('%s'): each member has its own. If that is meant, join with "
+                "fixed='own'",
+                self.name, len(changed), changed[0],
+            )  # fmt: skip
+
+    def _end_open_step(self) -> None:
+        """Contribute what optimizers did since the last one's step ended a round, as a critic does
+        behind the generator's last step."""
+        if len(self._hooks.optimizers) == 1 or not self._driver.is_mid_step:
+            return
+        if self.half.moves_params and not self.half.local_steps:
+            self._end_step()
 
     def _give_back(self) -> None:
         """Leave the optimizers and the model as ordinary ones. Works twice."""

@@ -389,10 +389,11 @@ def _check_step(optimizer: Stepper) -> None:
 def _check_optimizer(optimizer: Stepper, entry: Entry, request: Request) -> None:
     _check_work(request, entry)
     wants_sparse = any(isinstance(each, torch.optim.SparseAdam) for each in each_of(optimizer))
-    if wants_sparse and not find(entry.strategy).moves_params:
+    if wants_sparse and find(entry.strategy).adjusts_gradient:
         raise ConfigError(
-            f"{entry.strategy} exchanges gradients as dense vectors, and SparseAdam takes none",
-            "use adam, or a strategy that exchanges displacements (dga, fedavg)",
+            f"{entry.strategy} reads and writes gradients as dense vectors, and SparseAdam takes "
+            "none",
+            "use adam, or a strategy that leaves gradients alone (dga, fedavg)",
         )
 
 

@@ -18,12 +18,14 @@ import torch
 
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.member.checkpoint import Bytes
+from edgetrain.tasks.fixed import Unexchanged
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool,
-        torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.complex64,
+        torch.complex128,
     )
 }  # fmt: skip
 _DEPTH = 16
@@ -42,7 +44,8 @@ class Stateful(Protocol):
 
 class TrainingState:
     """What a training process has besides its trained parameters: the optimizer's state, the
-    model's buffers (normalisation statistics stay with the member), random numbers (torch's,
+    model's buffers (normalisation statistics stay with the member), frozen parameters that training
+    changes (a teacher that follows), random numbers (torch's,
     Python's, NumPy's own), and `others` of the loop's by name. They are only read, but by
     `put_back`.
     """
@@ -55,6 +58,7 @@ class TrainingState:
     ) -> None:
         self._model, self._optimizer = model, optimizer
         self._others = dict(others or {})
+        self._unexchanged: Unexchanged | None = None
         for name, other in self._others.items():
             if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
                 raise ConfigError(
@@ -75,6 +79,7 @@ class TrainingState:
         return {
             "optimizer": self._optimizer.state_dict(),
             "buffers": dict(self._model.named_buffers()),
+            "frozen": self._moved(),
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state_all() if cuda else [],
             "python": random.getstate(),
@@ -82,6 +87,13 @@ class TrainingState:
                       gauss],
             "others": self.collect_others(),
         }  # fmt: skip
+
+    def _moved(self) -> dict[str, torch.Tensor]:
+        """Frozen parameters that have other values than when training began, as a teacher's."""
+        if self._unexchanged is None:
+            self._unexchanged = Unexchanged(self._model)
+        changed = self._unexchanged.changed()
+        return {name: p for name, p in changed.items() if isinstance(p, torch.nn.Parameter)}
 
     def collect_others(self) -> dict[str, Any]:
         """The states of the others. ConfigError where a checkpoint cannot hold one."""
@@ -97,6 +109,7 @@ class TrainingState:
         """Become what `collect` gave. ConfigError where it is another model's or optimizer's, or
         damaged; then nothing is promised of either."""
         self._put_back_others(tree.get("others", {}))
+        self._moved()  # what is put back has moved
         try:
             self._put_back(tree)
         except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
@@ -128,9 +141,12 @@ class TrainingState:
         if {n: b.shape for n, b in buffers.items()} != {n: b.shape for n, b in kept.items()}:
             raise ValueError(f"buffers {sorted(kept)} where the model has {sorted(buffers)}")
         self._optimizer.load_state_dict(tree["optimizer"])
+        frozen = {name: self._model.get_parameter(name) for name in tree.get("frozen", {})}
         with torch.no_grad():
             for name, buffer in buffers.items():
                 buffer.copy_(kept[name])
+            for name, parameter in frozen.items():
+                parameter.copy_(tree["frozen"][name])
         torch.set_rng_state(tree["torch"])
         if torch.cuda.is_available() and len(tree["cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(tree["cuda"])
