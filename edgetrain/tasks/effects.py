@@ -32,10 +32,14 @@ class Effects:
     """A module that normalises over the positions of a sequence."""
     hooked: str = ""
     """A parameter with a hook on its gradient."""
+    shared: str = ""
+    """A parameter and another tensor in the same memory, by name."""
     attention: str = ""
     """What attention has that cannot be computed slice by slice."""
     untraced: str = ""
     """What torch's tracer would leave out of a model that only it can cut."""
+    written: str = ""
+    """A parameter that the forward pass writes to, by name."""
     rebuilt: str = ""
     """A module or parameter that the forward pass adds, takes away or replaces, by name."""
 
@@ -50,22 +54,28 @@ def effects_of(task: Task, batch: Batch) -> Effects:
         "samples": _first(outline, nn.modules.batchnorm._BatchNorm),
         "positions": _first(outline, nn.modules.instancenorm._InstanceNorm),
         "hooked": hooked[0] if hooked else "",
+        "shared": _shared(outline),
     }
     watch = _Calls()
     try:
         with torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True):
             model = task.model()
             before, parts = _buffers(model), _parts(model)
+            versions = {name: p._version for name, p in model.named_parameters()}
             with watch:
                 loss = task.loss(model, batch)
             after, left = _buffers(model), _parts(model)
             changed = [name for name, kept in before.items() if _is_changed(kept, after.get(name))]
+            written = [
+                name for name, p in model.named_parameters() if p._version != versions.get(name)
+            ]
             untraced = _function(loss) or watch.hook if traced(model) else ""
     except Exception:  # whatever a model's own code raises on tensors without numbers
         return Effects(**seen)
     first = changed[0] if changed else ""
     others = [name for name in {**parts, **left} if parts.get(name) is not left.get(name)]
     seen["rebuilt"] = others[0] if others else ""
+    seen["written"] = written[0] if written and not others else ""
     return Effects(buffer=first, attention=watch.attention, untraced=untraced, **seen)
 
 
@@ -79,6 +89,18 @@ def _first(model: nn.Module, kind: type[nn.Module]) -> str:
         is_kept = getattr(each, "track_running_stats", False) and not each.training
         if isinstance(each, kind) and not is_kept:
             return name or type(each).__name__
+    return ""
+
+
+def _shared(model: nn.Module) -> str:
+    """A trained parameter and another tensor of the model that begin in the same memory."""
+    known: dict[object, tuple[str, bool]] = {}
+    for name, each in [*model.named_parameters(), *model.named_buffers()]:
+        if each.layout is torch.strided and each.numel():
+            place = each.untyped_storage()._cdata, each.storage_offset()
+            other, is_trained = known.setdefault(place, (name, each.requires_grad))
+            if other != name and (is_trained or each.requires_grad):
+                return f"'{other}' and '{name}'"
     return ""
 
 

@@ -81,6 +81,35 @@ def anew(model, hidden):
     return hidden
 
 
+def clamp(model, hidden):
+    with torch.no_grad():
+        model.last.weight.clamp_(-1, 1)
+    return hidden
+
+
+def tied_by_data():
+    model = Model(lambda model, hidden: hidden)
+    model.last.weight.data = model.first.weight.data
+    return model
+
+
+def buffers_together():
+    model = Model(lambda model, hidden: hidden)
+    model.register_buffer("same", model.mean.data)
+    return model
+
+
+class Kept(nn.Module):
+    """Rows that the forward pass keeps short."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(5, 4, max_norm=1.0)
+
+    def forward(self, hidden):
+        return self.rows(torch.zeros(len(hidden), dtype=torch.int64)) + hidden
+
+
 def attribute(model, hidden):
     model.table += 1
     return hidden
@@ -107,6 +136,10 @@ def hooked():
         (lambda: Model(replace), Effects(buffer="mean")),
         (lambda: Model(attribute), Effects(buffer="table")),
         (lambda: Model(note), Effects()),
+        (lambda: Model(clamp), Effects(written="last.weight")),
+        (tied_by_data, Effects(shared="'first.weight' and 'last.weight'")),
+        (buffers_together, Effects()),
+        (Kept, Effects(written="rows.weight")),
         (lambda: Model(grow), Effects(rebuilt="third")),
         (lambda: Model(prune), Effects(rebuilt="last.bias")),
         (lambda: Model(anew), Effects(rebuilt="last")),

@@ -114,6 +114,12 @@ def _of_model(effects: Effects) -> list[Bar]:
         hint = "change it where the model is not called"
         words = ("data", "microbatches", *_SLICES, "recompute")
         found.append(Bar(words, reason, hint if not effects.samples else ""))
+    if effects.shared:
+        reason = f"{effects.shared} share memory and are not one parameter"
+        found.append(Bar((), reason, "tie them: other.weight = this.weight"))
+    if effects.written:
+        reason = f"the forward pass changes the parameter '{effects.written}'"
+        found.append(Bar((), reason, "let the loss keep it small (embeddings: leave max_norm out)"))
     if effects.rebuilt:
         reason = f"the forward pass makes the model another one, at '{effects.rebuilt}'"
         found.append(Bar((), reason, "make it in the constructor"))
