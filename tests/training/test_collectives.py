@@ -11,6 +11,7 @@ from chaos.machines import kill
 from safetensors.numpy import load_file
 
 from edgetrain.exchange.hub.turns import Turns
+from edgetrain.jobs.job import COLLECTIVES
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.runs.folder import create, read_metrics
@@ -61,6 +62,14 @@ def test_processes_end_with_the_same_bits_close_to_those_of_a_star(topology, str
     assert np.linalg.norm(model(folder) - star) <= 1e-6 * np.linalg.norm(star)
     least = 4 * 2 * (3 - 1) * star.nbytes  # rounds, there and back, all but one
     assert least <= summary["sent_bytes"] < 2 * least, "bytes between members count"
+
+
+@pytest.mark.parametrize("topology", COLLECTIVES)
+def test_a_member_alone_trains_though_nobody_could_connect_to_it(topology, tmp_path):
+    folder = create(tmp_path, "alone")
+    summary = simulation.run(job(topology, "members=1", "nat='0'"), folder)
+    assert summary["status"] == "finished"
+    assert len(ends(folder)) == 1
 
 
 class Bereft(simulation.Simulation):

@@ -49,8 +49,9 @@ class NeverWithout:
 
 
 def _assign(topology: str, ranges: int, reach: Reach) -> Stretches:
-    """Nothing for the hub, or all."""
-    found = places_of(topology, reach.names, reach.can)
+    """Nothing for the hub, or all: also of a member alone, which nobody may be able to reach."""
+    is_alone = len(reach.names) == 1
+    found = None if is_alone else places_of(topology, reach.names, reach.can)
     return {LEAD: (0, ranges)} if found is None else {}
 
 
