@@ -619,6 +619,9 @@ def _check_dealt(found: Resolved) -> None:
          "whoever computes it", "leave it out"),
         (job.train.accumulate > 1, f"train.accumulate = {job.train.accumulate} and {name}: a "
          "slice is computed train.batch samples at a time", "leave it out"),
+        *((getattr(job.train, key), f"train.{key} = {getattr(job.train, key)!r} and {name}: the "
+           "hub's search says how long a step is, and members' optimizers take none",
+           "leave it out") for key in ("clip", "schedule", "rate_for")),
         (job.hub.replica, f"hub.replica and {name}: a replica of a search is not there yet",
          "leave one of them out"),
         (has_group(job) or steps_in(job), f"a group, as a member or as servers.fallback and "
