@@ -51,7 +51,7 @@ class OneByOne:
 
     def __init__(self, task: Task, found: Resolved, reason: str) -> None:
         self._task, self._found, self.reason = task, found, reason
-        self._first = torch.nn.Module()
+        self._first: torch.nn.Module | None = None
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
 
     def member(self, index: int) -> tuple[Flat, Stepper, Local]:
@@ -63,7 +63,8 @@ class OneByOne:
         optimizer = self._optimizers[index] = optimizer_for(model, job.train.optimizer, self._task)
         tune(optimizer, tuning_of(job))
         work = work_of(job, self._task, model, flat, index, noise_of(job, index))
-        self._first = model if index == 0 else self._first
+        if index == 0 or self._first is None:
+            self._first = model
         return flat, optimizer, work if isinstance(work, Slices) else _OwnRandomness(work)
 
     def begin_at(self, index: int, step: int) -> None:
@@ -71,8 +72,9 @@ class OneByOne:
         begin_at(self._optimizers[index], step)
 
     def model_at(self, base: Vector) -> torch.nn.Module:
-        """A model of its own with these parameters, and the buffers of member 0, which evaluates;
-        member 0 has been made."""
+        """A model of its own with these parameters, and the buffers of member 0, which evaluates,
+        or of the first that was made if that one never was; one has been."""
+        assert self._first is not None
         return with_parameters(self._first, base)
 
     def close(self) -> None:

@@ -58,6 +58,8 @@ class Surroundings:
     """Where a member connects, the lead first."""
     peers: SimulatedPeers | None = None
     """Where members listen; None: they do not reduce."""
+    is_to_evaluate: Callable[[int], bool] = lambda index: index == 0
+    """Whether the member with this index evaluates, by now. Asked each step."""
 
     @functools.cached_property
     def digest(self) -> str:
@@ -140,7 +142,10 @@ class SimulatedMember:
             with around.open_log(member.name) as log:
                 steps = Steps.of(job, index, max(1, job.fleet.members // LINES))
                 pace = work_at_pace(member, work, pace, job.train.batch, clock)
-                Loop(steps, work, member, log, pace, usage, energy, clock).run()
+                loop = Loop(steps, work, member, log, pace, usage, energy, clock)
+                if not around.planned.presence.is_steady:
+                    loop.is_to_evaluate = functools.partial(around.is_to_evaluate, index)
+                loop.run()
 
     def _joined(self, flat: Flat, optimizer: Stepper, request: Request) -> Member:
         """A member that has joined. If the hub has not noticed yet that the device lost its power,

@@ -150,11 +150,18 @@ class Simulation:
             self._open_log,
             self._hubs_of,
             SimulatedPeers(planned, self.world, self.network) if is_direct else None,
+            self._is_to_evaluate,
         )
         self.members = [
             SimulatedMember(index, around, lambda: self.hub.job_is_over)
             for index in range(planned.job.fleet.members)
         ]
+
+    def _is_to_evaluate(self, index: int) -> bool:
+        """Whether this is the first of the members that are there, as far as the hub knows."""
+        away, members = self.hub.given_up, self.members
+        there = ((m.training or not m.process.over) and m.name not in away for m in members)
+        return index == next((i for i, is_there in enumerate(there) if is_there), 0)
 
     @property
     def seconds(self) -> float:
@@ -301,9 +308,13 @@ class Simulation:
     def write_model(self, path: Path) -> None:
         """Write the fleet's parameters and the evaluating member's buffers, if it has trained.
         ConfigError."""
-        training = next((each.training for each in self.members if each.training), None)
-        if training is not None:
-            weights.save(self._gradients.model_at(training.half.base), path)
+        trained = [each for each in self.members if each.training]
+        # One that went off for good has what was the base then.
+        halves = [each.training.half for each in trained if each.training]
+        if halves:
+            was_off = trained[0].was_off
+            half = max(halves, key=lambda half: half.applied) if was_off else halves[0]
+            weights.save(self._gradients.model_at(half.base), path)
 
     def report(self) -> dict[str, Any]:
         return report_of(self.network, self._gradients.reason)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from command_line import write_tiny
+from safetensors.numpy import load_file
 
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError, EdgetrainError
@@ -141,6 +142,29 @@ def test_a_device_that_is_off_at_first_joins_those_that_began_without_it(tmp_pat
         steps = [r["step"] for r in read_metrics(folder, "step") if r["member"] == name]
         assert 0 < len(steps) < 400
         assert max(steps) == 400
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"hub": {"start_with": 2, "start_after_s": 0.0}}, {"fleet": {"topology": "ring"}}],
+)
+def test_what_is_kept_and_evaluated_is_the_fleet_s_where_the_first_device_is_gone(tmp_path, more):
+    """It goes while it trains, or is not there at all, and comes back when the job is over."""
+    at_s = 0.0 if "hub" in more else 1.0
+    job = write_tiny(
+        tmp_path,
+        fleet={"members": 3, "pace_s": 0.1, "network": "wan-50ms"} | more.get("fleet", {}),
+        train={"steps": 200},
+        strategy={"name": "fedavg", "every": 5},
+        hub=more.get("hub", {}),
+        absences=[{"at_s": at_s, "for_s": 10_000.0, "members": [0]}],
+    )
+    summary, folder = simulated(tmp_path, path=tmp_path / job, beside=tmp_path)
+    assert summary["status"] == "finished"
+    kept = load_file(folder / "model.safetensors")["weight"]
+    assert summary["final"]["loss"] == pytest.approx(float((kept**2).sum()), rel=1e-5)
+    last = max(read_metrics(folder, "eval"), key=lambda line: line["t"])
+    assert (last["member"], last["step"]) == ("m1", 200)
 
 
 def test_members_that_are_all_here_begin_with_the_same_bits_whatever_start_with_says(tmp_path):
