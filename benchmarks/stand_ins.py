@@ -6,6 +6,7 @@
     python benchmarks/stand_ins.py --groups landing --partitions 0.3,iid
     python benchmarks/stand_ins.py --groups variates
     python benchmarks/stand_ins.py --groups choice --partitions iid,1,0.3,0.1 --seeds 2
+    python benchmarks/stand_ins.py --groups rate
 
 Members are the rows of one matrix and exchange by taking its mean, without protocol and time;
 tasks, models and batches are the package's own. A row is one rule: digits, 8 members, 280 steps,
@@ -26,6 +27,7 @@ velocity V    when a reply comes, V (reply - own) / (lr K) is taken from the opt
 leave R       a share R of what a member was away from the mean stays in its parameters when a reply
               comes, and so on of what stayed: stayed <- R (stayed + own - reply). The mean of all
               members is what it was; each is pulled back less at once
+first N       the first N rounds are waited for, and nothing stays of them
 last N K      the last N steps in rounds of K steps without a delay (docs/decisions/032)
 scaffold      control variates, as in edgetrain/strategies/scaffold.py
 feddyn A      FedDyn (Acar et al., ICLR 2021, algorithm 1) with alpha A: each member's gradient has
@@ -34,6 +36,8 @@ feddyn A      FedDyn (Acar et al., ICLR 2021, algorithm 1) with alpha A: each me
 
 The groups `text` and `landing_text` are char-lm, a Transformer of one layer of width 32: 4 members
 with batches of 8, equal data, --steps steps, final loss.
+
+The group `rate` is text with 8 members, batches of 16 and plain SGD at a rate of 1.0, 250 steps.
 
 The group `choice` says how far members' first three rounds led from the fleet: `apart` of
 edgetrain/strategies/choice.py, on all elements, with own progress; mean, lowest and highest of all
@@ -78,12 +82,15 @@ class Rule:
     outer: tuple[float, float] = (1.0, 0.0)
     velocity: float = 0.0
     leave: float = 0.0
+    first: int = 0
     last: tuple[int, int] = (0, 5)
     variates: bool = False
     dyn: float = 0.0
     task: str = "digits"
     steps: int = 0
     """0: those of the task."""
+    members: int = 0
+    """With batches of 16; 0: the task's, with its own."""
 
 
 class Fleet:
@@ -92,6 +99,8 @@ class Fleet:
     def __init__(self, rule: Rule, partition: str, seed: int) -> None:
         self.rule = rule
         self.members, self.batch = (8, 16) if rule.task == "digits" else (4, 8)
+        if rule.members:
+            self.members, self.batch = rule.members, 16
         self.steps = rule.steps or STEPS[rule.task]
         more = {} if rule.task == "digits" else TEXT
         self.task: Task = load_task(
@@ -149,8 +158,14 @@ class Fleet:
                 self.flights.append((step, own, foretold))
                 self.within.zero_()
                 self.params = self._expected()
-            while self.flights and (step == lands or step - self.flights[0][0] >= rule.delay):
+            while self.flights and (
+                step == lands
+                or self.replies < rule.first
+                or step - self.flights[0][0] >= rule.delay
+            ):
                 self._reply()
+            if not self.params.isfinite().all():
+                return math.nan
             if step == lands:
                 rule = self.rule = replace(rule, every=rule.last[1], delay=0, leave=0.0)
         while self.flights:
@@ -225,7 +240,7 @@ class Fleet:
         self.gap += max(1 / (self.rounds + 1), 1 / self.replies) * (missed - self.gap)
         if rule.velocity:
             self.moments[0] -= rule.velocity * missed / (rule.lr * rule.every)
-        self.stayed = rule.leave * (self.stayed - missed)
+        self.stayed = rule.leave * (self.stayed - missed) * (self.replies > rule.first)
         self.params = self._expected() + self.within + local
 
     def _summed(self, products: Tensor) -> Tensor:
@@ -338,6 +353,16 @@ def rows(group: str) -> dict[str, Rule]:
                     shown = replace(rule, every=k, delay=d, steps=3 * k + d)
                     table[f"{name}, K={k} D={d}"] = shown
         return table
+    if group == "rate":
+        own = Rule(5, 9, 1.0, corrects=False, task="char_lm", steps=250, members=8)
+        share = 1 - 5 / (2 * (5 + 9))
+        return {
+            "fedavg K=5": replace(own, delay=0),
+            "own K=5 D=9": own,
+            "own, first 3": replace(own, first=3),
+            "leave 0.82": replace(own, leave=share),
+            "leave 0.82, first 3": replace(own, leave=share, first=3),
+        }
     if group == "text":
         for name, own in (
             ("momentum", Rule(6, 6, 0.1, 0.9, corrects=False, task="char_lm")),
@@ -373,9 +398,9 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     for group in args.groups.split(","):
-        names = "iid" if group == "text" else args.partitions
+        names = "iid" if group in ("text", "rate") else args.partitions
         partitions = [n if n == "iid" else f"dirichlet({n})" for n in names.split(",")]
-        digits = {"text": 3, "choice": 2}.get(group, 1)
+        digits = {"text": 3, "rate": 3, "choice": 2}.get(group, 1)
         print(f"| {group} | {' | '.join(partitions)} |\n|---|{'---|' * len(partitions)}")
         for label, rule in rows(group).items():
             cells = []
@@ -385,6 +410,9 @@ def main() -> int:
                 found = [fleet.run(seed) for seed, fleet in enumerate(fleets)]
                 if group == "choice":
                     found = [each for fleet in fleets for each in fleet.apart()]
+                if diverged := sum(map(math.isnan, found)):
+                    cells.append(f"{diverged} of {len(found)} diverged")
+                    continue
                 mean = statistics.fmean(found)
                 least, most = (f"{x:.{digits}f}" for x in (min(found), max(found)))
                 cells.append(f"{mean:.{digits}f} ({least} to {most})")

@@ -13,6 +13,7 @@ outer_rules, spelling.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from edgetrain.strategies.spelling import arguments_of, spelled, split
 
 if TYPE_CHECKING:
     from edgetrain.strategies.arrivals import ArrivalRule, ArrivalTerms
+    from edgetrain.strategies.drift import Drift
     from edgetrain.strategies.factored import Factors
     from edgetrain.strategies.lbfgs import Lbfgs
     from edgetrain.strategies.merging.rule import RoundRule, SliceRule
@@ -234,22 +236,26 @@ def _gradient(setting: Setting) -> MemberHalf:
     return Factored(params, gradient, setting.factors, memory)
 
 
-def _displacement(setting: Setting) -> MemberHalf:
+def _correction(setting: Setting, word: str) -> Drift | None:
+    """What stands for rounds in flight with this correction; None: own progress."""
     from edgetrain.strategies.choice import FirstRounds
-    from edgetrain.strategies.displacement import Displacement
     from edgetrain.strategies.drift import Drift
     from edgetrain.strategies.eager import Eager
     from edgetrain.strategies.leaving import Leaving
 
-    drift = None
-    if setting.correction in ("auto", "drift"):
-        size, momentum = setting.params.size, setting.momentum
-        choice = FirstRounds(size, momentum > 0) if setting.correction == "auto" else None
-        drift = Drift(size, momentum, choice, Leaving)
-    elif setting.correction == "leave":
-        drift = Leaving(setting.params.size)
-    elif setting.correction == "eager":
-        drift = Eager(setting.params.size, setting.members)
+    size, momentum, choice = setting.params.size, setting.momentum, None
+    if word == "auto":  # plain SGD takes rates at which own swings up within the first rounds
+        word, choice = "drift" if momentum else "leave", FirstRounds(size)
+    if word == "eager":
+        return Eager(size, setting.members)
+    rule = {"drift": Drift, "leave": Leaving}.get(word)
+    return rule and rule(size, momentum, choice, functools.partial(_correction, setting))
+
+
+def _displacement(setting: Setting) -> MemberHalf:
+    from edgetrain.strategies.displacement import Displacement
+
+    drift = _correction(setting, setting.correction)
     return Displacement(setting.params, setting.every, setting.delay, setting.memory, drift)
 
 

@@ -40,18 +40,17 @@ class FirstRounds:
     batches. Noise points elsewhere in each round and adds up slowly; drift adds up as fast as the
     way of all does. So `apart` says both how much of a contribution is not the fleet's, and whether
     that repeats. It is measured on at most 16,384 elements. The default of DGA takes `drift` from
-    APART on. Below it takes `leave` if the optimizer has momentum, since members swing then, and
-    else the paper's `own`, which costs nothing. `own` also where a round touched few blocks of the
-    vector: with it alone a reply costs only these.
+    APART on. Below it takes `leave`, since members swing. The paper's `own`, which costs nothing,
+    where a round touched few blocks of the vector: with it alone a reply costs only these.
 
     Each member chooses for itself, since a stand-in is its own affair: the base never sees it. So
     nothing is sent or agreed on, and a member whose data are like all data keeps its own progress
     among others that do not.
     """
 
-    def __init__(self, elements: int, swings: bool = False) -> None:
-        """`swings`: whether the member's optimizer has momentum."""
-        self._elements, self._swings = elements, swings
+    def __init__(self, elements: int) -> None:
+        self._elements = elements
+        self._touches_many = True
         self._touched = 0
         """Blocks that the round in progress touches."""
         self._stride = stride_of(elements)
@@ -68,7 +67,7 @@ class FirstRounds:
 
     def end_round(self) -> None:
         self.rounds += 1
-        self._swings = self._swings and FEW * self._touched > block_count(self._elements)
+        self._touches_many &= FEW * self._touched > block_count(self._elements)
         self._touched = 0
 
     @property
@@ -88,7 +87,7 @@ class FirstRounds:
 
     @property
     def chosen(self) -> str:
-        return "drift" if self.is_apart else "leave" if self._swings else "own"
+        return "drift" if self.is_apart else "leave" if self._touches_many else "own"
 
     @property
     def reason(self) -> str:

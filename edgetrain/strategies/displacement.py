@@ -164,7 +164,7 @@ class Displacement:
         quiet = self.every - self._local_steps - 1
         if self.expected.flights:
             oldest = self.expected.flights[0]
-            quiet = min(quiet, oldest.step + self.delay - self._steps - 1)
+            quiet = min(quiet, oldest.step + self._delay_of(oldest.round) - self._steps - 1)
         return max(quiet, 0)
 
     def finish(self, rest: bool = True) -> Vector | None:
@@ -299,7 +299,11 @@ class Displacement:
         if not self.expected.flights:
             return None
         oldest = self.expected.flights[0]
-        return oldest.round if oldest.at_once or self._steps >= oldest.step + self.delay else None
+        is_due = self._steps >= oldest.step + self._delay_of(oldest.round)
+        return oldest.round if oldest.at_once or is_due else None
+
+    def _delay_of(self, round: int) -> int:
+        return 0 if self.drift is not None and round < self.drift.waits else self.delay
 
     def apply(self, reply: Iterable[Vector]) -> None:
         """Let the merged contribution of round `applied` replace this member's own.
@@ -328,7 +332,8 @@ class Displacement:
         drift = None if flight.own is None else self.drift
         whole = flight.left_out is not None and not flight.partial
         sent = self.unsent.sent_share(flight.own, flight.left_out)
-        shares = None if drift is None else drift.begin_reply(self.every, self.delay, whole, sent)
+        delay = self._delay_of(flight.round)
+        shares = None if drift is None else drift.begin_reply(self.every, delay, whole, sent)
         before = owns if flight.own is None else [flight.own, *owns]
         scratch, local = np.empty((2, min(TILE, self.params.size)), np.float32)
         sums = []
@@ -352,6 +357,8 @@ class Displacement:
             start += piece.size
         if drift is not None:
             self.drift, note = drift.end_reply()
+            if self.drift is not drift and drift.stayed is not None:
+                self.params -= drift.stayed  # which another correction knows nothing of
             self.expected.drift, self._note = self.drift, note or self._note
         return sums
 
@@ -372,7 +379,7 @@ class Displacement:
 
     def _submit(self) -> Vector:
         own = self._memory.borrow_vector()
-        at_once = self.delay == 0 and not self.expected.flights
+        at_once = self._delay_of(self.round) == 0 and not self.expected.flights
         beside = self.unsent.beside
         whole = own if beside is None or at_once else self._memory.borrow_vector()
         finite, touched = self.expected.subtract(own, settle=not at_once)

@@ -53,18 +53,23 @@ class Drift:
     With a `choice` the gap is learned, and own progress stands for every round until it is made.
     """
 
+    name = "drift"
+    """The correction, as a choice names it."""
+    waits = 0
+    """First rounds of a run whose replies are waited for, whatever the delay is."""
+
     def __init__(
         self,
         elements: int,
         momentum: float = 0.0,
         choice: FirstRounds | None = None,
-        leaving: Callable[[int], Drift] | None = None,
+        others: Callable[[str], Drift | None] | None = None,
     ) -> None:
-        """`momentum` is that of the member's optimizer, from 0 (none) to 1. `leaving` makes the
-        stand-in for "leave", of the number of elements, if the choice may be that."""
+        """`momentum` is that of the member's optimizer, from 0 (none) to 1. `others` makes another
+        correction, which the choice may be, from its name."""
         self.choice = choice
         """What says whether it is needed, while that is open; None: it is not, or no longer."""
-        self._leaving = leaving
+        self._others = others
         self._momentum = min(max(momentum, 0.0), 1.0)
         self.gap: Vector = zeros(elements)
         self.theta = 0.0
@@ -178,26 +183,38 @@ class Drift:
         if not choice.is_made:
             return self, ""
         self.choice = None
-        return self if choice.chosen == "drift" else self._instead(choice.chosen), choice.reason
+        return self if choice.chosen == self.name else self._instead(choice.chosen), choice.reason
 
     def _instead(self, chosen: str) -> Drift | None:
         """What stands for rounds in flight with this correction, another than this."""
-        return self._leaving(self.gap.size) if self._leaving and chosen == "leave" else None
+        return None if self._others is None else self._others(chosen)
 
     # -- checkpoints ---------------------------------------------------------------------------
 
     def state(self) -> dict[str, NDArray[Any]]:
         """State that a restarted member needs so as not to learn it again."""
-        figures = [*self._products, float(self._replies), float(self._rounds)]
-        learned = {"gap": self.gap, "figures": np.array(figures)}
+        learned = self._learned()
         return learned if self.choice is None else learned | self.choice.state()
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> Drift | None:
         """Continue from `state`, before any round is in flight. Returns what had been chosen in
         place of this, or itself; None: own progress. BadMessage if it is impossible."""
-        if self.choice is not None and "gap" not in state:
-            other = self._instead("leave" if "stayed" in state else "own")
+        then = "drift" if "gap" in state else "leave" if "stayed" in state else "own"
+        if self.choice is not None and then != self.name:
+            other = self._instead(then)
             return other and other.restore(state)
+        self._restore(state)
+        if self.choice is None or "ways" not in state:  # it was made
+            self.choice = None
+        else:
+            self.choice.restore(state)
+        return self
+
+    def _learned(self) -> dict[str, NDArray[Any]]:
+        figures = [*self._products, float(self._replies), float(self._rounds)]
+        return {"gap": self.gap, "figures": np.array(figures)}
+
+    def _restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         gap, figures = state.get("gap"), state.get("figures")
         if gap is None or figures is None or gap.shape != self.gap.shape or figures.shape != (4,):
             raise BadMessage(f"the checkpoint's drift is not one of {self.gap.size} elements")
@@ -208,8 +225,3 @@ class Drift:
         self._replies, self._rounds = int(figures[2]), int(figures[3])
         if self._products[1] > 0:
             self.theta = float(np.clip(self._products[0] / self._products[1], 0.0, 1.0))
-        if self.choice is None or "ways" not in state:  # it was made
-            self.choice = None
-        else:
-            self.choice.restore(state)
-        return self

@@ -2,36 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgetrain.errors import BadMessage
+from edgetrain.strategies.choice import SENT, FirstRounds
 from edgetrain.strategies.drift import Drift, Shares
 from edgetrain.vectors.vector import Vector
 
-SHARE = np.float32(0.7)
-"""Of what a reply would take out of the parameters: of 0.5 to 0.9 it cost a language model least
-with momentum and with AdamW (docs/decisions/026)."""
+SHARE = 0.7
+"""Of what a reply would take out of the parameters, where the optimizer has momentum: of 0.5 to 0.9
+it cost a language model least with momentum and with AdamW (docs/decisions/026)."""
+
+
+def share_of(every: int, delay: int) -> float:
+    """Share that stays for plain SGD: half of a deviation leaves in the K + D steps that a member
+    is apart."""
+    return 1 - every / (2 * (every + delay))
+
+
+FIRST = 3
+"""First rounds of plain SGD that are taken without a delay, see Leaving."""
 
 
 class Leaving(Drift):
     """Own progress stands for each round in flight, and a share of what a reply takes out stays::
 
         params = base + own_1 + ... + own_n + stayed + local
-        stayed <- SHARE (stayed + own - reply)
+        stayed <- share (stayed + own - reply)
 
     A reply takes all of own - reply out, D steps after the loss has begun to pull it back. With
-    momentum that takes out more than is left, and members swing around their mean: it cannot be
-    seen in the mean, and gradients are taken at the members. With this a member returns in several
-    rounds. What stayed is never contributed, and over all members it adds up to 0, so the mean of
-    all is what it is without. Of our own; with one member, or equal contributions, it is DGA.
+    this a member returns in several rounds. What stayed is never contributed, and over all members
+    it adds up to 0, so the mean of all is what it is without. Of our own; with one member, or equal
+    contributions, it is DGA.
+
+    Why it has to: let u be a member's distance from the mean of all in one direction, where the
+    rate times the curvature is a, and D a multiple of K. Then u <- (1 - a) u in each step, and all
+    that u lost in steps that a reply answers is given back with it: u is -a times the sum of u over
+    the last D + K steps or fewer. For K = 1 that is
+
+        z^D + a (z^(D-1) + ... + z + 1) = 0,
+
+    whose roots have the product a: for any delay at all DGA swings up from a = 1 on, and FedAvg
+    from 2 on. The mean does not show it, but gradients are taken at the members. Giving back
+    gradually damps exactly the fast swings that diverge: with a share R the limit is 1 + R for
+    K = 1 and an odd D, and nowhere lower.
+
+    That is so near a minimum. At the start gradients are long and the loss is sharp, and members
+    that take K + D steps alone may explode where those that take K do not; nothing that is done
+    later helps. So plain SGD, whose steps are as long as its gradients, waits for the replies to
+    its FIRST rounds.
+
+    With a `choice` it is made as by Drift; what follows begins with nothing of this.
 
     Nothing stays without a delay, or of a contribution of which a codec's rest waits beside the
     parameters. `gap`, float32 [elements], is what stayed.
     """
+
+    name = "leave"
+
+    def __init__(
+        self,
+        elements: int,
+        momentum: float = 0.0,
+        choice: FirstRounds | None = None,
+        others: Callable[[str], Drift | None] | None = None,
+    ) -> None:
+        super().__init__(elements, momentum, choice, others)
+        self._share = np.float32(SHARE)
+        if not self._momentum:
+            self.waits = FIRST
 
     @property
     def stayed(self) -> Vector | None:
@@ -54,27 +97,27 @@ class Leaving(Drift):
 
     def begin_reply(self, every: int, delay: int, whole: bool = False, sent: float = 1.0) -> Shares:
         self._learns = bool(delay) and not whole
+        self._is_evidence = not whole and sent >= SENT
+        if not self._momentum:
+            self._share = np.float32(share_of(every, delay))
         return self.shares
 
     def learn_tile(self, here: slice, reply: Vector, own: Vector, predicted: Vector | None) -> None:
+        if self.choice is not None and self._is_evidence:
+            self.choice.add_tile(here, own, reply)
         stayed = self.gap[here]
         if not self._learns:
             stayed[:] = 0
             return
         stayed += own[here]
         stayed -= reply
-        stayed *= SHARE
+        stayed *= self._share
 
-    def end_reply(self) -> tuple[Drift, str]:
-        """See Drift: it chooses nothing."""
-        return self, ""
-
-    def state(self) -> dict[str, NDArray[Any]]:
+    def _learned(self) -> dict[str, NDArray[Any]]:
         return {"stayed": self.gap}
 
-    def restore(self, state: Mapping[str, NDArray[Any]]) -> Drift:
+    def _restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         stayed = state.get("stayed")
         if stayed is None or stayed.shape != self.gap.shape or not np.isfinite(stayed).all():
             raise BadMessage(f"the checkpoint has not what stayed of {self.gap.size} elements")
         self.gap[:] = stayed
-        return self

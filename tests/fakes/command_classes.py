@@ -82,6 +82,11 @@ NIGHTLY = {
     "edgetrain compare --simulate network=wan-200ms": "dga ",
     'edgetrain compare --simulate --strategies lbfgs,sync-sgd "data.partition=shared(all)"'
     " network=wan-200ms steps=40": "lbfgs ",
+    "edgetrain compare --simulate --strategies 'fedavg,dga' task=edgetrain.tasks:char_lm"
+    " members=8 batch=16 steps=300 every=5 network=wan-200ms pace_s=0.02 device=raspberry-pi-4b"
+    " target=2.7 evaluate_every=25 \"optimizer={ name = 'sgd', lr = 1.0 }\""
+    " \"data={ partition='iid', context=32, limit_bytes=200_000, width=32, heads=4,"
+    ' layers=1 }"': "dga ",
     "edgetrain compare --simulate --strategies 'fedavg,dga(own),dga(drift)' network=wan-200ms"
     " pace_s=0.05 every=6 delay=6 landing=0 steps=280 target=0.9"
     " \"data={ partition = 'dirichlet(0.3)' }\"": r"dga\(drift\) .* 2\.3x",

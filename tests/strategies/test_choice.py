@@ -12,8 +12,8 @@ from test_drift import SHAPES
 from edgetrain import strategies
 from edgetrain.errors import BadMessage
 from edgetrain.strategies.choice import APART, ROUNDS, FirstRounds
-from edgetrain.strategies.displacement import Displacement
 from edgetrain.strategies.drift import Drift
+from edgetrain.strategies.leaving import FIRST, Leaving
 from edgetrain.vectors.vector import TILE
 
 
@@ -39,25 +39,31 @@ def histories(fleet):
 
 
 @given(**(SHAPES | {"members": st.integers(1, 4)}))
-def test_where_members_pull_alike_it_is_dga_bit_for_bit(members, every, delay, steps, rng):
-    ends = [run(name, alike, members, every, delay, steps, rng=rng) for name in ("dga(own)", "dga")]
-    for own, auto in zip(*map(histories, ends), strict=True):
-        assert own.tobytes() == auto.tobytes()
-    for member in ends[1].members:
-        if member.half.applied > delay + ROUNDS:
-            assert (member.half.drift is None) == (delay > 0)
+def test_where_members_pull_alike_it_is_leave_bit_for_bit(members, every, delay, steps, rng):
+    leave, auto = (
+        run(name, alike, members, every, delay, steps, rng=rng) for name in ("dga(leave)", "dga")
+    )
+    for said, chose in zip(*map(histories, (leave, auto)), strict=True):
+        assert said.tobytes() == chose.tobytes()
+    for member in auto.members:
+        assert isinstance(member.half.drift, Leaving)
+        if member.half.applied > FIRST + delay + ROUNDS:
+            assert (member.half.drift.choice is None) == (delay > 0)
+
+
+UNTIL_CHOSEN = {0.0: ("dga(leave)", FIRST + ROUNDS), 0.9: ("dga(own)", ROUNDS)}
+"""What stands for rounds until the choice, and for how many, by the optimizer's momentum."""
 
 
 @given(
-    every=st.integers(1, 4), more=st.integers(0, 6), momentum=st.sampled_from([0.0, 0.9]),
-    rng=st.randoms(use_true_random=False),
+    every=st.integers(1, 4), more=st.integers(0, 6), rng=st.randoms(use_true_random=False)
 )  # fmt: skip
-def test_where_they_pull_apart_it_is_drift_bit_for_bit(every, more, momentum, rng):
+def test_where_they_pull_apart_with_momentum_it_is_drift_bit_for_bit(every, more, rng):
     """With D >= K no prediction has been compared with its reply before the choice is made."""
     delay = every + more
     steps = every * (ROUNDS + 3) + 2 * delay + 1
     auto, drift, own = (
-        run(name, apart, 2, every, delay, steps, rng=rng, momentum=momentum)
+        run(name, apart, 2, every, delay, steps, rng=rng, momentum=0.9)
         for name in ("dga", "dga(drift)", "dga(own)")
     )
     assert len({member.params.tobytes() for member in auto.members}) == 1
@@ -66,11 +72,27 @@ def test_where_they_pull_apart_it_is_drift_bit_for_bit(every, more, momentum, rn
     assert histories(own)[0].tobytes() != histories(auto)[0].tobytes()
 
 
-def test_own_progress_stands_for_all_rounds_until_the_choice_is_made():
+@pytest.mark.parametrize("momentum", UNTIL_CHOSEN)
+def test_one_correction_stands_for_all_rounds_until_the_choice_is_made(momentum):
+    name, chosen_after = UNTIL_CHOSEN[momentum]
     for delay in (1, 2, 9):
-        steps = 4 * ROUNDS + delay - 1
-        ends = [run(name, apart, 2, 4, delay, steps) for name in ("dga", "dga(own)")]
-        assert histories(ends[0])[0].tobytes() == histories(ends[1])[0].tobytes()
+        steps = 4 * chosen_after + delay - 1
+        first, auto = (
+            run(name, apart, 2, 4, delay, steps, momentum=momentum) for name in (name, "dga")
+        )
+        assert histories(first)[0].tobytes() == histories(auto)[0].tobytes()
+
+
+def test_drift_begins_with_nothing_of_what_stayed_before():
+    fleet = run("dga", apart, 2, 4, 9, 4 * (FIRST + ROUNDS + 8))
+    assert len({member.params.tobytes() for member in fleet.members}) == 1
+    assert all(type(member.half.drift) is Drift for member in fleet.members)
+    drift, leave = (half_of(name="dga"), half_of(name="dga(leave)"))
+    for half in (drift, leave):
+        live(half, FIRST + ROUNDS + 2, reply=0.25)
+    assert leave.drift.gap.any()
+    expected = drift.base + sum(flight.own for flight in drift.expected.flights)
+    np.testing.assert_allclose(drift.params, expected, atol=1e-6)
 
 
 def test_members_may_choose_differently_and_end_with_the_same_bits():
@@ -80,7 +102,7 @@ def test_members_may_choose_differently_and_end_with_the_same_bits():
         return alike(member, step, params + 6 if member == 7 else params)
 
     fleet = run("dga", one_apart, members=8)
-    assert [member.half.drift is None for member in fleet.members] == [True] * 7 + [False]
+    assert [type(member.half.drift) for member in fleet.members] == [Leaving] * 7 + [Drift]
     assert len({member.params.tobytes() for member in fleet.members}) == 1
 
 
@@ -104,7 +126,7 @@ def test_it_is_the_formula(elements, drift, seed):
     assert found.apart == pytest.approx(expected, rel=1e-6, abs=1e-9)
     assert found.is_made
     assert found.is_apart == (found.apart >= APART)
-    assert found.reason.startswith("drift: its first" if found.is_apart else "own: its first")
+    assert found.reason.startswith("drift: its first" if found.is_apart else "leave: its first")
 
 
 def test_a_long_vector_is_sampled():
@@ -120,9 +142,9 @@ def test_a_fleet_that_does_not_move_is_no_reason_to_divide_by_zero():
     assert not rounds(FirstRounds(3), [still] * ROUNDS, still).is_apart
 
 
-def half_of(elements=6):
-    params = np.zeros(elements, np.float32)
-    return Displacement(params, every=1, delay=2, drift=Drift(elements, 0.0, FirstRounds(elements)))
+def half_of(elements=6, name="dga"):
+    vectors = np.zeros((2, elements), np.float32)
+    return strategies.find(name).member_half(strategies.Setting(*vectors, 1, 2))
 
 
 def live(half, rounds, reply, share=None):
@@ -140,11 +162,11 @@ def live(half, rounds, reply, share=None):
 
 
 def test_it_says_once_what_it_chose_and_why():
-    (said,) = live(half_of(), 12, reply=0.25)
+    (said,) = live(half_of(), FIRST + 12, reply=0.25)
     led = "times as far from the fleet as the fleet went; it takes"
     assert said == f"drift: its first 3 rounds led 3 {led} 2.4e-05 MB"
-    (said,) = live(half_of(), 12, reply=0.8)
-    assert said == f"own: its first 3 rounds led 0.25 {led} no memory"
+    (said,) = live(half_of(), FIRST + 12, reply=0.8)
+    assert said == f"leave: its first 3 rounds led 0.25 {led} 2.4e-05 MB"
 
 
 def test_contributions_that_a_codec_sends_in_part_are_no_evidence():
@@ -155,15 +177,15 @@ def test_contributions_that_a_codec_sends_in_part_are_no_evidence():
     assert half.drift.shares == (1, 0)
 
 
-@pytest.mark.parametrize(("rounds", "reply"), [(1, 0.25), (4, 0.25), (12, 0.25), (12, 0.8)])
+@pytest.mark.parametrize(("rounds", "reply"), [(4, 0.25), (7, 0.25), (15, 0.25), (15, 0.8)])
 def test_a_checkpoint_has_the_choice_or_what_was_seen_for_it(rounds, reply):
     half = half_of()
     live(half, rounds, reply)
     again = half_of()
     again.restore_learned({name: value.copy() for name, value in half.learned().items()})
-    assert (again.drift is None) == (half.drift is None) == (rounds == 12 and reply == 0.8)
-    if half.drift is not None:
-        assert (again.drift.choice is None) == (half.drift.choice is None) == (rounds == 12)
+    chosen = Drift if rounds == 15 and reply == 0.25 else Leaving
+    assert type(again.drift) is type(half.drift) is chosen
+    assert (again.drift.choice is None) == (half.drift.choice is None) == (rounds == 15)
     for name, value in half.learned().items():
         assert again.learned()[name].tobytes() == value.tobytes()
 

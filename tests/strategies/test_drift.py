@@ -147,7 +147,7 @@ def test_members_that_pull_apart_stay_nearer_to_each_other_than_with_dga(rng, ev
 @given(**(SHAPES | {"members": st.just(1)}))
 def test_alone_it_is_dga_bit_for_bit(members, every, delay, steps, rng):
     ends = [
-        Fleet(name, members, every, delay, steps, rng=rng).run().members[0]
+        Fleet(name, members, every, delay, steps, rng=rng, momentum=0.9).run().members[0]
         for name in ("dga(own)", "dga(drift)", "dga")
     ]
     for end in ends[1:]:

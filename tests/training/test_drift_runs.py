@@ -54,11 +54,15 @@ def test_simulated_members_batched_learn_what_they_learn_one_by_one(tmp_path):
     assert abs(own["final"]["loss"] / many["final"]["loss"] - 1) > 1e-3, "it makes a difference"
 
 
-@pytest.mark.parametrize(("partition", "chosen"), [("iid", "own"), ("dirichlet(0.1)", "drift")])
+@pytest.mark.parametrize(("partition", "chosen"), [("iid", "leave"), ("dirichlet(0.1)", "drift")])
 def test_members_say_what_they_chose_and_train_as_if_the_job_had_said_it(
     tmp_path, partition, chosen
 ):
-    words = (f"data={{ partition = '{partition}' }}", "optimizer={ name = 'sgd', lr = 0.2 }")
+    momentum = 0.9 if chosen == "drift" else 0
+    words = (
+        f"data={{ partition = '{partition}' }}",
+        f"optimizer={{ name = 'sgd', lr = 0.1, momentum = {momentum} }}",
+    )
     auto = simulated(tmp_path, "auto", "strategy=dga", *words, batched=True)
     said = simulated(tmp_path, "said", f"strategy=dga({chosen})", *words, batched=True)
     assert auto["corrections"] == {chosen: 4}
@@ -83,18 +87,21 @@ def test_in_a_short_run_members_whose_steps_have_all_samples_keep_own_progress(
     assert one["final"] == said["final"]
 
 
-def test_with_momentum_and_equal_data_members_leave_a_part_and_land(tmp_path):
+def test_on_equal_data_members_leave_a_part_and_land_with_momentum(tmp_path):
     auto = simulated(tmp_path, "auto", "strategy=dga", batched=True)
     own = simulated(tmp_path, "own", "strategy=dga(own)", "landing=0", batched=True)
     assert auto["corrections"] == {"leave": 4}
     assert auto["seconds"] > own["seconds"], "each round of a landing waits for its reply"
     plain = ("strategy=dga", "optimizer={ name = 'sgd', lr = 0.2 }")
-    free, paper = (
+    free, unlanded, paper = (
         simulated(tmp_path, name, *plain, *more, batched=True)
-        for name, more in (("free", ()), ("paper", ("landing=0", "correction=own")))
-    )
-    assert free["final"] == paper["final"], "without momentum it is the paper's"
-    assert free["seconds"] == paper["seconds"]
+        for name, more in (
+            ("free", ()), ("unlanded", ("landing=0",)), ("paper", ("correction=own",))
+        )
+    )  # fmt: skip
+    assert free["corrections"] == {"leave": 4}
+    assert free["final"] == unlanded["final"], "without momentum no run lands on equal data"
+    assert free["seconds"] > paper["seconds"], "three rounds wait for their replies"
 
 
 def test_masked_contributions_are_foretold_as_well(tmp_path):
