@@ -168,7 +168,7 @@ def naive_dga(initial, members, every, delay, steps):
 
 @given(**SHAPES)
 def test_dga_is_the_papers_formula(members, every, delay, steps, rng):
-    fleet = Fleet("dga", members, every, delay, steps, rng=rng).run()
+    fleet = Fleet("dga(own)", members, every, delay, steps, rng=rng).run()
     for member, expected in zip(
         fleet.members, naive_dga(fleet.initial, members, every, delay, steps), strict=True
     ):
@@ -209,14 +209,14 @@ def test_without_the_correction_only_stale_means_move_the_parameters(
 def test_without_delay_the_correction_makes_no_difference(members, every, delay, steps, rng):
     ends = [
         Fleet(name, members, every, delay, steps, rng=rng).run().members[0].params.tobytes()
-        for name in ("dga", "dga-uncorrected")
+        for name in ("dga(own)", "dga-uncorrected")
     ]
     assert ends[0] == ends[1]
 
 
 @given(**(SHAPES | {"delay": st.just(0)}))
 def test_delay_zero_is_fedavg(members, every, delay, steps, rng):
-    fleet = Fleet("dga", members, every, delay, steps, rng=rng).run()
+    fleet = Fleet("dga(own)", members, every, delay, steps, rng=rng).run()
     other = Fleet("local-sgd", members, every, delay, steps, rng=random.Random(1)).run()
     assert fleet.members[0].params.tobytes() == other.members[0].params.tobytes()
     w = fleet.initial.astype(np.float64)
