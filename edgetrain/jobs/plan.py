@@ -20,7 +20,7 @@ from edgetrain.jobs.job import AUTO, Job
 from edgetrain.jobs.optimizers import check_optimizer
 from edgetrain.jobs.privacy.promise import promise
 from edgetrain.jobs.resolved import Resolved, look_up, with_all_members
-from edgetrain.jobs.rules import refuse_absences, resolve, settle
+from edgetrain.jobs.rules import check_topology, refuse_absences, resolve, settle
 from edgetrain.tasks import spelling
 from edgetrain.vectors.ranges import Ranges
 
@@ -46,7 +46,7 @@ def check(job: Job) -> Resolved:
     absences = parse_absences(job.absences, count)
     presence = Presence(absences, job.fleet.stays_s, job.fleet.away_s, job.seed)
     refuse_absences(job, found.strategy, presence)
-    return replace(
+    found = replace(
         found,
         devices=boards,
         device_profiles={name: devices.load(name) for name in set(boards)},
@@ -59,6 +59,8 @@ def check(job: Job) -> Resolved:
         congestion=networks.parse_congestion(job.fleet.congestion),
         presence=presence,
     )
+    check_topology(found)
+    return found
 
 
 def check_names(job: Job) -> Resolved:

@@ -86,7 +86,7 @@ def check(found: Resolved) -> None:
     _check_merged(found)
     _check_out_of_step(found)
     _check_dealt(found)
-    _check_topology(found)
+    check_topology(found)
     _check_gateways(found)
     check_group_beside(found.job)
     _check_fallback(found)
@@ -632,7 +632,8 @@ def _check_dealt(found: Resolved) -> None:
 # -- topologies -----------------------------------------------------------------------------------
 
 
-def _check_topology(found: Resolved) -> None:
+def check_topology(found: Resolved) -> None:
+    """ConfigError for a topology that a job may not have. Links are looked at if they are known."""
     name = found.job.fleet.topology
     _one_of("fleet.topology", name, TOPOLOGIES)
     if name == AUTO:
@@ -654,9 +655,23 @@ def why_not_topology(name: str, found: Resolved) -> Refusal | None:
         return _why_not_collective(found)
     if name == "gateways":
         return _why_no_gateways(found)
+    if name == DIRECT and (refused := _why_not_direct(found)):
+        return refused
     if name in ("hubs", DIRECT):
         return _why_not_several(found)
     return None
+
+
+def _why_not_direct(found: Resolved) -> Refusal | None:
+    links, waits_s = found.links, found.job.hub.longest_deadline_s
+    ways = [[link.up.mean_delay_ms for link in links], [link.down.mean_delay_ms for link in links]]
+    trip_s = sum(max(way, default=0.0) for way in ways) / 1000
+    return _first((
+        (waits_s <= trip_s,
+         f"hub.deadline_s = {waits_s:g}, and a contribution takes {trip_s:g} s to another member: "
+         "each reducer would close rounds with that of its own machine alone",
+         f"a deadline of {2 * trip_s:g} or more, or topology = 'star'"),
+    ))  # fmt: skip
 
 
 def _why_not_collective(found: Resolved) -> Refusal | None:

@@ -29,6 +29,14 @@ def test_a_slip_is_one_clear_line(words, said):
     assert "\n" not in str(refused.value)
 
 
+def test_reducers_wait_longer_than_a_contribution_takes_to_another_member():
+    """Else a round closes with that of the reducer's own machine alone, and all others are late."""
+    words = ["topology=direct", "ranges=4", "network=wan-200ms"]
+    check(load(None, [*words, "deadline_s=0.25"]))
+    with pytest.raises(ConfigError, match=r"deadline_s = 0.1, and a contribution takes 0.2 s to"):
+        check(load(None, [*words, "deadline_s=0.1"]))
+
+
 def test_devices_come_back_into_a_ring_unless_only_its_members_know_an_outer_rule():
     away = "absences=[{members = [1], at_s = 2, for_s = 4}]"
     words = ["topology=ring", "members=3", away]
