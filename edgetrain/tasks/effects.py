@@ -26,6 +26,8 @@ class Effects:
 
     buffer: str = ""
     """A buffer that the forward pass changes, by name."""
+    count: str = ""
+    """A whole number, an attribute of a module, that every forward pass changes, by name."""
     samples: str = ""
     """A module that normalises over the samples of a batch."""
     positions: str = ""
@@ -70,9 +72,13 @@ def effects_of(task: Task, batch: Batch) -> Effects:
                 name for name, p in model.named_parameters() if p._version != versions.get(name)
             ]
             untraced = _function(loss) or watch.hook if traced(model) else ""
+            counted = _counts(model)  # what the first pass sets, and no other, is a cache
+            task.loss(model, batch)
+            counts = [n for n, count in _counts(model).items() if counted.get(n, count) != count]
     except Exception:  # whatever a model's own code raises on tensors without numbers
         return Effects(**seen)
     first = changed[0] if changed else ""
+    seen["count"] = counts[0] if counts else ""
     others = [name for name in {**parts, **left} if parts.get(name) is not left.get(name)]
     seen["rebuilt"] = others[0] if others else ""
     seen["written"] = written[0] if written and not others else ""
@@ -116,6 +122,16 @@ def _buffers(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
         for name, module in model.named_modules()
         for key, value in [*module._buffers.items(), *vars(module).items()]
         if isinstance(value, Tensor)
+    }
+
+
+def _counts(model: nn.Module) -> dict[str, int]:
+    """Whole numbers that are attributes of modules."""
+    return {
+        f"{name}.{key}".removeprefix("."): value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, int)
     }
 
 

@@ -115,6 +115,16 @@ def attribute(model, hidden):
     return hidden
 
 
+def count(model, hidden):
+    model.calls = getattr(model, "calls", 0) + 1
+    return hidden / model.calls
+
+
+def cache(model, hidden):
+    model.calls = 1
+    return hidden
+
+
 def attend(model, hidden):
     rows = hidden.reshape(-1, 2, 1, 2)
     mask = torch.zeros(1, 1) if hasattr(model, "pieces") else None
@@ -135,6 +145,8 @@ def hooked():
         (lambda: Model(write), Effects(buffer="mean")),
         (lambda: Model(replace), Effects(buffer="mean")),
         (lambda: Model(attribute), Effects(buffer="table")),
+        (lambda: Model(count), Effects(count="calls")),
+        (lambda: Model(cache), Effects()),
         (lambda: Model(note), Effects()),
         (lambda: Model(clamp), Effects(written="last.weight")),
         (tied_by_data, Effects(shared="'first.weight' and 'last.weight'")),

@@ -114,6 +114,9 @@ def _of_model(effects: Effects) -> list[Bar]:
         hint = "change it where the model is not called"
         words = ("data", "microbatches", *_SLICES, "recompute")
         found.append(Bar(words, reason, hint if not effects.samples else ""))
+    if effects.count:
+        reason = f"the forward pass counts in '{effects.count}', and servers look at it beforehand"
+        found.append(Bar((), reason, "count in a buffer: self.register_buffer"))
     if effects.shared:
         reason = f"{effects.shared} share memory and are not one parameter"
         found.append(Bar((), reason, "tie them: other.weight = this.weight"))
