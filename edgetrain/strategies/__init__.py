@@ -53,6 +53,8 @@ class Setting:
     """Momentum of the member's optimizer; 0: it has none."""
     members: int = 1
     """Members that the job starts with."""
+    hides_first: bool = False
+    """Whether no reply is waited for at the beginning: `codec = "auto"` measures links by trips."""
     correction: str = ""
     """One of the row's corrections; `member_half` fills it in."""
 
@@ -249,7 +251,10 @@ def _correction(setting: Setting, word: str) -> Drift | None:
     if word == "eager":
         return Eager(size, setting.members)
     rule = {"drift": Drift, "leave": Leaving}.get(word)
-    return rule and rule(size, momentum, choice, functools.partial(_correction, setting))
+    drift = rule and rule(size, momentum, choice, functools.partial(_correction, setting))
+    if drift is not None and setting.hides_first:
+        drift.waits = 0
+    return drift
 
 
 def _displacement(setting: Setting) -> MemberHalf:

@@ -230,9 +230,10 @@ class Driver:
         self.exchange, self.flat, self.entry = exchange, flat, entry
         self.strategy = strategies.find(entry.strategy)
         row = self.strategy if request.foretells else self.strategy.without_choice()
+        is_auto = isinstance(codecs.parse(entry.codec), codecs.Auto)
         setting = strategies.Setting(
             flat.params, flat.gradient, entry.every_now or entry.every, entry.delay.steps,
-            exchange.memory, exchange.factors(), momentum_of(optimizer), entry.members,
+            exchange.memory, exchange.factors(), momentum_of(optimizer), entry.members, is_auto,
         )  # fmt: skip
         self.half: MemberHalf = row.member_half(setting)
         self.steps = 0
@@ -243,8 +244,7 @@ class Driver:
         self.is_mid_step = self.is_drained = False
         self.optimizer, self.clock, self._release = optimizer, clock, release
         self._weight = float(request.weight) if self.strategy.weighted else 1.0
-        is_measured = entry.delay.is_measured or isinstance(codecs.parse(entry.codec), codecs.Auto)
-        self._meter = DelayMeter() if is_measured else None
+        self._meter = DelayMeter() if entry.delay.is_measured or is_auto else None
         self._longest = 0
         """The longest an automatic delay may be until the first reply says it; 0: it is known."""
         if entry.delay.is_measured and not (entry.applied or entry.round):
