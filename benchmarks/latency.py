@@ -57,14 +57,14 @@ def run(
     how: Runner = emulated.run,
     first: int = 0,
 ) -> dict[str, Any]:
-    """The digits job's summary. DGA's delay covers the round trip, a tenth of it and one step
-    more."""
+    """The digits job's summary. DGA is the paper's, and its delay covers the round trip, a tenth of
+    it and one step more."""
     delay = math.ceil(1.1 * rtt_ms / 1000 / PACE_S) + 1 if strategy == "dga" else 0
     words = [
         f"members={MEMBERS}", f"network={network(folder, rtt_ms, first)}",
         f"pace_s={PACE_S}", f"steps={steps}", f"seed={seed}", "optimizer={name='sgd',lr=0.2}",
-        f"strategy={strategy}", f"every={0 if strategy == 'sync-sgd' else EVERY}",
-        f"delay={delay}",
+        f"strategy={'dga(own)' if strategy == 'dga' else strategy}",
+        f"every={0 if strategy == 'sync-sgd' else EVERY}", f"delay={delay}",
     ]  # fmt: skip
     return how(plan(load(None, words)), folder)
 

@@ -158,7 +158,7 @@ NIGHTLY = {
     "edgetrain sweep examples/paper/correction.toml": "rows:",
     "edgetrain sweep examples/paper/latency.toml --at-once 4": "rows:",
     "edgetrain sweep examples/paper/latency.toml --rtt 1,100,200,500,1000 steps=100": "rows:",
-    "edgetrain sweep examples/paper/scaling.toml --strategy dga --members 1,8,16": "rows:",
+    "edgetrain sweep examples/paper/scaling.toml --strategy 'dga(own)' --members 1,8,16": "rows:",
     "edgetrain topology job.toml": "topology auto: star",
     "edgetrain topology job.toml --json": "^{",
     "edgetrain topology job.toml codec=int8 network=ethernet --picture topologies.png": "picture: ",
