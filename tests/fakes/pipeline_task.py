@@ -31,11 +31,11 @@ class Mortal(nn.Module):
 
     def __init__(self, marker: str, at: int) -> None:
         super().__init__()
-        self.marker, self.at, self.passes = Path(marker), at, 0
+        self.marker, self.at, self.passes = Path(marker), at, [0]  # no number that a plan refuses
 
     def forward(self, given):
-        self.passes += 1
-        if self.passes == self.at and given.device.type != "meta" and not self.marker.exists():
+        self.passes[0] += 1
+        if self.passes[0] == self.at and given.device.type != "meta" and not self.marker.exists():
             self.marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return given
