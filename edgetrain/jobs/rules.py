@@ -666,12 +666,13 @@ def _why_not_direct(found: Resolved) -> Refusal | None:
     links, waits_s = found.links, found.job.hub.longest_deadline_s
     ways = [[link.up.mean_delay_ms for link in links], [link.down.mean_delay_ms for link in links]]
     trip_s = sum(max(way, default=0.0) for way in ways) / 1000
-    return _first((
-        (waits_s <= trip_s,
-         f"hub.deadline_s = {waits_s:g}, and a contribution takes {trip_s:g} s to another member: "
-         "each reducer would close rounds with that of its own machine alone",
-         f"a deadline of {2 * trip_s:g} or more, or topology = 'star'"),
-    ))  # fmt: skip
+    if waits_s > trip_s:
+        return None
+    return (
+        f"hub.deadline_s = {waits_s:g}, and a contribution takes {trip_s:g} s to another member: "
+        "each reducer would close rounds with that of its own machine alone",
+        f"a deadline of {2 * trip_s:g} or more, or topology = 'star'",
+    )
 
 
 def _why_not_collective(found: Resolved) -> Refusal | None:

@@ -55,8 +55,8 @@ class Drift:
 
     name = "drift"
     """The correction, as a choice names it."""
-    waits = 0
-    """First rounds of a run whose replies are waited for, whatever the delay is."""
+    first = 0
+    """First rounds of a run that plain SGD takes without a delay."""
 
     def __init__(
         self,
@@ -71,6 +71,8 @@ class Drift:
         """What says whether it is needed, while that is open; None: it is not, or no longer."""
         self._others = others
         self._momentum = min(max(momentum, 0.0), 1.0)
+        self.waits = 0 if self._momentum else self.first
+        """First rounds whose replies are waited for, whatever the delay is."""
         self.gap: Vector = zeros(elements)
         self.theta = 0.0
         self.shares: Shares = np.float32(1), np.float32(0)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgetrain.errors import BadMessage
-from edgetrain.strategies.choice import SENT, FirstRounds
+from edgetrain.strategies.choice import SENT
 from edgetrain.strategies.drift import Drift, Shares
 from edgetrain.vectors.vector import Vector
 
@@ -62,19 +62,7 @@ class Leaving(Drift):
     parameters. `gap`, float32 [elements], is what stayed.
     """
 
-    name = "leave"
-
-    def __init__(
-        self,
-        elements: int,
-        momentum: float = 0.0,
-        choice: FirstRounds | None = None,
-        others: Callable[[str], Drift | None] | None = None,
-    ) -> None:
-        super().__init__(elements, momentum, choice, others)
-        self._share = np.float32(SHARE)
-        if not self._momentum:
-            self.waits = FIRST
+    name, first = "leave", FIRST
 
     @property
     def stayed(self) -> Vector | None:
@@ -98,8 +86,7 @@ class Leaving(Drift):
     def begin_reply(self, every: int, delay: int, whole: bool = False, sent: float = 1.0) -> Shares:
         self._learns = bool(delay) and not whole
         self._is_evidence = not whole and sent >= SENT
-        if not self._momentum:
-            self._share = np.float32(share_of(every, delay))
+        self._share = np.float32(SHARE if self._momentum else share_of(every, delay))
         return self.shares
 
     def learn_tile(self, here: slice, reply: Vector, own: Vector, predicted: Vector | None) -> None:

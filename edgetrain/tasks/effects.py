@@ -6,6 +6,7 @@ looked at. Nothing is divided here.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +74,8 @@ def effects_of(task: Task, batch: Batch) -> Effects:
             ]
             untraced = _function(loss) or watch.hook if traced(model) else ""
             counted = _counts(model)  # what the first pass sets, and no other, is a cache
-            task.loss(model, batch)
+            with contextlib.suppress(Exception):  # what the first pass has shown stays
+                task.loss(model, batch)
             counts = [n for n, count in _counts(model).items() if counted.get(n, count) != count]
     except Exception:  # whatever a model's own code raises on tensors without numbers
         return Effects(**seen)

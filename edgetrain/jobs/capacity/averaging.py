@@ -21,10 +21,9 @@ import numpy.typing as npt
 
 from edgetrain.exchange.peers.schedules import SEGMENT, SumOrder
 from edgetrain.fleet.networks import Profile
-from edgetrain.fleet.networks.links.window import MSS
+from edgetrain.fleet.networks.links.window import MSS, TURN_BYTES
 from edgetrain.fleet.networks.profile import Direction
 from edgetrain.jobs.capacity.flows import (
-    TURN_BYTES,
     AccessStreams,
     Array,
     Ports,

@@ -25,7 +25,7 @@ from edgetrain.fleet.networks.links.loss_recovery import (
     REORDER_SHARE,
 )
 from edgetrain.fleet.networks.links.model import ETHERNET_BYTES
-from edgetrain.fleet.networks.links.window import FIRST_SEGMENTS, MSS
+from edgetrain.fleet.networks.links.window import FIRST_SEGMENTS, MSS, TURN_BYTES
 from edgetrain.fleet.networks.profile import Direction
 
 Array = npt.NDArray[np.float64]
@@ -34,9 +34,6 @@ T = TypeVar("T")
 
 SEND_LIMIT_BYTES = 4 << 20
 """The most that one connection has unacknowledged: what Linux allows by default (tcp_wmem)."""
-TURN_BYTES = 44 * MSS
-"""Of a message, until other connections have their turn on a line: two super-packets, as TCP's
-small queues have it (tcp_limit_output_bytes)."""
 RTO_MIN_S = 0.2
 _HYSTART_LOW = 16 * MSS
 _HYSTART_MARGIN_S = 0.004, 0.016

@@ -114,21 +114,19 @@ def _of_model(effects: Effects) -> list[Bar]:
         hint = "change it where the model is not called"
         words = ("data", "microbatches", *_SLICES, "recompute")
         found.append(Bar(words, reason, hint if not effects.samples else ""))
-    if effects.count:
-        reason = f"the forward pass counts in '{effects.count}', and servers look at it beforehand"
-        found.append(Bar((), reason, "count in a buffer: self.register_buffer"))
-    if effects.shared:
-        reason = f"{effects.shared} share memory and are not one parameter"
-        found.append(Bar((), reason, "tie them: other.weight = this.weight"))
-    if effects.written:
-        reason = f"the forward pass changes the parameter '{effects.written}'"
-        found.append(Bar((), reason, "let the loss keep it small (embeddings: leave max_norm out)"))
-    if effects.rebuilt:
-        reason = f"the forward pass makes the model another one, at '{effects.rebuilt}'"
-        found.append(Bar((), reason, "make it in the constructor"))
-    if effects.hooked:
-        reason = f"the parameter '{effects.hooked}' has a hook, which ranks would not call"
-        found.append(Bar((), reason, "let the optimizer or the loss do it"))
+    everywhere = (
+        (effects.count, f"the forward pass counts in '{effects.count}', and servers look at it "
+         "beforehand", "count in a buffer: self.register_buffer"),
+        (effects.shared, f"{effects.shared} share memory and are not one parameter",
+         "tie them: other.weight = this.weight"),
+        (effects.written, f"the forward pass changes the parameter '{effects.written}'",
+         "let the loss keep it small (embeddings: leave max_norm out)"),
+        (effects.rebuilt, f"the forward pass makes the model another one, at '{effects.rebuilt}'",
+         "make it in the constructor"),
+        (effects.hooked, f"the parameter '{effects.hooked}' has a hook, which ranks would not call",
+         "let the optimizer or the loss do it"),
+    )  # fmt: skip
+    found += [Bar((), reason, hint) for seen, reason, hint in everywhere if seen]
     if effects.untraced:
         reason = f"torch's tracer, which would cut this model, leaves out {effects.untraced}"
         found.append(Bar(_APART, reason, "name its pieces (`pieces`, docs/gpu-servers.md)"))

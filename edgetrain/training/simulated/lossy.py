@@ -18,7 +18,7 @@ from edgetrain.fleet.networks.links.fluid import HEADERS, Way
 from edgetrain.fleet.networks.links.loss_recovery import NEVER, Received, Recovery, Segments
 from edgetrain.fleet.networks.links.model import ETHERNET_BYTES
 from edgetrain.fleet.networks.links.receive_window import ReceiveWindow
-from edgetrain.fleet.networks.links.window import MSS, WholeWindow
+from edgetrain.fleet.networks.links.window import MOST_BURST, MSS, TURN_BYTES, WholeWindow
 from edgetrain.training.simulated.streams import SEND_LIMIT_BYTES, Frames, Path, Stream
 from edgetrain.training.simulated.virtual import World
 
@@ -28,13 +28,6 @@ QUICK_ACKS = 16
 SUPER_PACKET_NS = 1_000_000
 """Of a sender's pacing, in a super-packet (sk_pacing_shift); and of the line's time, where the
 emulation cuts them."""
-
-MOST_BURST = 22 * MSS
-"""Bytes of a super-packet at most."""
-
-TURN_BYTES = 2 * MOST_BURST
-"""That a connection lets go before others of its machine have their turn: two super-packets, as
-TCP's small queues have it (tcp_limit_output_bytes)."""
 
 PIECES = 512
 """A longer message, with more pieces than this, is cut into coarser ones."""

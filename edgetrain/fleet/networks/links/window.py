@@ -14,6 +14,11 @@ from pathlib import Path
 MSS = 1448
 FIRST_SEGMENTS = 10
 """The first window of Linux, in segments (RFC 6928)."""
+MOST_BURST = 22 * MSS
+"""Bytes of a super-packet at most."""
+TURN_BYTES = 2 * MOST_BURST
+"""That a connection lets go before others of its machine have their turn: two super-packets, as
+TCP's small queues have it (tcp_limit_output_bytes)."""
 _RTO_MIN = 200_000_000
 _CUBIC_BETA = 717 / 1024
 _CUBIC_C = 0.4
