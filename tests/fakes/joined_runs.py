@@ -8,9 +8,11 @@ from command_line import TINY
 
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
+from edgetrain.runs.folder import read_metrics
 from edgetrain.training import emulated
 
-# A task that kills a rank of the group, once.
+# A task that kills a rank of the group, once. The others wait before their last steps until the
+# group is back: however long it takes to start, there are steps left for it.
 DEADLY = (
     TINY
     + """
@@ -27,12 +29,18 @@ class Deadly(Tiny):
         self.mark, self.killed, self.pause = mark, killed, pause
 
     def batches_from(self, member, members, batch, seed, start):
+        is_back = Path(f"{self.mark}{self.killed}").exists()
         for step, each in enumerate(self.batches(member, members, batch, seed)):
             if step < start:
                 continue
             time.sleep(self.pause)
             rank = dist.get_rank() if dist.is_initialized() else -1
-            mark = Path(f"{self.mark}{rank}")
+            mark, back = Path(f"{self.mark}{rank}"), Path(f"{self.mark}-back")
+            if rank < 0 and step == 60:
+                while not back.exists():
+                    time.sleep(self.pause)
+            elif rank >= 0 and is_back:
+                back.touch()
             if rank == self.killed and step >= 20 and not mark.exists():
                 mark.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -52,7 +60,8 @@ def run(folder, *words):
                       "servers.check=off", "servers.snapshot_every=10", "hub.gone_s=0.5",
                       "hub.beat_s=0.1", "strategy=dga", "every=2", "delay=2",
                       "optimizer=adamw", *words])  # fmt: skip
-    assert emulated.run(plan(job, folder), out)["status"] == "finished"
+    summary = emulated.run(plan(job, folder), out)
+    assert summary["status"] == "finished", [*read_metrics(out, "event")][-8:]
     return out
 
 

@@ -52,8 +52,9 @@ MOST = 3
 AGAIN_S = 10.0
 """Besides twice hub.gone_s: for how long a group that comes back asks for its own name."""
 _CONNECTION = re.compile(r"[Cc]onnection|[Bb]roken pipe|[Ss]ocket|[Tt]imed? ?out|gloo")
-_SAID_S = 5.0
-"""A rank whose peer is gone says so within this time."""
+_SAID_S, _LOST_S = 5.0, 60.0
+"""Seconds within which the agent says that a rank has ended; _LOST_S where the leader's connection
+to a rank broke, so that one must have."""
 log = logging.getLogger("edgetrain")
 
 
@@ -73,8 +74,7 @@ def train_joined(
         folder.mkdir(parents=True, exist_ok=True)
     # It imports torch while the planner looks for a placement.
     others, stuck, number = There(ServerEntry("this machine", "local")), 0, 0
-    patience_s = AGAIN_S + 2 * found.job.hub.gone_s
-    until = time.monotonic() + patience_s
+    until: float | None = None  # counted from the first time that the hub knows the name still
     try:
         placement = placed(standing_in(found.job, place.missing), place.beside).placement
         while True:
@@ -86,6 +86,7 @@ def train_joined(
             except Refused as refused:
                 # The hub has not noticed yet that this member's last process is gone.
                 is_back = number > 1 or (folder is not None and latest(folder) is not None)
+                until = until or time.monotonic() + AGAIN_S + 2 * found.job.hub.gone_s
                 if refused.code != "name" or not is_back or time.monotonic() > until:
                     raise
                 time.sleep(found.job.hub.beat_s)
@@ -97,7 +98,7 @@ def train_joined(
                         "out of memory? see the kernel's log, and what `edgetrain plan` says",
                     ) from None
                 log.warning("%s: %s; again, from the hub's base", place.name, died.message)
-                until = time.monotonic() + patience_s
+                until = None
     finally:
         others.close()
 
@@ -142,7 +143,7 @@ class _Attempt:
         except EdgetrainError:
             raise
         except Exception as error:
-            why = self._why()
+            why = self._why(_LOST_S if _CONNECTION.search(str(error)) else _SAID_S)
             if why is None:
                 raise
             raise why from error
@@ -178,10 +179,10 @@ class _Attempt:
         if self._together is not None and not self._together.is_over:
             self._together.lead(Op.END)
 
-    def _why(self) -> EdgetrainError | None:
+    def _why(self, wait_s: float) -> EdgetrainError | None:
         """Why a rank has ended; None: none has, the error is the leader's own. Others of the ranks
         may have ended because that one did."""
-        until = time.monotonic() + _SAID_S
+        until = time.monotonic() + wait_s
         while (why := self._told()) is None and time.monotonic() < until:
             time.sleep(0.05)
         return why

@@ -16,6 +16,7 @@ from edgetrain.training.simulated import simulation
 pytestmark = pytest.mark.usefixtures("own_imports")
 
 
+@pytest.mark.real
 def test_a_group_comes_back_after_a_rank_was_killed(tmp_path):
     out = joined_runs.run(tmp_path, "data.killed=1", "steps=80")
     assert (tmp_path / "mark1").exists()
