@@ -1,7 +1,8 @@
 # The two commands that do everything on a fresh machine, and what CI runs.
 #   make demo    install into .venv, then DGA against synchronous SGD: a table and a picture
-#   make test    install into .venv with the test tools, then run all tests, in an order that is drawn and
-#                named (the same again: make test SEED=12345); docs/tests.md says when to run which of these
+#   make test    install into .venv with the test tools, then run the tests in which nothing is real: five
+#                minutes, in a drawn order (the same again: make test SEED=12345); docs/tests.md says when to run which
+#   make test-real  real processes, emulated networks, images, deadlines that fit this machine: ten minutes
 #   make test-examples  1,000 examples of each property (25 are in make test): at night
 #   make test-costs  measure what each file of tests takes, into tests/costs.toml; TESTS="tests/cli" for some
 #   make test-boot  flash a card, boot it under user-mode-linux, let it train (root, mmdebstrap)
@@ -20,34 +21,40 @@
 #   make chaos   crash hubs, cut power: is anything lost? SCHEDULES=1000, WORDS="job.toml --processes"
 #   make test-dashboard  the dashboard in headless Chromium: how soon a message is painted, what it costs
 #   make docs    the documentation as a site, into build/site; a dead link fails (.venv-docs)
-#   make check   linters, types and tests, as CI does; TESTS="tests/cli" for some of them
+#   make check   linters, types and make test's tests; TESTS="tests/cli" for some of them
 #   make drawn   200 jobs with an automatic delay, drawn at random: does any diverge? (an hour)
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# Of pytest-xdist; on a busy machine more of them get a larger share of it.
+WORKERS ?= 2
 TRAINERS ?= .venv-trainers
 TRACKERS ?= .venv-trackers
 DOCS ?= .venv-docs
 
-.PHONY: demo test test-examples test-costs chaos test-damages test-trainers test-trackers test-kills test-boot test-fleet test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers install-docs docs
+.PHONY: demo test test-real test-examples test-costs chaos test-damages test-trainers test-trackers test-kills test-boot test-fleet test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers install-docs docs
 
 demo: install-lab
 	$(BIN)/edgetrain compare
 
 # The workers share the processors, and what one has compiled: nobody else's folders get a __pycache__.
-test test-examples test-costs check: export OMP_NUM_THREADS ?= 1
-test test-examples test-costs check: export PYTHONPYCACHEPREFIX ?= $(abspath $(VENV))/pycache
-test test-examples test-costs check: export PYTHONDONTWRITEBYTECODE :=
+test test-real test-examples test-costs check: export OMP_NUM_THREADS ?= 1
+test test-real test-examples test-costs check: export PYTHONPYCACHEPREFIX ?= $(abspath $(VENV))/pycache
+test test-real test-examples test-costs check: export PYTHONDONTWRITEBYTECODE :=
 
 test: SEED ?= $(shell od -An -N2 -tu2 /dev/urandom)
 test: install-dev
-	$(BIN)/pytest -n 3 --dist loadfile --costs --order $(strip $(SEED))
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --costs $(if $(SEED),--order $(strip $(SEED)))
+
+test-real: install-dev
+	$(BIN)/pytest -m real -n 3 --dist loadfile --costs $(WORDS) $(TESTS)
 
 test-examples: install-dev
 	EXAMPLES=1000 $(BIN)/pytest -m hypothesis -n 2 --dist loadfile --timeout 3600
 
 test-costs: install-dev
 	$(BIN)/pytest -n 2 --dist loadfile --write-costs $(TESTS)
+	$(BIN)/pytest -m real -n 2 --dist loadfile --write-costs $(TESTS)
 
 test-trainers: install-trainers
 	$(TRAINERS)/bin/python -m pytest -m trainers -p no:cacheprovider tests/trainers
@@ -103,7 +110,7 @@ check: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 3 --dist loadfile --costs $(TESTS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --costs $(TESTS)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

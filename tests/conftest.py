@@ -3,12 +3,17 @@ costs, and a check that they leave `sys.path` and `sys.modules` as they found th
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 from collections import Counter
 
 import costs
+import nothing_real
+import patience
 import pytest
+import tools
 from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 from left_behind import Imports
@@ -58,6 +63,26 @@ def pytest_configure(config):
     how many tests they have: long ones have few, and would leave a processor idle at the end."""
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
+    if not hasattr(config, "workerinput") and selects_real(config):
+        config.stash[MEASURED] = patience.measure()
+
+
+def selects_real(config) -> bool:
+    """Whether this run is of tests that wait for something real."""
+    return re.search(r"(?<!not )\breal\b", config.getoption("markexpr", "")) is not None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session):
+    """Say how slow this machine is, and which tools are missing."""
+    config = session.config
+    if hasattr(config, "workerinput"):
+        return
+    write = config.pluginmanager.get_plugin("terminalreporter").write_line
+    if MEASURED in config.stash:
+        write(config.stash[MEASURED])
+    for line in tools.told(selects_real(config)):
+        write(line)
 
 
 def pytest_addoption(parser):
@@ -89,6 +114,7 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log, costs.read())
 
 
+MEASURED = pytest.StashKey[str]()
 SPENT = pytest.StashKey[float]()
 WAITING = pytest.StashKey[costs.Waiting]()
 
@@ -106,6 +132,8 @@ def pytest_runtest_makereport(item, call):
     """A test's last report has its CPU seconds, and each those in which it waited."""
     report = yield
     stash = item.session.stash
+    if report.failed and item.get_closest_marker("real"):
+        report.sections.append(("machine", patience.load()))
     if report.when == "teardown":
         now = costs.cpu_seconds()
         report.cpu_s, stash[SPENT] = now - stash[SPENT], now
@@ -114,9 +142,17 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item, nextitem):
-    """With --tries, run each test that often, each time with fixtures of its own."""
+    """Of tests that are not `real`, and their fixtures, nothing real starts. With --tries, run each
+    test that often, each time with fixtures of its own."""
+    is_real = item.get_closest_marker("real") is not None
+    with contextlib.nullcontext() if is_real else nothing_real.nothing_real(item.nodeid):
+        _again(item)
+        return (yield)
+
+
+def _again(item):
     for _ in range(item.config.getoption("tries") - 1):
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         runtestprotocol(item, nextitem=None)

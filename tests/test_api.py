@@ -81,6 +81,7 @@ def test_a_comparison_and_its_page(quiet):
     assert "2 runs in" in repr(edgetrain.load(runs.folder))
 
 
+@pytest.mark.real
 def test_cells_at_once_have_the_bits_of_cells_one_after_the_other(tmp_path, capsys):
     axes = {"rtt": [0, 200], "strategy": ["fedavg", "dga"]}
     one = edgetrain.sweep(axes=axes, runs=tmp_path / "one", progress=False, **SMALL)
@@ -236,6 +237,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
     assert len(names["far"]) == 6
 
 
+@pytest.mark.real
 def test_importing_the_functions_loads_neither_torch_nor_zmq():
     code = (
         "import sys, edgetrain\nedgetrain.simulate, edgetrain.load\n"

@@ -125,6 +125,7 @@ def test_each_environment_is_locked_by_hashes(peers):
         assert all("==" in line and " --hash=sha256:" in line for line in lines)
 
 
+@pytest.mark.real
 def test_processes_are_found_by_what_they_were_started_with(peers):
     code = "held = bytearray(50_000_000); print(flush=True); input()"
     marked = peers.Peak({"EDGETRAIN_PEERS": "mine"})

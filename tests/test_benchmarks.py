@@ -66,6 +66,7 @@ def test_what_is_measured_once_has_no_range(harness):
     assert "to" not in text.splitlines()[1]
 
 
+@pytest.mark.real
 def test_every_file_is_listed_with_what_it_measures():
     status, out, _ = benchmarks("--list")
     assert status == 0
@@ -75,12 +76,14 @@ def test_every_file_is_listed_with_what_it_measures():
     assert all(listed.values())
 
 
+@pytest.mark.real
 def test_an_unknown_name_is_refused_with_the_nearest():
     status, out, said = benchmarks("rond")
     assert (status, out) == (2, "")
     assert said.splitlines()[-1].endswith("no benchmark 'rond': did you mean 'round'?")
 
 
+@pytest.mark.real
 def test_what_has_no_json_says_so():
     status, _, said = benchmarks("steps", "--json")
     assert (status, said.strip()) == (1, "benchmarks: steps prints no JSON")

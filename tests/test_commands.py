@@ -112,6 +112,7 @@ def test_documented_sweeps_over_round_trips_give_dga_a_delay_that_hides_them():
     assert found
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("line", QUICK)
 def test_a_quick_command_does_what_its_page_says(line, tmp_path, monkeypatch, capsys):
     clean(tmp_path, monkeypatch)

@@ -142,6 +142,7 @@ def test_the_end_says_where_the_time_went_and_what_was_skipped_for_want_of_what(
     ]
 
 
+@pytest.mark.real
 def test_cpu_seconds_count_a_child_that_runs_and_one_that_ended():
 
     burn = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); input()"
@@ -155,6 +156,7 @@ def test_cpu_seconds_count_a_child_that_runs_and_one_that_ended():
     assert costs.cpu_seconds() - before > 0.25
 
 
+@pytest.mark.real
 def test_a_busy_machine_is_told_from_a_process_that_waits():
     words = [sys.executable, "-c", "while True: pass"]
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:

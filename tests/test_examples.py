@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from command_line import hub, running
 
 from edgetrain.runs import folder as runs
@@ -13,6 +14,7 @@ from edgetrain.runs import folder as runs
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+@pytest.mark.real
 def test_your_own_loop(tmp_path):
     program = (sys.executable, str(EXAMPLES / "your_own_loop.py"))
     with hub("members=2", "--any-job", cwd=tmp_path) as (serving, address):
@@ -29,6 +31,7 @@ def test_your_own_loop(tmp_path):
     assert float(accuracies[0][0]) > 0.85
 
 
+@pytest.mark.real
 def test_a_loop_that_is_killed_keeps_going(tmp_path):
     program = (sys.executable, str(EXAMPLES / "keeps_going.py"))
     with hub("members=1", "--any-job", "gone_s=30", "delay=5", cwd=tmp_path) as (serving, address):

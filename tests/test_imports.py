@@ -14,6 +14,8 @@ import pytest
 
 import edgetrain
 
+pytestmark = pytest.mark.real
+
 PACKAGE = Path(edgetrain.__file__).parent
 HEAVY = ("torch", "zmq", "numpy", "matplotlib", "rich", "sklearn", "cryptography", "Crypto",
          "starlette", "uvicorn")  # fmt: skip

@@ -54,6 +54,7 @@ def test_a_refusal_is_shown_as_it_is(command, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.strip() == command.answer
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("command", ANSWERED, ids=lambda command: command.line)
 def test_the_quick_ones_answer(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -61,6 +62,7 @@ def test_the_quick_ones_answer(command, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out
 
 
+@pytest.mark.real
 def test_the_quick_start_trains(tmp_path):
     """The README's job file, with fewer steps and no network."""
     readme = [command for command in COMMANDS if command.page == "README.md"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,11 @@ ROOT = {*MAY, *FACES, "py.typed"}
 """What stands at the root of the package: the rooms, and the faces."""
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def modules() -> dict[str, Path]:
     """Every module's dotted name and file."""
     names = {}
@@ -40,13 +46,18 @@ def modules() -> dict[str, Path]:
     return names
 
 
+@functools.cache
+def named(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    return [e for e in ast.walk(parsed(path)) if isinstance(e, ast.Import | ast.ImportFrom)]
+
+
 def imported(path: Path, known: dict[str, Path]) -> set[str]:
     """All edgetrain modules it imports, inside functions and under TYPE_CHECKING as well."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in named(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             found |= {name if name in known else node.module for name in names}
     return (found & known.keys()) - {"edgetrain"}
@@ -112,7 +123,7 @@ def test_a_public_class_has_a_name_of_its_own():
     """One name, one thing: who searches for it finds it."""
     homes: dict[str, list[str]] = {}
     for module, path in modules().items():
-        for node in ast.parse(path.read_text("utf-8")).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(module)
     shared = {name: found for name, found in homes.items() if len(found) > 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,13 +21,15 @@ SMALL = {
 """The classes that everything goes through stay smaller than others."""
 
 
-def nodes() -> Iterator[tuple[str, ast.AST]]:
+@functools.cache
+def nodes() -> list[tuple[str, ast.AST]]:
     """Every class and function of the package, with the place where it stands."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = path.relative_to(PACKAGE).as_posix()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                yield f"{name}:{node.name}", node
+    return [
+        (f"{path.relative_to(PACKAGE).as_posix()}:{node.name}", node)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
 
 
 def lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:

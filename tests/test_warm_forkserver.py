@@ -15,6 +15,8 @@ import pytest
 from command_line import environment
 from warm_forkserver import Forked
 
+pytestmark = pytest.mark.real
+
 LOOKS = """
 import json, locale, os, signal, sys, tempfile, threading
 stream = lambda each: [each.name, each.mode, each.encoding, each.errors, each.line_buffering]

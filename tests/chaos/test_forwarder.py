@@ -11,6 +11,8 @@ import pytest
 
 from chaos.forwarder import GREETING_BYTES, Forwarder
 
+pytestmark = pytest.mark.real
+
 TEXT = bytes(range(250))
 
 

@@ -21,6 +21,8 @@ from chaos.fleet import Setting
 from chaos.schedule import Happening
 from edgetrain.jobs import reading
 
+pytestmark = pytest.mark.real
+
 FORGETFUL = (sys.executable, str(Path(__file__).parent / "forgetful_hub.py"))
 CHAOS = (sys.executable, "-m", "chaos")
 SMALL = ("steps=150", "--seconds", "1.5")

@@ -360,6 +360,7 @@ def test_a_job_that_cannot_be_judged_is_refused(words, says):
         Merging.of(look_up(reading.parse({"fleet": {"members": 5}, "strategy": words})))
 
 
+@pytest.mark.real
 def test_everything_loads_as_make_chaos_runs_it():
     root = Path(__file__).parents[2]
     code = "from chaos import among_members, averaging, behind_gateways, in_memory, trials"

@@ -29,7 +29,10 @@ from edgetrain.jobs.reading import parse
 from edgetrain.provisioning.cards import archive, bootfiles, disks, looking, making
 
 WHY_NOT = pi_images.missing() or ", ".join(looking.missing_tools())
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"not installed: {WHY_NOT}")
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(bool(WHY_NOT), reason=f"not installed: {WHY_NOT}"),
+]
 CLUSTER = """
 [hub]
 addresses = ["tcp://192.168.1.5:5555", "tcp://hub.local:5555"]

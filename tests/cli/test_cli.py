@@ -58,6 +58,7 @@ def test_help(path, capsys):
         assert f"edgetrain {path[0]}" in text.split("\n\n", 1)[1], "no example"
 
 
+@pytest.mark.real
 def test_answers_can_be_had_as_json(capsys):
     for words in (
         ["strategies"],
@@ -70,6 +71,7 @@ def test_answers_can_be_had_as_json(capsys):
         assert json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.real
 def test_doctor_says_in_words_what_codes_and_decodes(capsys):
     assert main(["doctor", "--for", "hub"]) == 0
     said = capsys.readouterr().out
@@ -123,6 +125,7 @@ def test_what_is_no_job_file(tmp_path, capsys):
     assert_one_clear_line(main(["run", str(path)]), capsys.readouterr().err, "is not TOML")
 
 
+@pytest.mark.real
 def test_an_error_is_one_line_of_a_process_too(tmp_path):
     done = edgetrain("compare", "task=edgetrain.tasks:digit", cwd=tmp_path, program=EDGETRAIN)
     assert_one_clear_line(done.returncode, done.stderr, "'digit'", "did you mean 'digits'?")
@@ -176,6 +179,7 @@ def test_the_bare_command_prints_its_help(capsys):
     assert "start here:" in said
 
 
+@pytest.mark.real
 def test_debug_shows_where_an_error_came_from(tmp_path):
     done = edgetrain("--debug", "hub", "netwrok=none", cwd=tmp_path, program=EDGETRAIN)
     assert "Traceback" in done.stderr
@@ -203,6 +207,7 @@ def test_a_member_that_cannot_be(words, says, capsys):
     assert_one_clear_line(2, capsys.readouterr().err, says)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -226,6 +231,7 @@ def test_a_port_in_use(capsys):
     assert_one_clear_line(2, capsys.readouterr().err, f"port {port} on 127.0.0.1 is in use")
 
 
+@pytest.mark.real
 def test_init_writes_a_task_that_trains(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["members=2", "steps=160", "device=raspberry-pi-4b", "network=wan-50ms"]
@@ -260,6 +266,7 @@ def test_init_does_not_write_over_a_file(tmp_path, capsys):
 # -- a hub and its members ------------------------------------------------------------------------
 
 
+@pytest.mark.real
 def test_a_model_that_does_not_match_is_refused_and_the_hub_ends_on_a_signal(tmp_path):
     job = write_tiny(tmp_path, fleet={"members": 2})
     with hub(job, "--any-job", "gone_s=0.2", "beat_s=0.1", cwd=tmp_path) as (serving, address):
@@ -281,6 +288,7 @@ def test_a_model_that_does_not_match_is_refused_and_the_hub_ends_on_a_signal(tmp
     assert "Traceback" not in first.said + serving.said
 
 
+@pytest.mark.real
 def test_a_job_that_does_not_match_is_refused(tmp_path):
     job = write_tiny(tmp_path)
     with hub(job, cwd=tmp_path) as (_, address):
@@ -289,6 +297,7 @@ def test_a_job_that_does_not_match_is_refused(tmp_path):
     assert "the hub refused: job: " in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.real
 def test_a_hub_and_members_of_their_own_train_together(tmp_path):
     tables = {"fleet": {"members": 2}, "train": {"steps": 20}, "strategy": {"every": 5}}
     job = write_tiny(tmp_path, **tables)
@@ -312,6 +321,7 @@ def run_of(folder: Path) -> Path:
     return run
 
 
+@pytest.mark.real
 def test_run_answers_in_json(tmp_path):
     job = write_tiny(tmp_path)
     done = edgetrain("run", job, "steps=12", "members=2", "--json", cwd=tmp_path)
@@ -324,6 +334,7 @@ def test_run_answers_in_json(tmp_path):
     assert (tmp_path / answer["folder"]) == run_of(tmp_path)
 
 
+@pytest.mark.real
 def test_compare_answers_in_json(tmp_path):
     job = write_tiny(tmp_path)
     words = ("compare", job, "steps=10", "members=2", "--strategies", "fedavg,dga", "--json")
@@ -346,6 +357,7 @@ def in_the_middle(command: Running) -> None:
     command.until("step ")
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("network", ["none", "rtt-20ms"])
 def test_ctrl_c_leaves_no_process_and_a_readable_folder(network, tmp_path):
     with running("run", write_tiny(tmp_path), *LONG, f"network={network}", cwd=tmp_path) as command:
@@ -365,6 +377,7 @@ def test_ctrl_c_leaves_no_process_and_a_readable_folder(network, tmp_path):
     assert {record["member"] for record in read_metrics(run, "step")} == {"m0", "m1", "m2"}
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("network", ["none", "rtt-20ms"])
 def test_a_killed_parent_leaves_no_process(network, tmp_path):
     with running("run", write_tiny(tmp_path), *LONG, f"network={network}", cwd=tmp_path) as command:
@@ -375,6 +388,7 @@ def test_a_killed_parent_leaves_no_process(network, tmp_path):
     assert list(read_metrics(run_of(tmp_path), "step"))
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("strategy", ["dga", "sync-sgd"])
 def test_a_killed_member_does_not_stop_the_others(strategy, tmp_path):
     # Silent for 5 s is dead here: one that only has no processor for a while is not.
@@ -395,6 +409,7 @@ def test_a_killed_member_does_not_stop_the_others(strategy, tmp_path):
     assert "m1" in command.said
 
 
+@pytest.mark.real
 def test_when_all_members_fail_their_error_is_the_runs(tmp_path):
     job = write_tiny(tmp_path)
     done = edgetrain("run", job, "members=2", "steps=40", "lr=1e30", "every=1", cwd=tmp_path)

@@ -10,12 +10,15 @@ import subprocess
 import time
 
 import pytest
+from patience import patience
 
 from edgetrain.__main__ import main
 from edgetrain.cli.completion import SHELLS, commands_of, names
 from edgetrain.cli.parser import parser
 
-PATIENCE_S = 30
+pytestmark = pytest.mark.real
+
+PATIENCE_S = patience(30)
 
 
 @pytest.fixture

@@ -25,6 +25,8 @@ from edgetrain.provisioning import reaching
 from edgetrain.provisioning.keeper import MESSAGES
 from edgetrain.runs.folder import read_metrics, read_summary
 
+pytestmark = pytest.mark.real
+
 NAMES = ("pi-0", "pi-1", "pi-2")
 PYTHON = ".".join(platform.python_version_tuple()[:2])
 
@@ -202,7 +204,6 @@ esac
 """
 
 
-@pytest.mark.timeout(120)
 def test_run_trains_on_devices_without_the_one_that_is_dead(fleet, capsys, tmp_path, monkeypatch):
     """The whole way: job sent, members restarted, hub here; one device is never there."""
     for name in NAMES:
@@ -240,7 +241,6 @@ HUB = """
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_hub_on_a_device_is_shown_and_its_run_folder_comes_home(
     fleet, capsys, tmp_path, monkeypatch
 ):
@@ -280,7 +280,6 @@ def test_a_hub_on_a_device_is_shown_and_its_run_folder_comes_home(
     assert spell(hub) in pins
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("stays", [True, False])
 def test_ctrl_c_asks_whether_it_trains_on(fleet, capsys, tmp_path, monkeypatch, stays):
     keys(tmp_path, "hub")

@@ -19,7 +19,7 @@ from edgetrain.runs.folder import read_summary
 from edgetrain.runs.reports import calibration
 from edgetrain.runs.reports.live.view import LiveView
 
-pytestmark = pytest.mark.usefixtures("own_imports")
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("own_imports")]
 
 # Members from `bad` on diverge at their fourth batch.
 UNEVEN = """

@@ -13,6 +13,8 @@ from hub_runs import free_port, journal_of, keys, wait_for_rounds
 from edgetrain.__main__ import main
 from edgetrain.runs.folder import read_metrics
 
+pytestmark = pytest.mark.real
+
 
 def run_folder(cwd: Path, name: str) -> Path:
     (found,) = (cwd / "runs").glob(f"*-{name}")

@@ -35,6 +35,7 @@ accelerators = 2
 """
 
 
+@pytest.mark.real
 def test_run_and_resume(tmp_path, monkeypatch, capsys):
     job = write_tiny(tmp_path, **TINY, servers={"placement": "data=2"})
     done = edgetrain("run", job, "--json", cwd=tmp_path)
@@ -145,6 +146,7 @@ def commands(tmp_path, capsys, trusted):
     return status, capsys.readouterr()
 
 
+@pytest.mark.real
 def test_commands_for_several_servers(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     status, told = commands(tmp_path, capsys, "true")
@@ -165,6 +167,7 @@ def test_servers_over_a_strange_network_are_refused(tmp_path, monkeypatch, capsy
     assert "without encryption or authentication" in told.err
 
 
+@pytest.mark.real
 def test_the_printed_command_trains(tmp_path):
     """The example of `edgetrain rank --help`, on this machine."""
     job = write_tiny(tmp_path, **TINY)

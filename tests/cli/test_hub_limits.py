@@ -19,6 +19,8 @@ from edgetrain.exchange.keys.pairs import Credentials
 from edgetrain.exchange.transport import owned
 from edgetrain.exchange.zeromq.curve import new_pair, pair_of
 
+pytestmark = pytest.mark.real
+
 
 class Place:
     """A hub process of a job with two members, keyed or not, under limits that a shell sets."""

@@ -67,6 +67,7 @@ def trained(job, cwd):
     return hub.said, [member.said for member in members], folders
 
 
+@pytest.mark.real
 def test_a_hub_on_a_terminal_shows_its_members_by_name(job, tmp_path, monkeypatch):
     for name, value in {"COLUMNS": "120", "LINES": "30", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)

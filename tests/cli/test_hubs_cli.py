@@ -13,6 +13,8 @@ from hub_runs import free_port, journal_of, keys, wait_for_rounds
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import public_key
 
+pytestmark = pytest.mark.real
+
 HUBS = 3
 
 

@@ -159,6 +159,7 @@ def everything_written(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.real
 def test_devices_enrol_and_train_encrypted_and_no_secret_is_left_anywhere(tmp_path, capsys):
     job = write_tiny(tmp_path, fleet={"members": 2}, train={"steps": 30})
     ours, theirs, strange = (str(tmp_path / name) for name in ("ours", "theirs", "strange"))

@@ -121,6 +121,7 @@ def test_no_route(listening, tmp_path, monkeypatch, capsys):
     assert "Network is unreachable (these interfaces are down: wlan0)" in capsys.readouterr().err
 
 
+@pytest.mark.real
 def test_other_verbs_end_with_2_whatever_it_is(capsys):
     assert main(["hub", "--bind", "tcp://no-such-name.invalid:1"]) == 75
     assert main(["run", "network=none", "no_such_key=1"]) == 2
@@ -179,6 +180,7 @@ def test_room_is_looked_for_without_making_anything(made, said, tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.real
 def test_a_disk_that_is_full_at_the_end_does_not_undo_the_training(tmp_path, monkeypatch, capsys):
     def train(job, place, hub, open_log, **options):
         with open_log("m0", 0.0) as log:
@@ -197,6 +199,7 @@ def test_a_disk_that_is_full_at_the_end_does_not_undo_the_training(tmp_path, mon
     assert "the run has no summary: cannot write" in said.err
 
 
+@pytest.mark.real
 def test_a_member_alone_is_refused_at_its_hub_and_then_trains_with_few_metrics(tmp_path, capsys):
     """A real hub: it refuses another job, then takes the member."""
     job = write_tiny(tmp_path, fleet={"members": 1}, train={"steps": 400, "evaluate_every": 40})

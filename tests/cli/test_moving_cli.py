@@ -17,6 +17,8 @@ from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import public_key
 from edgetrain.runs.folder import ORDERS, read_metrics
 
+pytestmark = pytest.mark.real
+
 STEPS = 500
 
 

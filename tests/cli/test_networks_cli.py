@@ -41,6 +41,7 @@ def test_show(capsys: pytest.CaptureFixture[str]) -> None:
         run("show", "4g-bade")
 
 
+@pytest.mark.real
 @pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")
 def test_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", "rtt-20ms", "--json", "--seconds", "1") == 0
@@ -51,6 +52,7 @@ def test_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert finding["good"]
 
 
+@pytest.mark.real
 @pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")
 def test_lab(capfd: pytest.CaptureFixture[str]) -> None:
     told = 'echo "host $EDGETRAIN_HOST of $EDGETRAIN_HOSTS at $EDGETRAIN_ADDRESS"'

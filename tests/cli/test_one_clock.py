@@ -18,6 +18,8 @@ from edgetrain.runs.folder import read_metrics, read_summary
 from edgetrain.runs.reports.live.watch import FolderWatch
 from edgetrain.runs.reports.page.story import report_of
 
+pytestmark = pytest.mark.real
+
 IN_ITS_NETWORK = """\
 import os, pickle, sys
 pickle.loads(bytes.fromhex(sys.argv[1])).enter()

@@ -40,6 +40,7 @@ def devices(*words):
     return main(["devices", *map(str, words)])
 
 
+@pytest.mark.real
 def test_each_line_has_its_device_and_one_that_is_off_is_named(cluster, tmp_path, capsys):
     keys = ("--keys", tmp_path / "keys")
     assert devices("run", *keys, cluster, "pi-0", "--", "printf", "a\nb") == 0

@@ -132,6 +132,7 @@ def test_bad_input_is_one_line(run, tmp_path, capsys):
     assert there.read_text().startswith("{")
 
 
+@pytest.mark.real
 def test_figures_without_matplotlib_are_refused_before_anything_is_read(run, tmp_path):
     code = f"""
 import sys
@@ -147,6 +148,7 @@ sys.exit(main(["report", {str(run)!r}, "--figures", {str(tmp_path / "f")!r}]))
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.real
 def test_a_page_needs_no_matplotlib(run):
     code = f"""
 import sys

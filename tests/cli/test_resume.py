@@ -12,6 +12,8 @@ from hub_runs import free_port, hub_folder, journal_of, wait_for_rounds
 
 from edgetrain.runs.folder import read_metrics
 
+pytestmark = pytest.mark.real
+
 
 def trained(cwd: Path, strategy: str, ends: dict[int, signal.Signals]) -> tuple[int, int]:
     """A job of two members whose hub gets signals after so many rounds; what its journal ends

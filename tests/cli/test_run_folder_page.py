@@ -17,7 +17,7 @@ from edgetrain.__main__ import main
 from edgetrain.runs.folder import FORMAT, read_metrics, read_summary, runs_in
 from edgetrain.runs.metrics.log import EventName
 
-pytestmark = pytest.mark.usefixtures("own_imports")
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("own_imports")]
 
 KINDS = ("step", "exchange", "eval", "round", "status", "figure", "event")
 RARE = {

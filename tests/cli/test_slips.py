@@ -16,7 +16,7 @@ from edgetrain.__main__ import main
 from edgetrain.cli.parser import parser
 from edgetrain.errors import did_you_mean, in_words
 
-pytestmark = pytest.mark.usefixtures("own_imports")
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("own_imports")]
 
 SLIPS = {
     "run strategy=dag": "did you mean 'dga'?",

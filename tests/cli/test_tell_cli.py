@@ -16,6 +16,8 @@ from hub_runs import free_port, hub_folder, wait_for_rounds
 from edgetrain.__main__ import main
 from edgetrain.runs.folder import ORDERS, read_metrics
 
+pytestmark = pytest.mark.real
+
 
 def rounds_of(folder: Path) -> int:
     return len(list(read_metrics(folder, "round")))

@@ -13,6 +13,8 @@ from hub_runs import free_port, hub_folder
 from edgetrain.runs.folder import read_metrics, read_summary
 from edgetrain.runs.tracking.points import Curves
 
+pytestmark = pytest.mark.real
+
 KEPT = """
 import os, signal
 from pathlib import Path

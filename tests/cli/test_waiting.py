@@ -49,6 +49,7 @@ class Place:
         )
 
 
+@pytest.mark.real
 def test_after_a_power_cut_of_everything_members_may_be_up_first(tmp_path):
     with contextlib.ExitStack() as stack:
         place = Place(stack, tmp_path)
@@ -71,6 +72,7 @@ def test_after_a_power_cut_of_everything_members_may_be_up_first(tmp_path):
     assert len(counted) == len(set(counted))
 
 
+@pytest.mark.real
 def test_a_hub_that_comes_back_at_another_of_its_addresses_is_found(tmp_path):
     with contextlib.ExitStack() as stack:
         place = Place(stack, tmp_path)
@@ -90,6 +92,7 @@ def test_a_hub_that_comes_back_at_another_of_its_addresses_is_found(tmp_path):
     assert len(counted) == len(set(counted))
 
 
+@pytest.mark.real
 def test_without_a_checkpoint_of_this_job_nobody_waits(tmp_path):
     job = write_tiny(tmp_path, fleet={"members": 2})
     address = f"tcp://localhost:{free_port()}"

@@ -24,6 +24,8 @@ from edgetrain.exchange.zeromq.handshakes import HANDSHAKES_TRIED, MemberHandsha
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 
+pytestmark = pytest.mark.real
+
 
 def wait_for(hub, end):
     """The next message of a member's end; the hub is served, and hears nothing meanwhile."""

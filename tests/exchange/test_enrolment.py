@@ -17,6 +17,8 @@ from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.exchange.zeromq.enrolment import enrol
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 
+pytestmark = pytest.mark.real
+
 NOBODY = "tcp://127.0.0.1:1"
 
 

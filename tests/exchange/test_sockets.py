@@ -57,6 +57,7 @@ print("collected")
 """
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("kind", ["member", "renewed", "encrypted", "hub", "gated"])
 def test_a_loop_that_raised_and_kept_its_traceback_does_not_hang_when_it_is_collected(
     kind, tmp_path

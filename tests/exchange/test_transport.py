@@ -9,6 +9,7 @@ import time
 import pytest
 import zmq
 from loopback import Loopback
+from patience import patience
 
 from edgetrain.errors import HubUnreachable, NetworkError
 from edgetrain.exchange.addresses import check_reachable, split_address
@@ -19,7 +20,9 @@ from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.exchange.zeromq.tcp_counters import connection_to
 
-PATIENCE_S = 60.0
+pytestmark = pytest.mark.real
+
+PATIENCE_S = patience(60.0)
 
 
 class Loop:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 
+import pytest
+
 from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.zeromq.arrivals import NEWCOMER_BYTES
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
+
+pytestmark = pytest.mark.real
 
 HELLO = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL".ljust(64, b"\0")
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from patience import patience
 from warm_forkserver import Forked
 
 EDGETRAIN = (sys.executable, "-m", "edgetrain")
@@ -77,7 +78,7 @@ def _popen(program: Sequence[str] | None) -> tuple[type[subprocess.Popen[str]], 
 def edgetrain(
     *words: str, cwd: Path, timeout: float = 240, program: Sequence[str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. On a busy machine it may take ten times as long as usual."""
+    """Run a command to its end. `timeout`: seconds on an idle machine (patience.py)."""
     popen, start = _popen(program)
     with popen(
         [*start, *words],
@@ -89,7 +90,7 @@ def edgetrain(
         text=True,
     ) as process:
         try:
-            said = process.communicate(timeout=timeout)
+            said = process.communicate(timeout=patience(timeout))
         except subprocess.TimeoutExpired as over:
             process.kill()
             told = b"".join(each for each in (over.stdout, over.stderr) if each).decode()
@@ -129,7 +130,7 @@ class Running:
 
     def finish(self, timeout: float = 60) -> int:
         """Read the rest and wait for the end; the exit status."""
-        self.said += self.process.communicate(timeout=timeout)[0]
+        self.said += self.process.communicate(timeout=patience(timeout))[0]
         return self.process.returncode
 
     def press_ctrl_c(self) -> None:
@@ -152,7 +153,7 @@ class Running:
 
     def left_behind(self, patience_s: float = 15) -> list[psutil.Process]:
         """What still runs; processes that are ending get a while for it."""
-        return psutil.wait_procs(self.started(), timeout=patience_s)[1]
+        return psutil.wait_procs(self.started(), timeout=patience(patience_s))[1]
 
     def workers(self) -> list[psutil.Process]:
         """Of `edgetrain run`: the hub's process, then the members', in order."""

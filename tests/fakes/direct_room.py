@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from patience import patience
 
 from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.delay import Delay
@@ -35,7 +36,7 @@ from tests.fakes.flat_vectors import FlatVectors
 from tests.fakes.fleet import noisy_descent
 from tests.fakes.scenes import RealTime
 
-PATIENCE_S = 60.0
+PATIENCE_S = patience(60.0)
 
 
 class Died(Exception):

@@ -6,6 +6,8 @@ import socket
 import time
 from pathlib import Path
 
+from patience import patience
+
 from edgetrain.__main__ import main
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.records import Round
@@ -35,7 +37,7 @@ def hub_folder(cwd: Path) -> Path:
 
 def wait_for_rounds(folder: Path, rounds: int) -> None:
     """Look at the journal's size: reading it would take its lock."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience(60)
     while time.monotonic() < deadline:
         if len(list(read_metrics(folder, "round"))) >= rounds:
             return

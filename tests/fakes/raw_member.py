@@ -6,6 +6,7 @@ import os
 import time
 
 import numpy as np
+from patience import patience
 
 from edgetrain.exchange.messages import (
     PROTOCOL,
@@ -24,7 +25,7 @@ from edgetrain.exchange.messages import (
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.vectors.vector import checksum
 
-PATIENCE_S = 90.0
+PATIENCE_S = patience(90.0)
 
 
 class RawMember:

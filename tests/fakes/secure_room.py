@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Collection
 
 import numpy as np
+from patience import patience
 
 from edgetrain.exchange.masks.aggregator import Aggregator, Outgoing, Sum
 from edgetrain.exchange.masks.fixed_point import FixedPoint
@@ -14,7 +15,7 @@ from edgetrain.exchange.masks.masker import Masker, parts
 from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.messages import Masking, Unmask, pack, unpack
 
-PATIENCE_S = 60.0
+PATIENCE_S = patience(60.0)
 PART = 8
 
 

@@ -28,6 +28,8 @@ from edgetrain.fleet.ssh import (
     on_each,
 )
 
+pytestmark = pytest.mark.real
+
 HOST = SshHost("pi-0", "10.0.0.1", "fleet")
 SSH = """#!/bin/sh
 printf '%s\\n' "$*" >> "$MARKS/said"
@@ -205,7 +207,7 @@ def test_a_client_of_one_command_keeps_no_connection(marks):
 
 
 def test_two_hosts_that_begin_at_once_do_not_share_a_connection(marks):
-    both = threading.Barrier(2, timeout=10)
+    both = threading.Barrier(2)
 
     class Slow(SshHost):
         def __hash__(self):
@@ -226,7 +228,7 @@ def test_nothing_is_asked_by_a_window_either(marks):
 
 def test_sixteen_are_worked_on_at_a_time():
     inside, most, lock = 0, 0, threading.Lock()
-    all_there = threading.Barrier(16, timeout=10)
+    all_there = threading.Barrier(16)
 
     def work(item):
         nonlocal inside, most

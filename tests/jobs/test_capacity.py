@@ -556,6 +556,7 @@ def test_the_command_says_what_the_fleet_waits_for(tmp_path, monkeypatch, capsys
     assert {path.name for path in folder.iterdir()} == {"job.toml", "summary.json", "capacity.png"}
 
 
+@pytest.mark.real
 def test_the_command_answers_in_json_without_torch(tmp_path):
     import json
     import subprocess

@@ -14,6 +14,8 @@ from edgetrain.jobs import bundles
 from edgetrain.jobs.on_card import Card, check
 from edgetrain.provisioning.cards import archive
 
+pytestmark = pytest.mark.real
+
 LOCKS = archive.workers().folder.glob("*.txt")
 LOCKED = {
     name.replace("-", "_")

@@ -595,6 +595,7 @@ def test_a_simulated_run_says_what_it_promised_and_gives_the_same_bits_again(tab
     assert runs.read_summary(folder)["privacy"] == told
 
 
+@pytest.mark.real
 def test_a_run_on_this_machine_prints_its_epsilon(tmp_path, capsys):
     from edgetrain.__main__ import main
 

@@ -236,6 +236,7 @@ def test_the_command_says_what_is_missing(words, capsys):
     assert capsys.readouterr().err.startswith("edgetrain: ")
 
 
+@pytest.mark.real
 def test_without_the_library_it_is_named_and_noise_needs_it_not():
     code = """
 import sys

@@ -145,6 +145,7 @@ def test_the_command_prints_the_table_and_draws_it(tmp_path, monkeypatch, capsys
     assert max(map(len, said.splitlines())) <= 92
 
 
+@pytest.mark.real
 def test_the_command_answers_in_json_without_torch(tmp_path):
     code = f"""
 import sys

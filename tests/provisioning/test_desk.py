@@ -23,6 +23,8 @@ from edgetrain.provisioning import calling, sets
 from edgetrain.provisioning.cards import archive
 from edgetrain.provisioning.desk import DeviceDesk, archive_protocol, judged
 
+pytestmark = pytest.mark.real
+
 SET = sets.JobSet(b"name = 'second'\n", {"job": "2", "name": "second"})
 NAMES = ("pi-0", "pi-1", "pi-2")
 UNITS = {name: f"ExecStart=member {name} @THREADS@\n" for name in NAMES}

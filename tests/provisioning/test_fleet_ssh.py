@@ -65,7 +65,7 @@ SIXTEEN = pytest.mark.skipif(
 
 
 @FOUR
-@pytest.mark.timeout(300)
+@pytest.mark.real
 def test_four_real_devices_are_set_up_once_and_removed(reached, tmp_path):
     town = RealTown(reached, [f"pi-{i}" for i in range(4)])
     machines = reached.machines.values()

@@ -29,6 +29,8 @@ from edgetrain.provisioning.cards.flashing import Archives, Settings
 from edgetrain.provisioning.provision import Provisioner, due, remove, wrong
 from edgetrain.provisioning.reaching import hub_keys, members_list
 
+pytestmark = pytest.mark.real
+
 KEYS = {name: bytes([number]) * 32 for number, name in enumerate(("pi-0", "pi-1", "pi-2"), 1)}
 USERS_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIG3kTrqjLUdJWLGMV5RZEHZ4HIPYgJXKMHRZUKhNlL0g me"
 STAND_IN = """

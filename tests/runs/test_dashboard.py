@@ -675,6 +675,7 @@ def test_without_its_packages_it_says_how_to_get_them(tmp_path, monkeypatch):
     assert "edgetrain[dashboard]" in refused(tmp_path, ListensAt("127.0.0.1:0"))
 
 
+@pytest.mark.real
 def test_a_child_serves_a_run_and_ends_with_its_block(tmp_path):
     run = write_run(tmp_path / "20260131-142501-digits", SMALL)
     lines: asyncio.Queue[str] = asyncio.Queue()
@@ -695,7 +696,7 @@ def test_a_child_serves_a_run_and_ends_with_its_block(tmp_path):
 
 def streamed(port, token):
     """The first message of the run's stream, over a real connection."""
-    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", int(port))
     origin = {"Origin": f"http://127.0.0.1:{port}", "X-Edgetrain": "1"}
     connection.request("POST", "/enter", headers=origin | {"Authorization": f"Bearer {token}"})
     answer = connection.getresponse()

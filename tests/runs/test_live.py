@@ -386,6 +386,7 @@ def test_names_and_reasons_from_afar_cannot_steer_the_terminal(tmp_path: Path) -
     assert all("\x1b" not in member.name for member in watch.state().members)
 
 
+@pytest.mark.real
 def test_watching_in_plain_lines_loads_neither_rich_nor_torch(tmp_path: Path) -> None:
     write_run(tmp_path / "dga", DGA, upto=20)
     script = (

@@ -156,6 +156,7 @@ def test_without_matplotlib_the_way_out_is_named(
         plot.save(lambda: plot.draw_comparison(usual), tmp_path / "compare.png")
 
 
+@pytest.mark.real
 def test_importing_loads_no_matplotlib() -> None:
     script = "import sys, edgetrain.runs.reports.plot; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

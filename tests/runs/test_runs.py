@@ -169,6 +169,7 @@ def test_a_folder_without_runs_says_so(tmp_path: Path) -> None:
         runs_in(tmp_path)
 
 
+@pytest.mark.real
 def test_the_environment_says_what_is_known_without_loading_torch(tmp_path: Path) -> None:
     script = (
         "import sys, pathlib; from edgetrain.runs.folder import write_environment\n"
@@ -221,6 +222,7 @@ def test_a_meter_counts_from_when_it_was_made() -> None:
     assert 1 << 20 < meter.peak_bytes < 1 << 40
 
 
+@pytest.mark.real
 def test_a_meter_does_not_inherit_the_peak_of_the_process_that_started_it() -> None:
     script = "from edgetrain.runs.environment import Meter; print(Meter().peak_bytes)"
     parent = f"import subprocess, sys; ballast = bytes(300_000_000)\nsubprocess.run({[sys.executable, '-c', script]!r})"  # noqa: E501

@@ -134,6 +134,7 @@ def test_every_line_fits_and_says_what_was_cut(
         assert names[: len(merged[key])] == merged[key]
 
 
+@pytest.mark.real
 def test_many_processes_share_a_file_without_tearing_a_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     script = (

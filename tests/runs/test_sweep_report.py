@@ -32,6 +32,7 @@ def sweep(tmp_path_factory):
     return found
 
 
+@pytest.mark.real
 def test_a_report_names_the_runs_of_a_sweep_by_their_axes(sweep):
     stories = report_of([sweep])
     assert [story.label for story in stories] == [
@@ -43,6 +44,7 @@ def test_a_report_names_the_runs_of_a_sweep_by_their_axes(sweep):
     assert stories[0].folder.name not in page.partition("Job and machine")[0]
 
 
+@pytest.mark.real
 def test_there_are_factors_only_where_nothing_but_the_strategy_differs(sweep):
     stories = report_of([sweep])
     labels, jobs = [s.label for s in stories], [s.job for s in stories]

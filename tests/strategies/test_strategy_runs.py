@@ -40,6 +40,7 @@ def test_simulated_members_batched_learn_what_they_learn_one_by_one(tmp_path, st
     assert abs(free["final"]["loss"] / many["final"]["loss"] - 1) > 1e-3, "the correction is felt"
 
 
+@pytest.mark.real
 def test_processes_lead_to_the_bases_that_are_simulated(tmp_path):
     """In virtual time diloco with a rate of 1 ends as local-sgd does."""
     job = write_tiny(tmp_path, fleet={"members": 2}, train={"steps": 12}, strategy={"every": 3})

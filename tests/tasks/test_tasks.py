@@ -91,6 +91,7 @@ def test_a_mode_is_restored_when_evaluation_fails():
     assert model.training
 
 
+@pytest.mark.real
 def test_digits_holds_out_a_fifth_and_never_imports_scikit_learn():
     code = (
         "import sys; from edgetrain.tasks import load_task;"

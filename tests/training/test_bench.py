@@ -31,6 +31,7 @@ def test_times_that_fit_no_device_are_refused():
         fit([(1e6, 30, 1.0), (1e9, 30, 0.001)])
 
 
+@pytest.mark.real
 def test_this_machine_is_measured_in_a_moment():
     found = measure(0.0)
     assert 1e-7 < found.dispatch_s < 1e-2
@@ -77,6 +78,7 @@ case "$*" in *"devices bench --json --seconds 5"*) echo '{}';; *) exit 1;; esac
 """
 
 
+@pytest.mark.real
 def test_devices_are_measured_over_ssh_and_one_that_trains_is_not(own, monkeypatch, capsys):
     programs = {
         "ssh": SSH,

@@ -225,6 +225,7 @@ def test_replicas_are_equal_and_no_batch_counts_twice_or_never(tmp_path, strateg
     assert len(hub.closed) - len(with_it) <= 2 * ahead
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(("strategy", "settings"), STRATEGIES[1::2])
 def test_the_fleet_may_go_on_meanwhile(tmp_path, strategy, settings):
     def until_missed(served):
@@ -421,6 +422,7 @@ def start():
     processes.stop_all(started)
 
 
+@pytest.mark.real
 def test_a_process_that_is_killed_goes_on_in_another(start, tmp_path):
     hub = children.HubThread(
         HubSocket("tcp://127.0.0.1:0"), "dga", every=2, delay=6, codec="topk(0.3) | q2",
@@ -493,6 +495,7 @@ def commanded(cwd: Path, kills: dict[int, signal.Signals]) -> tuple[int, int]:
     return rounds, checksum
 
 
+@pytest.mark.real
 def test_the_command_goes_on_from_its_checkpoint(tmp_path):
     unhurt = commanded(tmp_path / "unhurt", {})
     hurt = {8: signal.SIGTERM, 20: signal.SIGKILL, 32: signal.SIGTERM}

@@ -44,6 +44,7 @@ def ends(folder):
     return {who: end.split("base ")[1][:16] for who, end in reasons.items() if "base " in end}
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(("topology", "strategy"), [("ring", "fedavg"), ("butterfly", "diloco")])
 def test_processes_end_with_the_same_bits_close_to_those_of_a_star(topology, strategy, tmp_path):
     folder = create(tmp_path, "star")
@@ -124,6 +125,7 @@ def test_a_lost_member_costs_the_wait_for_it_two_trips_and_the_transfer(topology
         assert more <= turns + 1
 
 
+@pytest.mark.real
 def test_a_process_that_is_killed_costs_the_others_one_attempt(tmp_path):
     folder = create(tmp_path, "killed")
     words = ["task=dying_task:dying", "backend=none", "gone_s=1", "beat_s=0.2", "topology=ring"]

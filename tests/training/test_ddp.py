@@ -15,6 +15,8 @@ from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.training.member.member import Member, bind
 
+pytestmark = pytest.mark.real
+
 STEPS = 12
 NAMES = ["sgd", "adam"]
 BRANCHES = ["adamw", "decay"]

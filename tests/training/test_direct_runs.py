@@ -67,6 +67,7 @@ def test_clients_dial_and_the_bits_stay(tmp_path):
     assert line.startswith("star: the hub reduces")
 
 
+@pytest.mark.real
 def test_clients_dial_through_an_emulated_nat(tmp_path):
     if not probe.packets_possible()[0]:
         pytest.skip("NAT is emulated packet by packet, which is not possible here")

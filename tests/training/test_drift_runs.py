@@ -111,6 +111,7 @@ def test_masked_contributions_are_foretold_as_well(tmp_path):
     assert masked["final"]["loss"] == pytest.approx(plain["final"]["loss"], rel=0.02)
 
 
+@pytest.mark.real
 def test_processes_train_to_the_base_that_is_simulated(tmp_path):
     job = write_tiny(
         tmp_path,

@@ -140,6 +140,7 @@ def test_a_transformer_is_within_a_hundredth_of_its_loss(tmp_path):
     assert rows["model.int8.onnx"]["bytes"] <= 0.45 * rows["model.onnx"]["bytes"]
 
 
+@pytest.mark.real
 @ONNX
 @pytest.mark.parametrize("file", ["model.onnx", "model.int8.onnx"])
 def test_the_example_runs_where_there_is_no_torch(digits, file):

@@ -107,6 +107,7 @@ def trained(tmp_path: Path, *words: str) -> Path:
 DOWN_S = 2.0
 
 
+@pytest.mark.real
 @needs_packets
 def test_a_link_that_is_down_stops_nobody_else_and_its_member_comes_back(tmp_path):
     folder = trained(
@@ -142,6 +143,7 @@ def test_a_link_that_is_down_stops_nobody_else_and_its_member_comes_back(tmp_pat
     assert read_job(folder)["faults"][0]["for_s"] == DOWN_S
 
 
+@pytest.mark.real
 @needs_packets
 def test_a_job_on_sites_runs(tmp_path):
     folder = trained(
@@ -152,6 +154,7 @@ def test_a_job_on_sites_runs(tmp_path):
     assert read_job(folder)["fleet"]["sites"] == "home-fixed: 0-1"
 
 
+@pytest.mark.real
 def test_what_a_backend_lacks_is_an_error_and_not_left_out(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     job = write_tiny(tmp_path, fleet={"members": 2, "network": "wifi"})

@@ -12,6 +12,7 @@ import pytest
 from command_line import edgetrain, write_tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import patience
 
 from edgetrain import codecs
 from edgetrain.errors import ConfigError
@@ -72,7 +73,7 @@ def train_fleet(folder: Path, *more: str, any_job: bool = False) -> Path:
         serve_job(request, Stop(), said.append, said.append)
 
     def member(index):
-        until = time.monotonic() + 20
+        until = time.monotonic() + patience(20)
         while not any("waiting for" in line for line in said):
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -88,6 +89,7 @@ def train_fleet(folder: Path, *more: str, any_job: bool = False) -> Path:
     return found
 
 
+@pytest.mark.real
 def test_a_hub_shows_the_figure_of_its_fleet(tmp_path, sent):
     folder = train_fleet(tmp_path, "strategy=dga", "target=0.1")
     summary = read_summary(folder)
@@ -110,6 +112,7 @@ def test_a_hub_shows_the_figure_of_its_fleet(tmp_path, sent):
     assert stories[0].evaluations[-1]["accuracy"] == last.value
 
 
+@pytest.mark.real
 def test_only_the_member_that_evaluates_speaks_of_it(tmp_path, sent):
     train_fleet(tmp_path, "strategy=fedavg")
     figures = [unpack(frames) for frames in sent if frames[0] == Figure.kind]
@@ -118,6 +121,7 @@ def test_only_the_member_that_evaluates_speaks_of_it(tmp_path, sent):
         == {"m0"}  # fmt: skip
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     "words",
     [
@@ -138,6 +142,7 @@ def test_no_figure_leaves_a_member_with_privacy_or_masks(tmp_path, sent, words):
     assert not list(read_metrics(folder, "figure"))
 
 
+@pytest.mark.real
 def test_a_hub_of_any_job_claims_no_task_and_no_network(tmp_path):
     folder = train_fleet(tmp_path, "strategy=dga", "delay=auto", "steps=24", any_job=True)
     assert "task" not in (job := read_job(folder))
@@ -236,6 +241,7 @@ class Tiny(Plain):
 """
 
 
+@pytest.mark.real
 def test_when_the_member_that_evaluates_fails_another_goes_on(tmp_path):
     write_tiny(tmp_path)
     (tmp_path / "fails.py").write_text(FAILS)

@@ -38,6 +38,7 @@ def simulated(tmp_path_factory):
     return folder, simulation.run(job("gateways=true"), folder)
 
 
+@pytest.mark.real
 def test_an_emulated_run_of_two_sites_has_the_bits_of_a_simulated_one(simulated, tmp_path):
     if not probe.packets_possible()[0]:
         pytest.skip(probe.packets_possible()[1])

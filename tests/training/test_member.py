@@ -97,6 +97,7 @@ def fleet_of(steps, *settings, **hub):
 # -- processes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.real
 def test_two_processes_end_with_one_model(processes_of_ours, tmp_path):
     hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "dga", every=2, delay=3)
     with hub.serving():
@@ -113,6 +114,7 @@ def test_two_processes_end_with_one_model(processes_of_ours, tmp_path):
     assert {note.event for note in hub.notes} == {"joined", "started", "left"}
 
 
+@pytest.mark.real
 def test_a_member_killed_does_not_stop_the_other(processes_of_ours, tmp_path):
     hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "local-sgd")
     with hub.serving():
@@ -132,6 +134,7 @@ def test_a_member_killed_does_not_stop_the_other(processes_of_ours, tmp_path):
     assert ("gone", "m1") in [(note.event, note.member) for note in hub.notes]
 
 
+@pytest.mark.real
 def test_a_refusal_reaches_the_process_as_one_line(processes_of_ours, tmp_path):
     transport = HubSocket("tcp://127.0.0.1:0")
     hub = children.HubThread(transport, members=1, policy={"gone_s": 5.0})

@@ -30,6 +30,8 @@ from torch.optim.swa_utils import SWALR, AveragedModel
 import edgetrain
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 
+pytestmark = pytest.mark.real
+
 MEMBERS, BATCHES = 3, 13
 WEIGHTS = (1.0, 2.0, 5.0)
 STRATEGIES = {

@@ -151,6 +151,7 @@ def test_code_is_not_kept_and_that_is_said_before_training(tmp_path):
         edgetrain.join("tcp://localhost:1", model, optimizer, state={"code": Code()})
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("strategy", ["sync-sgd", "fedavg"])
 def test_killed_twice_every_step_has_the_rate_of_an_unbroken_run(tmp_path, strategy):
     """Kill -9: what was trained on since the checkpoint is not in it."""

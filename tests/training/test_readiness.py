@@ -95,6 +95,7 @@ def test_the_exit_status_says_whether_what_is_asked_for_is_there(tmp_path, monke
     assert main([*words, "--for", "hub"]) == 0
 
 
+@pytest.mark.real
 def test_torch_is_tried_for_real(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert verdict(tmp_path, "torch", "member").said.endswith("runs on this CPU")

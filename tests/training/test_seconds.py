@@ -60,6 +60,7 @@ class Tiny(Plain):
 """
 
 
+@pytest.mark.real
 def test_evaluations_are_a_part_of_their_own(tmp_path: Path) -> None:
     write_tiny(tmp_path)
     (tmp_path / "slow.py").write_text(SLOW_TO_EVALUATE)

@@ -30,11 +30,10 @@ class Manager:
         self.path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
-        self._socket.settimeout(60)
         self.told: list[tuple[str, str]] = []
 
     def read(self) -> None:
-        """One more message; TimeoutError if none comes."""
+        """One more message."""
         for line in self._socket.recv(65536).decode().splitlines():
             key, _, value = line.partition("=")
             self.told.append((key, value))
@@ -46,7 +45,7 @@ class Manager:
             while True:
                 self.read()
         except BlockingIOError:
-            self._socket.settimeout(60)
+            self._socket.setblocking(True)
         return self.told
 
     def until(self, key: str, begin: str) -> None:
@@ -67,6 +66,7 @@ def manager(tmp_path, monkeypatch) -> Iterator[Manager]:
     found.close()
 
 
+@pytest.mark.real
 def test_ready_comes_after_the_welcome_and_before_training(manager, tmp_path, monkeypatch):
     job = write_tiny(
         tmp_path, fleet={"members": 2}, train={"steps": 6}, strategy={"name": "fedavg", "every": 2}
@@ -92,6 +92,7 @@ def test_ready_comes_after_the_welcome_and_before_training(manager, tmp_path, mo
     assert told.count(("READY", "1")) == 1
 
 
+@pytest.mark.real
 def test_the_status_says_how_far_training_is(manager, tmp_path, monkeypatch):
     monkeypatch.setenv("WATCHDOG_USEC", "1000")  # a sign of life at each step
     job = write_tiny(tmp_path, fleet={"members": 1}, train={"steps": 6})
@@ -105,6 +106,7 @@ def test_the_status_says_how_far_training_is(manager, tmp_path, monkeypatch):
         assert member.finish() == 0
 
 
+@pytest.mark.real
 def test_a_member_that_comes_late_counts_the_steps_of_the_job_as_its_hub_does(
     manager, tmp_path, monkeypatch
 ):
@@ -140,6 +142,7 @@ def test_a_member_that_comes_late_counts_the_steps_of_the_job_as_its_hub_does(
         assert at_hub[0] >= first
 
 
+@pytest.mark.real
 def test_a_member_without_a_hub_is_never_ready_and_says_why(manager, tmp_path):
     job = write_tiny(tmp_path)
     words = ("member", job, "--hub", "tcp://localhost:9", "--index", "0")
@@ -242,6 +245,7 @@ def test_a_field_is_one_line(manager):
     assert manager.drain() == [("STATUS", "two READY=1")]
 
 
+@pytest.mark.real
 def test_a_hub_is_ready_once_it_listens_and_tells_why_it_ends(manager, tmp_path):
     job = write_tiny(tmp_path, fleet={"members": 2})
     with hub(job, cwd=tmp_path) as (_, address):
@@ -254,6 +258,7 @@ def test_a_hub_is_ready_once_it_listens_and_tells_why_it_ends(manager, tmp_path)
         assert ("STOPPING", "1") in manager.told
 
 
+@pytest.mark.real
 def test_a_gateway_looks_for_the_hub_above_and_is_ready_once_it_listens(
     manager, tmp_path, monkeypatch
 ):
@@ -301,6 +306,7 @@ def filled(tmp_path: Path, role="member") -> Path:
     return path
 
 
+@pytest.mark.real
 def test_a_unit_sets_tcp_where_the_cluster_file_says_so(tmp_path):
     """The commands themselves, with another `ip` and another folder of settings."""
     text = text_of(first_window=30, receive_kb=1000)
@@ -332,6 +338,7 @@ def test_the_unit_has_every_word_filled_in(tmp_path):
 GATEWAY = "gateway --above tcp://192.168.1.5:5555 --members 2 --name barn"
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(("role", "command"), [("hub", "hub"), ("gateway", GATEWAY)])
 def test_a_hubs_unit_goes_on_with_the_run_that_has_begun(tmp_path, role, command):
     """Its commands themselves, with a stand-in for Python that says its words."""
@@ -362,6 +369,7 @@ def test_a_hubs_unit_goes_on_with_the_run_that_has_begun(tmp_path, role, command
     assert not (tmp_path / "runs/0").exists()
 
 
+@pytest.mark.real
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="package systemd is missing")
 @pytest.mark.parametrize("role", cluster.ROLES)
 def test_systemd_accepts_the_unit_and_finds_it_little_exposed(tmp_path, role):

@@ -47,6 +47,7 @@ def test_hubs_share_the_vector_and_the_bits_stay(name, tmp_path):
     assert [simulated(tmp_path, name, hubs) for hubs in (2, 16)] == [one, one]
 
 
+@pytest.mark.real
 def test_an_emulated_run_has_the_bits_of_a_simulated_one(tmp_path):
     backend = "packet" if probe.packets_possible()[0] else "stream"
     folder = create(tmp_path, "emulated")

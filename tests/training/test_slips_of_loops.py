@@ -182,6 +182,7 @@ def test_a_member_that_took_no_step_raises_at_its_close(strategy):
     fleet_of(strategy, loop)
 
 
+@pytest.mark.real
 def test_a_hub_that_nobody_contributed_to_has_failed(tmp_path):
     model = children.model()
     with hub_command("members=1", "--any-job", cwd=tmp_path) as (serving, address):
@@ -394,6 +395,7 @@ def test_the_state_of_a_member_is_the_fleets_in_ordinary_tensors(strategy, tmp_p
 # -- what is counted ------------------------------------------------------------------------------
 
 
+@pytest.mark.real
 def test_steps_in_folders_are_the_calls_however_long_rounds_become(tmp_path):
     """With an automatic delay rounds of such short steps grow, from 5 steps to many."""
     calls = 400

@@ -160,6 +160,7 @@ class Tiny(Even):
 """
 
 
+@pytest.mark.real
 def test_a_jobs_figures_are_with_the_mean_and_its_table_says_so(
     tmp_path, own_imports, monkeypatch, capsys
 ):

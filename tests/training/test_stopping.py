@@ -178,6 +178,7 @@ def test_a_reply_that_does_not_come_is_not_waited_for(
     assert len(served.closed) == (20 if strategy == "sync-sgd" else 7)
 
 
+@pytest.mark.real
 def test_at_the_end_nothing_more_is_written(tmp_path):
     wires = Loopback()
     with children.HubThread(wires, every=3, policy={"gone_s": 60.0}).serving() as hub:
@@ -239,6 +240,7 @@ def under_way(cwd, *more):
         yield hub, members
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("away", "number"), [("stands still", signal.SIGTERM), ("is gone", signal.SIGINT)]
 )
@@ -258,6 +260,7 @@ def test_it_ends_within_seconds_while_the_hub_is_away(tmp_path, number, away):
     assert len(list((tmp_path / "kept").glob("m?.*.checkpoint"))) == 4  # the first, and the last
 
 
+@pytest.mark.real
 def test_the_second_signal_ends_it_at_once(tmp_path):
     with under_way(tmp_path) as (hub, (member, _)):
         hub.process.send_signal(signal.SIGSTOP)
@@ -268,6 +271,7 @@ def test_the_second_signal_ends_it_at_once(tmp_path):
         assert member.finish() == -signal.SIGTERM
 
 
+@pytest.mark.real
 def test_a_member_that_is_told_while_it_waits_for_others_leaves(tmp_path):
     job = job_of(tmp_path)
     address = f"tcp://localhost:{free_port()}"
@@ -283,6 +287,7 @@ def test_a_member_that_is_told_while_it_waits_for_others_leaves(tmp_path):
         assert "stopped, as asked (SIGTERM)" in hub.said
 
 
+@pytest.mark.real
 def test_a_loop_of_ones_own_takes_sigterm_as_documented(tmp_path):
     context, started = processes.fork_server(["torch", "edgetrain.training.member.member"]), []
 

@@ -460,6 +460,7 @@ def test_a_plan_that_fails_is_a_failed_cell(tmp_path):
     assert rows[0]["error"] == "no such thing"
 
 
+@pytest.mark.real
 def test_the_module_loads_nothing_heavy():
     heavy = ("torch", "numpy", "zmq", "matplotlib")
     code = f"import sys, edgetrain.training.sweep; print([m for m in {heavy} if m in sys.modules])"

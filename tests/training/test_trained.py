@@ -36,6 +36,7 @@ def model_in(folder):
     return f"{checksum(FlatModel(model).params):016x}"
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("run", [emulated.run, simulation.run], ids=["emulated", "simulated"])
 def test_a_run_leaves_the_model_that_its_members_agree_on(tmp_path, run):
     run(plan(load(None, JOB)), tmp_path)

@@ -392,6 +392,7 @@ def test_a_cache_that_others_can_write_is_not_trusted(
         compiler.cached_library()
 
 
+@pytest.mark.real
 def test_a_compiler_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("CC", "false")
     with pytest.raises(compiler.CannotCompile, match="false failed"):

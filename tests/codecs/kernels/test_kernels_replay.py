@@ -18,6 +18,8 @@ from edgetrain.codecs.kernels.contract import Blocks
 from edgetrain.codecs.kernels.numpy_twin import NumpyTwin
 from edgetrain.errors import BadPayload
 
+pytestmark = pytest.mark.real
+
 HERE = Path(__file__).parent
 FLAGS = [f for f in compiler.FLAGS if f not in ("-shared", "-fPIC", "-Wl,-Bsymbolic")]
 CODES = [Blocks(127, 8), Blocks(7, 4), Blocks(3, 4, stochastic=True), Blocks(1, 5, stochastic=True)]

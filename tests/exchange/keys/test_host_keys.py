@@ -63,6 +63,7 @@ def test_any_text_is_a_key_or_an_error(text):
         assert "\n" not in found
 
 
+@pytest.mark.real
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="package openssh-client is missing")
 @pytest.mark.parametrize(
     "kind", [["ed25519"], ["ecdsa"], ["rsa", "-b", "4096"]], ids=lambda k: k[0]

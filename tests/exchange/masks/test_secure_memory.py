@@ -29,6 +29,8 @@ from edgetrain.jobs import reading
 from edgetrain.jobs.resolved import mask_terms_of
 from edgetrain.vectors.vector import Buffer, checksum
 
+pytestmark = pytest.mark.real
+
 MEMBERS, ELEMENTS, ROUNDS = 3, 5000, 3
 NEEDLE = 32
 """Bytes in a row that are looked for, at several places of a vector."""

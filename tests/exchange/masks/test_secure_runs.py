@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from command_line import edgetrain, running, write_tiny
 
@@ -19,6 +20,8 @@ from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.records import Round
 from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.runs import folder as runs
+
+pytestmark = pytest.mark.real
 
 MEMBERS, STEPS, EVERY, BATCH = 4, 60, 2, 4
 

@@ -24,6 +24,8 @@ from edgetrain.exchange.member.shared import SharedExchange
 from edgetrain.exchange.seam import Request
 from edgetrain.vectors.ranges import Stretch, shared
 
+pytestmark = pytest.mark.real
+
 
 class Town:
     """A lead, followers and spares, by address, and members that know the lead alone."""

@@ -25,6 +25,8 @@ from edgetrain.exchange.seam import Request
 from edgetrain.vectors.ranges import Stretch, shared
 from edgetrain.vectors.vector import checksum
 
+pytestmark = pytest.mark.real
+
 RANGES, ELEMENTS = 16, 16 * 256 + 100
 PATIENT = {"gone_s": 30.0, "beat_s": 0.05}
 

@@ -9,6 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
+from patience import patience
 
 from edgetrain.exchange.keys.pairs import spell
 from edgetrain.exchange.messages import Map, Peer, Segment, pack
@@ -21,7 +22,7 @@ from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.curve import new_pair
 from tests.fakes.circle import means
 
-PATIENCE_S = 60.0
+PATIENCE_S = patience(60.0)
 
 
 class Table:

@@ -153,6 +153,7 @@ def test_a_member_that_dies_before_all_have_entered_is_told_in_one_line_or_costs
     assert len({m.params.tobytes() for m in others if m not in refused}) <= 1
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("strategy", "deaths", "other"),
     [
@@ -220,6 +221,7 @@ class CrashAfterDeath(Deaths):
         super().before_step(member, step)
 
 
+@pytest.mark.real
 def test_a_hub_that_is_started_again_knows_who_took_over(tmp_path):
     room = CrashAfterDeath({1: 5, 2: 40}, "fedavg", 4, 60)
     room.keep_journal(tmp_path / "journal")

@@ -17,6 +17,8 @@ from edgetrain.exchange.peers.schedules import SHAPES
 from tests.fakes.collective_room import CollectiveMember, CollectiveRoom
 from tests.fakes.direct_room import Died, DirectRoom
 
+pytestmark = pytest.mark.real
+
 STEPS, EVERY = 8, 2
 
 

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from patience import patience
 
 from edgetrain import codecs, strategies
 from edgetrain.errors import Refused
@@ -43,8 +44,10 @@ from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.vector import checksum
 from tests.fakes.loopback import Loopback
 
+pytestmark = pytest.mark.real
+
 ELEMENTS = 600
-PATIENCE_S = 60.0
+PATIENCE_S = patience(60.0)
 ZEROS = np.zeros(ELEMENTS, np.float32)
 
 

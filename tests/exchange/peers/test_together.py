@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from flat_vectors import FlatVectors
+from patience import patience
 
 from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.collective import CollectiveHub
@@ -26,8 +27,10 @@ from edgetrain.strategies.merging.rule import Mean
 from tests.fakes.children import in_threads
 from tests.fakes.circle import means
 
+pytestmark = pytest.mark.real
+
 ELEMENTS, MEMBERS, STEPS = 1000, 3, 6
-PATIENCE_S = 30.0
+PATIENCE_S = patience(30.0)
 
 
 def start_of(member):

@@ -120,6 +120,7 @@ def test_an_unknown_device_names_the_near_miss(name, says):
         devices.load(name)
 
 
+@pytest.mark.real
 def test_devices_load_neither_torch_nor_numpy():
     code = (
         "import sys; from edgetrain.fleet import devices; devices.load('host'); devices.names();"

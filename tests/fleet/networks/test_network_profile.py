@@ -122,6 +122,7 @@ def test_a_bad_trace_names_its_line(tmp_path: Path, key: str, text: str, says: s
         parse("mine", {"up": {key: "a.trace"}}, tmp_path / "mine.toml")
 
 
+@pytest.mark.real
 def test_importing_networks_loads_neither_torch_nor_zmq_nor_numpy() -> None:
     code = (
         "import sys, edgetrain.cli.networks, edgetrain.fleet.networks.emulation.stream,"

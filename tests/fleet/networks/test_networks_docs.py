@@ -14,6 +14,7 @@ TEXT = (Path(__file__).parents[3] / "docs/networks.md").read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("code", BLOCKS)
 def test_the_code_runs(code: str) -> None:
     exec(compile(code, "docs/networks.md", "exec"), {})

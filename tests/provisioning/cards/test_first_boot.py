@@ -123,6 +123,7 @@ def killed_at(root: Path, line: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.real
 def test_killed_a_hundred_times_at_random(tmp_path, worker):
     device.prepare(tmp_path / "whole/root", worker, CONFIG)
     whole = killed_at(tmp_path / "whole/root", 0)
@@ -142,6 +143,7 @@ def test_killed_a_hundred_times_at_random(tmp_path, worker):
     assert runs >= 2
 
 
+@pytest.mark.real
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="package openssh-client is missing")
 def test_a_host_key_that_was_cut_off_is_made_anew_and_a_whole_one_is_kept(root):
     private = root / "etc/ssh/ssh_host_ed25519_key"
@@ -234,6 +236,7 @@ def test_it_gives_up_for_now_when_the_tokens_life_is_over(root, monkeypatch):
         boot.go()
 
 
+@pytest.mark.real
 def test_the_exit_status_says_whether_to_try_again(root, capsys):
     words = ["--root", str(root), "--python", "/bin/false"]
     assert first_boot.main(words) == first_boot.BAD

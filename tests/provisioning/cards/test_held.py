@@ -11,8 +11,10 @@ from pathlib import Path
 
 import held
 import pytest
+from patience import patience
 
 pytestmark = [
+    pytest.mark.real,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: process and network namespaces"),
     pytest.mark.skipif(bool(os.geteuid() == 0 and held.why_not()), reason="no namespaces here"),
 ]
@@ -70,8 +72,8 @@ def test_a_runner_that_is_killed_leaves_no_guest_and_no_network(number, tmp_path
         assert network.startswith("net:")
         assert len(left_of(mark, network)) > 4
         runner.send_signal(number)
-        runner.wait(30)
-        until = time.monotonic() + 30
+        runner.wait(patience(30))
+        until = time.monotonic() + patience(30)
         while left := left_of(mark, network):
             assert time.monotonic() < until, left
             time.sleep(0.01)

@@ -13,6 +13,8 @@ import pytest
 from edgetrain.errors import ConfigError
 from edgetrain.provisioning.cards.medium import FileMedium, aligned
 
+pytestmark = pytest.mark.real
+
 SIZE = 1 << 20
 KINDS = ["memory", "file", "file without O_DIRECT", "loop device"]
 

@@ -56,6 +56,7 @@ FOUND = {
 }
 
 
+@pytest.mark.real
 @needs_tools
 @pytest.mark.parametrize("name", FOUND)
 def test_what_an_image_is(images, name):
@@ -68,6 +69,7 @@ def test_what_an_image_is(images, name):
     assert looking.RELEASES[release] in found.describe()
 
 
+@pytest.mark.real
 @needs_tools
 @pytest.mark.parametrize(
     ("name", "said"),
@@ -82,6 +84,7 @@ def test_images_that_are_refused(images, name, said):
         look(images[name])
 
 
+@pytest.mark.real
 @needs_tools
 def test_a_boot_partition_that_is_not_fat(tmp_path):
     system = pi_images.SYSTEMS["raspberry-pi-os-13"]
@@ -90,6 +93,7 @@ def test_a_boot_partition_that_is_not_fat(tmp_path):
         look(path)
 
 
+@pytest.mark.real
 @needs_tools
 def test_an_image_that_is_cut_short(images, tmp_path):
     path = tmp_path / "x.img"
@@ -191,6 +195,7 @@ def test_the_command_line_is_one_line_and_switches_the_memory_cgroup_on(first_bo
     assert "cgroup_disable" not in line
 
 
+@pytest.mark.real
 def test_firstrun_is_a_script_that_bash_accepts():
     for network in NETWORKS:
         for first_boot, name in (("firstrun.sh", "firstrun.sh"), ("rpi-preseed", personal.SETUP)):
@@ -241,6 +246,7 @@ def flash(image: Path, card: Path, load: placing.Load) -> writing.CardState:
         source.close()
 
 
+@pytest.mark.real
 @needs_tools
 @pytest.mark.parametrize("name", FOUND)
 def test_a_card_has_its_devices_files_and_the_image_is_as_it_was(images, name, tmp_path):
@@ -266,6 +272,7 @@ def test_a_card_has_its_devices_files_and_the_image_is_as_it_was(images, name, t
     assert now[24 << 20 :] == was[24 << 20 :]
 
 
+@pytest.mark.real
 @needs_tools
 def test_a_card_written_twice_has_only_the_second_settings(images, tmp_path):
     image, card = images["raspberry-pi-os-13"], tmp_path / "card.img"
@@ -279,6 +286,7 @@ def does_not_boot(card: Path) -> bool:
     return card.read_bytes()[:512] == bytes(512)
 
 
+@pytest.mark.real
 @needs_tools
 def test_no_space_for_the_archive(images, tmp_path):
     archive = tmp_path / "worker.tar"
@@ -289,6 +297,7 @@ def test_no_space_for_the_archive(images, tmp_path):
     assert does_not_boot(card)
 
 
+@pytest.mark.real
 @needs_tools
 def test_an_image_that_is_refused_leaves_a_card_that_does_not_boot(images, tmp_path):
     card = tmp_path / "card.img"
@@ -297,6 +306,7 @@ def test_an_image_that_is_refused_leaves_a_card_that_does_not_boot(images, tmp_p
     assert does_not_boot(card)
 
 
+@pytest.mark.real
 @needs_tools
 def test_files_that_do_not_read_back(images, tmp_path, monkeypatch):
     write = bootfiles.BootFiles.write

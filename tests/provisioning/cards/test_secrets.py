@@ -41,7 +41,7 @@ folder.mkdir(parents=True, exist_ok=True)
 (folder / "key").write_text("x")
 """
 WHY_NOT = pi_images.missing() or ", ".join(looking.missing_tools())
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
 
 def device(network: personal.DeviceNetwork = NETWORK) -> personal.Personal:

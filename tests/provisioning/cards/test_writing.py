@@ -151,6 +151,7 @@ def test_a_file_with_a_last_block_that_is_not_whole(tmp_path):
     assert (tmp_path / "card.img").read_bytes() == content
 
 
+@pytest.mark.real
 def test_a_loop_device(raw, tmp_path):
     (tmp_path / "card").write_bytes(bytes(16 * MB))
     device = loop_device(tmp_path / "card")

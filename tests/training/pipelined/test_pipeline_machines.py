@@ -15,6 +15,8 @@ from edgetrain.files.toml import to_toml
 from edgetrain.jobs.reading import load
 from edgetrain.runs.folder import read_metrics, read_summary
 
+pytestmark = pytest.mark.real
+
 JOB = {
     "task": "rows:rows",
     "fleet": {"members": 4, "placement": "pipeline=4 microbatches=6 cuts=1,3,4", "pace_s": 0.02},

@@ -29,6 +29,7 @@ def events(folder) -> list[str]:
     return [f"{line.get('about', line['member'])} {line['event']}" for line in lines]
 
 
+@pytest.mark.real
 def test_a_stage_that_is_killed_starts_again_and_the_bits_are_the_same(tmp_path):
     words = (*WORDS, f"data.dies={tmp_path / 'died'}", "data.at=20", "fleet.backend=none")
     found = plan(load(None, words))

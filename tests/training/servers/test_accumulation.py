@@ -30,6 +30,7 @@ def alone(name):
     return group_cases.alone(JOBS[name], steps=3)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -52,6 +53,7 @@ def test_a_step_of_several_batches_is_that_of_one_process(worlds, name, words):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=MOST)
 
 
+@pytest.mark.real
 def test_a_run_that_goes_on_takes_the_batches_that_are_left(worlds, tmp_path):
     job, words = JOBS["plain"], "data=2"
     whole = worlds(2).run(group_cases.train, job, words, True, 4)[0][0]

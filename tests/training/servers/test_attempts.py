@@ -22,7 +22,7 @@ from edgetrain.tasks import weights
 from edgetrain.training.servers import group
 from edgetrain.training.servers.snapshots import latest
 
-pytestmark = pytest.mark.usefixtures("own_imports")
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("own_imports")]
 
 # A task whose process gets a signal, a full disk or no numbers at one step of one rank, once.
 DEADLY = (

@@ -7,6 +7,8 @@ import buffer_cases as cases
 import pytest
 import torch
 
+pytestmark = pytest.mark.real
+
 
 def check(found, expected):
     for name, tensor in expected.items():

@@ -28,6 +28,7 @@ class Drawn(planted.odd.Odd):
 pytestmark = pytest.mark.usefixtures("own_imports")
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("defect", planted.DEFECTS)
 def test_a_planted_defect_is_found(worlds, defect):
     said = worlds(2).run(planted.checked, defect)
@@ -35,10 +36,12 @@ def test_a_planted_defect_is_found(worlds, defect):
     assert said[0].startswith(checking.DIFFERS), said[0]
 
 
+@pytest.mark.real
 def test_a_group_without_a_defect_passes(worlds):
     assert worlds(2).run(planted.checked, "a mask that is NaN", False) == ["", ""]
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("defect", ["a gradient without its mean", "targets of other samples"])
 def test_in_bf16_rounding_passes_and_a_defect_does_not(worlds, defect):
     assert worlds(2).run(planted.checked, defect, False, "bf16") == ["", ""]
@@ -53,6 +56,7 @@ def run(folder, *words):
     return [each["reason"] for each in read_metrics(folder, "event") if each["event"] == "started"]
 
 
+@pytest.mark.real
 def test_another_result_ends_the_run_with_the_nearest_placement_that_holds(tmp_path):
     with pytest.raises(EdgetrainError) as caught:
         run(tmp_path, "servers.placement=sequence=2")
@@ -64,6 +68,7 @@ def test_another_result_ends_the_run_with_the_nearest_placement_that_holds(tmp_p
     assert not list(read_metrics(tmp_path, "step")), "it ends before the first step"
 
 
+@pytest.mark.real
 def test_batches_that_no_seed_decides_are_named_as_what_differs(tmp_path, monkeypatch, own_imports):
     (tmp_path / "drawn.py").write_text(DRAWN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -71,11 +76,13 @@ def test_batches_that_no_seed_decides_are_named_as_what_differs(tmp_path, monkey
         run(tmp_path, "task=drawn:Drawn", "servers.placement=data=2")
 
 
+@pytest.mark.real
 def test_it_can_be_left_out(tmp_path):
     assert run(tmp_path, "servers.placement=sequence=2", "servers.check=off")
     assert list(read_metrics(tmp_path, "step"))
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("subject", "share", "said"),
     [("plain", 0.0, "GB of the leader's main memory"),

@@ -9,6 +9,8 @@ import pytest
 import ranks
 import torch
 
+pytestmark = pytest.mark.real
+
 DOCS = Path(__file__).parents[3] / "docs" / "gpu-servers.md"
 
 

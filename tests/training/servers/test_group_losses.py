@@ -16,6 +16,8 @@ from edgetrain.jobs.placement.question import question_of
 from edgetrain.jobs.placement.words import parse
 from edgetrain.jobs.rules import resolve
 
+pytestmark = pytest.mark.real
+
 MOST = 1e-9
 
 

@@ -30,6 +30,8 @@ from edgetrain.training.servers.parts import cut
 from edgetrain.training.servers.rank import dropping_of, example_of, prepare_rank
 from edgetrain.vectors.vector import checksum
 
+pytestmark = pytest.mark.real
+
 CHARS, DIGITS = cases.job_of(*cases.CHARS), cases.job_of(*cases.DIGITS)
 UNNAMED = cases.job_of("task=group_cases:unnamed", *cases.CHARS[1:])
 UNTIED = cases.job_of(*cases.CHARS, "data.tied=false")

@@ -8,6 +8,8 @@ import joined_cases
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.real
+
 SGD = ("optimizer=sgd", "lr=0.05", "optimizer.momentum=0.9")
 ADAM = ("optimizer=adamw", "lr=0.001")
 DGA = ("strategy=dga", "every=2", "delay=3")

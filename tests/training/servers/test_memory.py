@@ -16,6 +16,8 @@ import sys
 import pytest
 from command_line import environment
 
+pytestmark = pytest.mark.real
+
 TASK = """
 import torch
 from torch import nn

@@ -34,6 +34,7 @@ def compare(worlds, subject, placements, checks=False):
     assert not other, "\n".join(other)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("subject", odd.SUBJECTS)
 def test_a_group_computes_what_one_process_does_or_refuses(worlds, subject):
     compare(worlds, subject, IN_TURN[subject])
@@ -50,6 +51,7 @@ def compare_drawn(worlds, seed):
     compare(worlds, f"drawn {seed}", random.Random(seed).sample(odd.PLACEMENTS, 2))
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("seed", range(4))
 def test_oddities_together(worlds, seed):
     compare_drawn(worlds, seed)
@@ -67,6 +69,7 @@ def run_first_choice(worlds, seed):
     assert found.kind == "exact", f"{words}: {found}"
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("seed", range(2))
 def test_the_first_choice_of_a_plan_runs(worlds, seed):
     run_first_choice(worlds, seed)

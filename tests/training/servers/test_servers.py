@@ -85,7 +85,7 @@ exec sh -c "$command"
 """
 FAR = "127.0.0.2"
 
-pytestmark = pytest.mark.usefixtures("own_imports")
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("own_imports")]
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from edgetrain.errors import EdgetrainError
 from edgetrain.training.servers import snapshots
 from edgetrain.training.servers.snapshots import latest
 
+pytestmark = pytest.mark.real
+
 JOB = cases.job_of(*cases.CHARS)
 LAYOUTS = [
     "data=4",

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from chaos.hub import HubProcess, free_port
 from command_line import TINY
+from patience import patience
 
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.fleet.networks import Attachment, emulate
@@ -33,7 +34,7 @@ pytestmark = [pytest.mark.groups, pytest.mark.timeout(900), pytest.mark.usefixtu
 MEMBERS, AFTER_S, BACK_S, GONE_S = 6, 2.0, 4.0, 2.0
 START_S = 20.0
 """A group that steps in trains within this time of the decision, and is gone within it."""
-PATIENCE_S = 200.0
+PATIENCE_S = patience(200.0)
 PI_STEPS = 2000
 """Of a tenth of a second: long enough for all that is killed."""
 

@@ -11,6 +11,8 @@ import torch
 
 from edgetrain.jobs.placement.words import parse
 
+pytestmark = pytest.mark.real
+
 MOST = 1e-9
 WORDS = ["data=2 microbatches=2", "tensor=2", "pipeline=2 microbatches=4", "sequence=2"]
 

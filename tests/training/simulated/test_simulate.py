@@ -36,6 +36,7 @@ def bases(folder):
     return calibration.bases_of(read_metrics(folder, "event"))
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     "strategy", [("sync-sgd", 0), ("fedavg", 0), ("dga", 7)], ids=lambda s: s[0]
 )
@@ -267,6 +268,7 @@ def test_absences_are_not_emulated_in_silence(tmp_path):
 # -- the command line -----------------------------------------------------------------------------
 
 
+@pytest.mark.real
 def test_run_simulate_says_what_came_of_it(tmp_path, capsys):
     words = ["run", "--simulate", "--json", "--runs", str(tmp_path), "members=40", "steps=10"]
     assert main([*words, "batch=2"]) == 0
@@ -276,6 +278,7 @@ def test_run_simulate_says_what_came_of_it(tmp_path, capsys):
     assert summary["status"] == "finished"
 
 
+@pytest.mark.real
 def test_compare_simulate_compares(tmp_path, capsys):
     words = ["compare", "--simulate", "--runs", str(tmp_path), "members=3", "steps=20"]
     assert main([*words, "network=wan-500ms"]) == 0
@@ -285,6 +288,7 @@ def test_compare_simulate_compares(tmp_path, capsys):
     assert (next(tmp_path.iterdir()) / "compare.png").stat().st_size > 10_000
 
 
+@pytest.mark.real
 def test_calibrate_puts_both_beside_each_other(tmp_path, capsys):
     words = ["calibrate", "--json", "--runs", str(tmp_path), "members=2", "steps=15"]
     assert (

@@ -26,6 +26,8 @@ from edgetrain.fleet.networks.emulation.packet import member_frames
 from edgetrain.fleet.networks.profile import BARE
 from edgetrain.jobs import reading
 
+pytestmark = pytest.mark.real
+
 PACKETS, WHY_NOT = probe.packets_possible()
 needs_packets = pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")
 carriers = pytest.mark.parametrize(

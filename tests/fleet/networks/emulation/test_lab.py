@@ -13,7 +13,10 @@ from network_spaces import all_gone, made_by, wait_for
 from edgetrain.fleet.networks.emulation import probe
 
 PACKETS, WHY_NOT = probe.packets_possible()
-pytestmark = pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}"),
+]
 
 # Each command has a child; the member's child is in a session of its own.
 SERVER = "sh -c 'sleep 600 & wait'"
