@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from patience import patience
 
 from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.delay import Delay
@@ -34,6 +33,7 @@ from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.ranges import Stretch
 from tests.fakes.flat_vectors import FlatVectors
 from tests.fakes.fleet import noisy_descent
+from tests.fakes.patience import patience
 from tests.fakes.scenes import RealTime
 
 PATIENCE_S = patience(60.0)

@@ -53,6 +53,8 @@ def run(cards: dict[Path, str], secrets: list[str], folder: Path) -> dict[str, d
     "left": those of the secrets that were on the boot partition when the format's own script, or
     cloud-init, was done; edgetrain's had not begun.
     """
+    import pytest  # not there inside
+
     init, table, answer = folder / "init.sh", folder / "cards.json", folder / "answer.json"
     init.write_text(_INIT.format(here=Path(__file__).resolve(), cards=table))
     init.chmod(0o755)
@@ -69,6 +71,8 @@ def run(cards: dict[Path, str], secrets: list[str], folder: Path) -> dict[str, d
     )  # fmt: skip
     text = done.stdout.decode(errors="replace").replace("\r", "")
     _, begun, rest = text.partition("ANSWER ")
+    if "ptrace set fp regs failed" in text:
+        pytest.skip("user-mode-linux does not run on this processor: ptrace set fp regs failed")
     if not begun or "ENDED 0" not in rest:
         raise RuntimeError(f"user-mode-linux did not finish:\n{text[-3000:]}")
     answer.write_text(rest.partition("\n")[0])

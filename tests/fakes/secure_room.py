@@ -7,13 +7,13 @@ import zlib
 from collections.abc import Collection
 
 import numpy as np
-from patience import patience
 
 from edgetrain.exchange.masks.aggregator import Aggregator, Outgoing, Sum
 from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.masker import Masker, parts
 from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.messages import Masking, Unmask, pack, unpack
+from tests.fakes.patience import patience
 
 PATIENCE_S = patience(60.0)
 PART = 8

@@ -169,7 +169,7 @@ def test_a_site_shares_its_uplink() -> None:
 
             total = nearest(10 * 1448 / 1514, both_push)
     assert of_site >= 12
-    assert alone >= 2
+    assert alone >= 1.95  # a packet may leave a timer tick early
     assert of_site - alone == pytest.approx(10, abs=2)
     assert total == pytest.approx(10 * 1448 / 1514, rel=0.2)
 
