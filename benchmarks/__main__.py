@@ -38,6 +38,7 @@ PAGE: dict[str, tuple[str, ...]] = {
 """What docs/benchmarks.md shows, in its order, with the flags that it names."""
 PARTS = (
     "harness", "__main__", "peer", "environments", "processes", "flower_simulation", "kept-500ms",
+    "calibration",
 )  # fmt: skip
 """Modules, and a network profile, that are no benchmark."""
 

@@ -4,7 +4,7 @@
     python benchmarks/links.py --keep links.jsonl                    288 jobs: three hours
 
 Each point is a job of two members behind one kind of link, run emulated and simulated as
-`edgetrain calibrate` does. With --keep each job's line is written as it ends, and a second start
+benchmarks/calibrate.py does. With --keep each job's line is written as it ends, and a second start
 runs only what is missing; what was run with other settings or by another version is run again.
 Emulated runs mostly sleep: several grids side by side, with one file, save most of the time as long
 as no emulation is marked NO. Below the jobs stand how many are within 5 % under each strategy and
@@ -26,17 +26,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import calibration
+from calibration import GOOD, CalibratedPair
+
 from edgetrain import __version__, strategies
 from edgetrain.errors import ConfigError
 from edgetrain.files.toml import to_toml
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved
-from edgetrain.runs.reports import calibration
-from edgetrain.runs.reports.calibration import GOOD, CalibratedPair
 from edgetrain.runs.reports.columns import as_text, column
 from edgetrain.strategies.spelling import split_list
-from edgetrain.training import both_ways, emulated
+from edgetrain.training import emulated
 
 PACE_S = 0.02
 EVERY = 5
@@ -269,7 +270,7 @@ def main() -> int:
                 print(f"{number + 1} of {len(left)}: {point.name} …", file=sys.stderr)
                 made, quiet = plan_of(point, Path(folder)), lambda how: None
                 kept.add(
-                    both_ways.run(
+                    calibration.run_both(
                         point.name, made, Path(folder), arguments.draws, quiet, time.monotonic
                     )
                 )

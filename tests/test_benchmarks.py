@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
 PARTS = {
     "harness", "__main__", "peer", "environments", "processes", "flower_simulation", "kept-500ms",
+    "calibration",
 }  # fmt: skip
 """Files that are no benchmark."""
 

@@ -20,7 +20,7 @@ start here:
 VERBS = (
     "compare", "run", "watch", "dashboard", "runs", "report", "track", "export", "init", "hub",
     "hubs", "tell", "gateway", "member", "keys", "bundle", "privacy", "strategies", "codecs",
-    "devices", "networks", "sweep", "capacity", "topology", "plan", "rank", "calibrate", "doctor",
+    "devices", "networks", "sweep", "capacity", "topology", "plan", "rank", "doctor",
     "completion",
 )  # fmt: skip
 """All verbs, in the order of --help. Each is a module with HELP, ABOUT, EXAMPLES and

@@ -3,7 +3,7 @@
 Nothing here knows what produced a run: strategies, hubs, members or processes.
 
 Doors: dashboard.serve, environment, folder, loaded, looking, metrics.log, metrics.tally,
-reports.calibration, reports.comparison, reports.comparison_table, reports.listing,
+reports.comparison, reports.comparison_table, reports.listing,
 reports.live.plain, reports.live.view, reports.live.watch, reports.page.document,
 reports.page.story, reports.plot, reports.sweep_rows, reports.sweep_table, reports.tables,
 reports.trace, reports.units, summary, tracking.handed, tracking.trackers.

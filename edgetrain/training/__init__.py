@@ -7,7 +7,7 @@ one's own does; `member/readings` reads what a member reports of its machine; `o
 closes the run folder with its summary. `readiness` has nothing to do with runs: it is what
 `edgetrain doctor` looks at.
 
-Doors: bench, both_ways, emulated, export, gateway, host_pace, hub, member.joining, member.member,
+Doors: bench, emulated, export, gateway, host_pace, hub, member.joining, member.member,
 member.service, member.train, orders, pipelined.member, pipelined.planning, pipelined.simulated,
 readiness, replica, servers.commands, servers.group, servers.leading, servers.process,
 servers.rehearsing, servers.snapshots, simulated, simulated.simulation, stopping, sweep.

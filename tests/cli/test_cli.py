@@ -40,7 +40,7 @@ VERBS = dict(verbs(parser()))
 def test_the_verbs_are_these():
     top = {path[0] for path in VERBS if len(path) == 1}
     assert top == {
-        "bundle", "calibrate", "capacity", "codecs", "compare", "completion", "devices", "doctor",
+        "bundle", "capacity", "codecs", "compare", "completion", "devices", "doctor",
         "export", "gateway", "hub", "hubs", "init", "keys", "member", "networks", "plan",
         "dashboard", "privacy", "rank", "report", "run", "runs", "strategies", "sweep",
         "tell", "topology", "track", "watch",

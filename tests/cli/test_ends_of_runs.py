@@ -16,7 +16,6 @@ from edgetrain.cli import common
 from edgetrain.files import writing
 from edgetrain.runs import folder
 from edgetrain.runs.folder import read_summary
-from edgetrain.runs.reports import calibration
 from edgetrain.runs.reports.live.view import LiveView
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("own_imports")]
@@ -94,17 +93,6 @@ def test_a_comparison_with_an_incomplete_run_says_so(tmp_path, monkeypatch, caps
     assert "local-sgd lost m2" in said
 
 
-def test_a_calibration_with_an_incomplete_run_says_so():
-    whole = {
-        "metric": "loss", "steps_per_second": 1.0, "wait_s": 0.0, "sent_bytes": 1,
-        "received_bytes": 1, "final": {}, "target_seconds": None, "status": "finished",
-        "errors": [],
-    }  # fmt: skip
-    part = whole | {"status": "incomplete", "errors": ["m1: not finite"]}
-    pair = calibration.pair("dga", whole, part, (set(), set()), (1.0, 1.0))
-    assert "dga: simulated, it is incomplete: m1: not finite" in calibration.text([pair])
-
-
 # -- pictures and files that cannot be made -------------------------------------------------------
 
 
@@ -139,24 +127,15 @@ VERBS = {
     "sweep": ("sweep", "--members", "1,2", "steps=10", "pace_s=0.1"),
     "capacity": ("capacity", "--members", "10", "--rounds", "5", "--parameters", "1000",
                  "--step-seconds", "0.1"),
-    "calibrate": ("calibrate", "members=2", "steps=10", "pace_s=0.1"),
 }  # fmt: skip
 
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
     """Runs a verb in a folder of its own, on a task that steps in microseconds."""
-    from edgetrain.training import both_ways, emulated
-
-    def simulated(name, planned, inside, draws, report, clock):
-        from edgetrain.training.simulated import simulation
-
-        where = folder.create_inside(inside, "simulated")
-        found = simulation.run(planned, where)
-        return calibration.pair(name, found, found, (set(), set()), (1.0, 1.0))
+    from edgetrain.training import emulated
 
     monkeypatch.setattr(emulated, "warm_up", lambda: None)
-    monkeypatch.setattr(both_ways, "run", simulated)
     monkeypatch.chdir(tmp_path)
     job = write_tiny(tmp_path)
 
@@ -267,24 +246,6 @@ def test_after_ctrl_c_a_sweep_shows_the_cells_it_has(command, monkeypatch):
     assert "waiting" in said.out
     (path,) = Path().glob("runs/*/sweep.csv")
     assert len(path.read_text().splitlines()) == 2
-
-
-def test_after_ctrl_c_a_calibration_shows_the_jobs_it_has(command, monkeypatch):
-    from edgetrain.training import both_ways
-
-    ran, whole = [], both_ways.run
-
-    def run(*words):
-        if ran:
-            raise KeyboardInterrupt
-        ran.append(words)
-        return whole(*words)
-
-    monkeypatch.setattr(both_ways, "run", run)
-    status, said = command("calibrate", "--strategies", "fedavg,dga")
-    assert status == 130
-    assert "fedavg, " in said.out
-    assert (the_run(Path()) / "summary.json").exists()
 
 
 def test_after_ctrl_c_a_plan_shows_the_sizes_it_has(command, monkeypatch):

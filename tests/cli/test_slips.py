@@ -43,7 +43,6 @@ SLIPS = {
     "sweep --network none,wan-20ms": "did you mean 'wan-200ms'?",
     "sweep --device host,raspbery-pi-4b --members 1,2": "did you mean 'raspberry-pi-4b'?",
     "sweep --set optimizer=sgd,adma": "did you mean 'adam'?",
-    "calibrate network=wan-20ms": "did you mean 'wan-200ms'?",
     "capacity network=wan-20ms": "did you mean 'wan-200ms'?",
     "capacity optimizer=sdg": "did you mean 'sgd'?",
 }
@@ -97,7 +96,6 @@ MISSING = {
     "compare": "sklearn",
     "run --simulate task=edgetrain.tasks:char_lm": "greenlet",
     "sweep --rtt 0,50": "greenlet",
-    "calibrate": "greenlet",
 }
 
 
@@ -212,7 +210,6 @@ def test_a_run_that_is_refused_leaves_no_folder(words, tmp_path, monkeypatch, ca
         ["capacity"],
         ["sweep", "--members", "1,2"],
         ["compare", "--simulate"],
-        ["calibrate", "--strategies", "sync-sgd,dga"],
     ],
     ids=" ".join,
 )

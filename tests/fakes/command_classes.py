@@ -177,11 +177,6 @@ NIGHTLY = {
     "edgetrain capacity --parameters 11e6 --step-seconds 0.4 network=4g-good"
     " --hub-rate 10000": "members",
     "edgetrain capacity job.toml codec=int8 delay=40": "members",
-    "edgetrain calibrate": "seconds per step|step",
-    "edgetrain calibrate network=wan-200ms steps=100": "step",
-    "edgetrain calibrate job.toml": "step",
-    "edgetrain calibrate job.toml --strategies sync-sgd,dga --networks wan-200ms,4g-good": "step",
-    "edgetrain calibrate examples/outages.toml --strategies dga,fedavg,sync-sgd": "step",
     "edgetrain networks check home-fixed": "home-fixed",
     "edgetrain networks check wan-200ms": "wan-200ms",
     "edgetrain networks check wan-200ms 4g-bad": "4g-bad",
@@ -327,11 +322,6 @@ ELSEWHERE = {
     " iperf3 -s -p 520\\$host & done; wait'\" -- sh -c 'sleep 1; iperf3 -c $EDGETRAIN_HUB"
     " -p 520$EDGETRAIN_HOST -t 5'": "iperf3",
     "edgetrain networks lab --hosts 2 --network wan-200ms --shell 1": "a terminal",
-    "edgetrain calibrate members=2 codec=fp16 delay=0 pace_s=0.02 steps=100 --strategies"
-    " fedavg,sync-sgd --networks slow.toml,slow-jitter.toml": "profiles of the reader's",
-    "edgetrain calibrate members=4 pace_s=0.1 steps=200 network=rtt-200ms schedule=cosine every=5"
-    " delay=3 \"optimizer={ name = 'sgd', lr = 0.05, momentum = 0.9 }\" --strategies"
-    " 'fedavg,fedbuff(2, 0.5),ssp(2),async-sgd(5)'": _BENCHMARK,
     "edgetrain sweep examples/paper/vision.toml": "fetches CIFAR-10, and hours",
     "edgetrain sweep benchmarks/landing.toml": _BENCHMARK,
     "edgetrain sweep benchmarks/tenfold.toml": _BENCHMARK,

@@ -47,7 +47,7 @@ _PRELOAD = (
     "edgetrain.training.servers.process",
     "edgetrain.training.member.train",
 )
-_WITH_FORK_SERVER = {"run", "sweep", "calibrate"}
+_WITH_FORK_SERVER = {"run", "sweep"}
 """Verbs that start multiprocessing's fork server, which is forked from here, too."""
 _READ_ONCE = ("PYTHON", "LANG", "LC_", "OMP_", "MKL_", "OPENBLAS_", "TORCH_", "LD_", "MPL", "TZ")
 """Prefixes of the variables that an interpreter or its modules read at their start."""

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from edgetrain.runs.reports.comparison import Comparison, compare
 from edgetrain.runs.reports.message import (
-    calibration_message,
     capacity_message,
     message,
     sweep_message,
@@ -134,11 +133,7 @@ def test_a_sweep_is_told_by_speed_or_by_the_final_figure() -> None:
     assert "2 values" in sweep_message("delay", ["0", "40"], {"dga": {}}, "accuracy")
 
 
-def test_calibration_and_capacity_have_sentences() -> None:
-    assert calibration_message([0.01, -0.03, -0.128], 0.05) == (
-        "2 of 3 simulated times within 5 % of the emulated ones, median error 3.0 %"
-    )
-    assert "+1.0 % off" in calibration_message([0.01], 0.05)
+def test_capacity_has_a_sentence() -> None:
     assert capacity_message({"members": 1000, "speed_up": 250.0, "bottleneck": "hub"}) == (
         "1,000 members train as fast as 250 that never wait (25 %); bottleneck: hub"
     )

@@ -70,7 +70,7 @@ def test_a_value_out_of_range_is_refused_with_the_range(links, text):
 
 
 def pair(emulated=1.0, simulated=1.1):
-    from edgetrain.runs.reports.calibration import CalibratedPair
+    from calibration import CalibratedPair
 
     step, both = (emulated, simulated), (1.0, 1.0)
     return CalibratedPair(

@@ -7,7 +7,6 @@ have words of their own.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -153,18 +152,6 @@ def sweep_message(axis: str, labels: Sequence[str], lines: Mapping[str, Line], m
     more = f" and {len(finals) - _MOST_NAMES} more" if len(finals) > _MOST_NAMES else ""
     said = ", ".join(finals[:_MOST_NAMES])
     return f"Final {metric}, {axis} {first} to {last}: {said}{more}"
-
-
-def calibration_message(errors: Sequence[float], good: float) -> str:
-    """Number of simulated times within `good` (a share) of the emulated ones."""
-    within = sum(abs(error) <= good for error in errors)
-    if len(errors) == 1:
-        return f"Simulated time is {errors[0] * 100:+.1f} % off the emulated one"
-    middle = statistics.median(map(abs, errors)) if errors else 0.0
-    return (
-        f"{within} of {len(errors)} simulated times within {good * 100:g} % of the emulated ones, "
-        f"median error {middle * 100:.1f} %"
-    )
 
 
 def capacity_message(row: Mapping[str, Any]) -> str:

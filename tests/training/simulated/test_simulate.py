@@ -13,7 +13,6 @@ from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
 from edgetrain.runs.folder import create, metrics_path, read_metrics
-from edgetrain.runs.reports import calibration
 from edgetrain.training import emulated
 from edgetrain.training.simulated import simulation
 
@@ -33,7 +32,8 @@ def simulated(folder, *words, batched=None, beside=None, path=None):
 
 
 def bases(folder):
-    return calibration.bases_of(read_metrics(folder, "event"))
+    reasons = (str(each.get("reason")) for each in read_metrics(folder, "event"))
+    return {reason.rpartition("base ")[2] for reason in reasons if "base " in reason}
 
 
 @pytest.mark.real
@@ -286,21 +286,6 @@ def test_compare_simulate_compares(tmp_path, capsys):
     assert "sync-sgd" in text
     assert "simulated" in text
     assert (next(tmp_path.iterdir()) / "compare.png").stat().st_size > 10_000
-
-
-@pytest.mark.real
-def test_calibrate_puts_both_beside_each_other(tmp_path, capsys):
-    words = ["calibrate", "--json", "--runs", str(tmp_path), "members=2", "steps=15"]
-    assert (
-        main([*words, "--strategies", "fedavg", "--networks", "none", "pace_s=0.05", "status_s=0"])
-        == 0
-    )
-    report = json.loads(capsys.readouterr().out)
-    [pair] = report["pairs"]
-    assert pair["same_base"] is True
-    assert pair["sent_bytes"][0] == pair["sent_bytes"][1]
-    assert pair["step_s"][1] == pytest.approx(0.05, rel=0.05)
-    assert (tmp_path / report["picture"]).stat().st_size > 5_000
 
 
 def test_one_site_behind_a_gateway_has_the_bits_of_a_star_and_a_share_of_its_bytes(tmp_path):

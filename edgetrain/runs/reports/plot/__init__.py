@@ -1,4 +1,4 @@
-"""Pictures: several runs compared, one run, a sweep, a capacity plan, topologies, a calibration.
+"""Pictures: several runs compared, one run, a sweep, a capacity plan, topologies.
 
 They are drawn from run folders or rows alone; `save` writes its file whole or not
 at all. They share `style`, `bars`, `curves`, `headings` and `quality`. Importing this package does
@@ -6,7 +6,6 @@ not load matplotlib.
 """
 
 from edgetrain.runs.reports.plot.compared import draw_comparison as draw_comparison
-from edgetrain.runs.reports.plot.estimates import draw_calibration as draw_calibration
 from edgetrain.runs.reports.plot.estimates import draw_capacity as draw_capacity
 from edgetrain.runs.reports.plot.estimates import draw_topologies as draw_topologies
 from edgetrain.runs.reports.plot.one_run import History as History

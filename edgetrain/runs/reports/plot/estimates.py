@@ -1,4 +1,4 @@
-"""Draw estimates: how a fleet grows, topologies, simulated runs beside emulated ones."""
+"""Draw estimates: how a fleet grows, topologies."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
 from edgetrain.runs.reports import units
-from edgetrain.runs.reports.calibration import GOOD, CalibratedPair
-from edgetrain.runs.reports.message import calibration_message, capacity_message
+from edgetrain.runs.reports.message import capacity_message
 from edgetrain.runs.reports.plot.bars import draw_stacked, name_bars, write_beside
 from edgetrain.runs.reports.plot.style import (
     COLOURS,
@@ -89,31 +88,4 @@ def draw_topologies(rows: Sequence[Mapping[str, Any]], title: str, choice: str) 
         axes.set_xlim(0, 1.12 * max(row[key] for row in rows for key, *_ in _BARS))
         axes.set_title("seconds of one averaging (* not in this job)")
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(_BARS), borderpad=0)
-        return figure
-
-
-def draw_calibration(pairs: Sequence[CalibratedPair]) -> Figure:
-    """A bar for each job: how much longer its steps are simulated than emulated."""
-    with styled():
-        figure = new_figure((9.6, 2.0 + 0.5 * len(pairs)))
-        title = calibration_message([pair.time_error for pair in pairs], GOOD)
-        write_heading(figure, title, ["seconds per step, simulated against emulated"])
-        axes = figure.add_subplot()
-        errors = [100 * pair.time_error for pair in pairs]
-        names = [as_text(pair.name) for pair in pairs]
-        axes.axvspan(-100 * GOOD, 100 * GOOD, color="#EAF3EC", zorder=0)
-        axes.axvline(0, color=TARGET, lw=1.2, zorder=1)
-        axes.barh(range(len(pairs)), errors, color=COLOURS[1], height=0.55, zorder=2)
-        axes.set_yticks(range(len(pairs)), names)
-        axes.invert_yaxis()
-        axes.grid(axis="y", visible=False)
-        most = max(2 * 100 * GOOD, *(1.25 * abs(error) for error in errors))
-        axes.set_xlim(-most, most)
-        axes.set_xlabel("error of the simulation (per cent); within the band it is called good")
-        for place, error in enumerate(errors):
-            side, shift = ("left", 4) if error >= 0 else ("right", -4)
-            axes.annotate(
-                f"{error:+.1f} %", (error, place), xytext=(shift, 0), textcoords="offset points",
-                ha=side, va="center", fontsize=11,
-            )  # fmt: skip
         return figure

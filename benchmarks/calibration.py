@@ -1,21 +1,24 @@
-"""Compare a simulated run with an emulated run of the same job.
-
-Pure functions of summaries and of the bases that members finished with.
-"""
+"""Jobs run emulated and simulated beside each other: their figures, a table, a picture."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from edgetrain.jobs.resolved import Resolved
+from edgetrain.runs.folder import create_inside, read_metrics
 from edgetrain.runs.metrics.lines import Record
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.columns import as_text, column
 from edgetrain.runs.reports.comparison import seconds_per_step, untrusted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 GOOD = 0.05
 """A simulation is good if its time is at most this relative error off."""
@@ -231,3 +234,115 @@ def _wait_error(each: CalibratedPair) -> str:
 
 def _faster(each: CalibratedPair) -> float:
     return each.real_seconds[0] / each.real_seconds[1] if each.real_seconds[1] else 0.0
+
+
+def calibration_message(errors: Sequence[float], good: float) -> str:
+    """Number of simulated times within `good` (a share) of the emulated ones."""
+    within = sum(abs(error) <= good for error in errors)
+    if len(errors) == 1:
+        return f"Simulated time is {errors[0] * 100:+.1f} % off the emulated one"
+    middle = statistics.median(map(abs, errors)) if errors else 0.0
+    return (
+        f"{within} of {len(errors)} simulated times within {good * 100:g} % of the emulated ones, "
+        f"median error {middle * 100:.1f} %"
+    )
+
+
+def draw_calibration(pairs: Sequence[CalibratedPair]) -> Figure:
+    """A bar for each job: how much longer its steps are simulated than emulated."""
+    from edgetrain.runs.reports.plot.style import (
+        COLOURS,
+        TARGET,
+        new_figure,
+        styled,
+        write_heading,
+    )
+    from edgetrain.runs.reports.plot.style import as_text as escaped
+
+    with styled():
+        figure = new_figure((9.6, 2.0 + 0.5 * len(pairs)))
+        title = calibration_message([pair.time_error for pair in pairs], GOOD)
+        write_heading(figure, title, ["seconds per step, simulated against emulated"])
+        axes = figure.add_subplot()
+        errors = [100 * pair.time_error for pair in pairs]
+        names = [escaped(pair.name) for pair in pairs]
+        axes.axvspan(-100 * GOOD, 100 * GOOD, color="#EAF3EC", zorder=0)
+        axes.axvline(0, color=TARGET, lw=1.2, zorder=1)
+        axes.barh(range(len(pairs)), errors, color=COLOURS[1], height=0.55, zorder=2)
+        axes.set_yticks(range(len(pairs)), names)
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        most = max(2 * 100 * GOOD, *(1.25 * abs(error) for error in errors))
+        axes.set_xlim(-most, most)
+        axes.set_xlabel("error of the simulation (per cent); within the band it is called good")
+        for place, error in enumerate(errors):
+            side, shift = ("left", 4) if error >= 0 else ("right", -4)
+            axes.annotate(
+                f"{error:+.1f} %", (error, place), xytext=(shift, 0), textcoords="offset points",
+                ha=side, va="center", fontsize=11,
+            )  # fmt: skip
+        return figure
+
+
+# -- running ------------------------------------------------------------------------------------
+
+Make = Callable[[str], Path]
+"""Makes the folder of one run."""
+
+
+def run_both(
+    name: str,
+    plan: Resolved,
+    folder: Path,
+    draws: int,
+    report: Callable[[str], None],
+    clock: Callable[[], float],
+) -> CalibratedPair:
+    """Run a planned job both ways, each run in a folder of its own inside `folder`.
+
+    A job whose links lose packets, or have jitter, is simulated `draws` times, each time with other
+    losses and delays. `report` is called with "emulated" and "simulated" before each of the first
+    two runs. Raises what `emulated.run` and `simulation.run` raise.
+    """
+    from edgetrain.training import emulated
+    from edgetrain.training.simulated import simulation
+
+    make = partial(create_inside, folder)
+    report("emulated")
+    real = _timed(f"{name} emulated", make, lambda inside: emulated.run(plan, inside), clock)
+    report("simulated")
+    found = _timed(f"{name} simulated", make, lambda inside: simulation.run(plan, inside), clock)
+    drawn = [
+        simulation.run(plan, make(f"{name} simulated {luck}"), luck=luck)
+        for luck in range(1, draws if depends_on_luck(plan) else 1)
+    ]
+    bases, seconds = (real.bases, found.bases), (real.real_s, found.real_s)
+    return pair(name, real.summary, found.summary, bases, seconds, drawn)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run of a job: its summary, the bases of its members, and its seconds on this machine."""
+
+    summary: dict[str, Any]
+    bases: set[str]
+    real_s: float
+
+
+def _timed(
+    name: str, make: Make, start: Callable[[Path], dict[str, Any]], clock: Callable[[], float]
+) -> Done:
+    inside = make(name)
+    began = clock()
+    summary = start(inside)
+    real_s = clock() - began
+    return Done(summary, bases_of(read_metrics(inside, "event")), real_s)
+
+
+def depends_on_luck(plan: Resolved) -> bool:
+    """Whether any link of the job loses packets or has a delay that is drawn."""
+    uplinks = [site.uplink for site in plan.sites]
+    profiles = [*plan.network_profiles.values(), *uplinks]
+    return any(
+        profile.has_loss or profile.up.jitter_ms or profile.down.jitter_ms for profile in profiles
+    )

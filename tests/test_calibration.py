@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from left_behind import Imports
 
-from edgetrain.runs.reports import calibration
+from edgetrain.fleet.networks import Direction, Profile
+from edgetrain.training import emulated
+from edgetrain.training.simulated import simulation
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+before = Imports()
+sys.path.insert(0, str(BENCHMARKS))
+import calibration  # noqa: E402
+
+before.restore()
 
 
 def summary(step_s):
@@ -80,3 +95,53 @@ def test_an_emulation_that_is_not_to_be_trusted_says_why_and_does_not_count(repo
     assert "1 of 2 marked NO: the emulation's time is not the network's" in lines
     assert any(line.startswith("late: the emulated network") and says in line for line in lines)
     assert any(line.startswith("1 of 1 good where this machine") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("link", "runs"),
+    [
+        (Direction(delay_ms=100), 1),
+        (Direction(delay_ms=100, jitter_ms=8), 4),
+        (Direction(delay_ms=100, loss_percent=1), 4),
+    ],
+)
+def test_jobs_that_depend_on_luck_are_simulated_several_times(monkeypatch, tmp_path, link, runs):
+    lucks = []
+
+    def simulate(plan, folder, luck=0):
+        lucks.append(luck)
+        return summary(0.1)
+
+    monkeypatch.setattr(emulated, "run", lambda plan, folder: summary(0.1))
+    monkeypatch.setattr(simulation, "run", simulate)
+    monkeypatch.setattr(calibration, "read_metrics", lambda folder, kind: [])
+    plan = SimpleNamespace(sites=(), network_profiles={"x": Profile("x", up=link)})
+    calibration.run_both("job", plan, tmp_path, 4, lambda how: None, lambda: 0.0)
+    assert lucks == list(range(runs))
+
+
+def test_the_picture_says_how_many_are_near():
+    said = calibration.calibration_message([0.01, -0.03, -0.128], 0.05)
+    assert said == "2 of 3 simulated times within 5 % of the emulated ones, median error 3.0 %"
+    assert "+1.0 % off" in calibration.calibration_message([0.01], 0.05)
+
+
+def test_an_incomplete_run_is_said():
+    part = summary(0.1) | {"status": "incomplete", "errors": ["m1: not finite"]}
+    found = calibration.pair("dga", summary(0.1), part, (set(), set()), (1.0, 1.0))
+    assert "dga: simulated, it is incomplete: m1: not finite" in calibration.text([found])
+
+
+@pytest.mark.real
+def test_the_script_puts_both_beside_each_other(tmp_path):
+    words = ["--json", "--runs", str(tmp_path), "--strategies", "fedavg", "--networks", "none"]
+    keys = ["members=2", "steps=15", "pace_s=0.05", "status_s=0"]
+    command = [sys.executable, str(BENCHMARKS / "calibrate.py"), *words, *keys]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    [found] = report["pairs"]
+    assert found["same_base"] is True
+    assert found["sent_bytes"][0] == found["sent_bytes"][1]
+    assert found["step_s"][1] == pytest.approx(0.05, rel=0.05)
+    assert Path(report["picture"]).stat().st_size > 5_000

@@ -1,22 +1,38 @@
-"""`edgetrain calibrate`: run the same jobs emulated and simulated; report the difference."""
+"""How far simulated runs are from emulated ones, on this machine.
+
+    python benchmarks/calibrate.py                 eight jobs that cover the simulator: 5 minutes
+    python benchmarks/calibrate.py job.toml
+    python benchmarks/calibrate.py job.toml --strategies sync-sgd,dga --networks wan-200ms,4g-good
+
+Runs every job twice, emulated (real processes, real TCP) and simulated (virtual time), and prints
+how far the simulation is from the emulated run: seconds per step, waiting (in parts of a step),
+bytes, final figure, and whether the parameters are the same bit for bit. Where packets are lost
+or links have jitter, two runs of one job differ by luck: such a job is simulated --draws times with
+other losses and delays each time; their mean is compared, and `by chance` says how far off one
+emulated run may be for no other reason. `machine busy` is what this machine took longer for its
+own work than the job says, in parts of a step: the simulator does not foretell that.
+
+Each run is kept in the folder as it ends. benchmarks/links.py does the same for a grid of links.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import calibration
+from calibration import CalibratedPair
+
+from edgetrain.__main__ import carry_out
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 from edgetrain.runs.reports import units
 from edgetrain.training.simulated import require_simulator
-
-if TYPE_CHECKING:
-    from edgetrain.runs.reports.calibration import CalibratedPair
 
 _BASIS = ("members=8", "pace_s=0.05", "steps=240", "optimizer={ name = 'sgd', lr = 0.2 }")
 
@@ -36,26 +52,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "dga, wifi, loss": ("strategy=dga", "delay=5", "network=wifi"),
 }  # fmt: skip
 """The jobs run if none is given: eight members with steps of 50 ms."""
-
-HELP = "how far simulated runs are from emulated ones, on this machine"
-ABOUT = "Run jobs emulated and simulated, and report the error of the simulation."
-EXAMPLES = """\
-examples:
-  edgetrain calibrate                              eight jobs that cover the simulator, 5 minutes
-  edgetrain calibrate job.toml
-  edgetrain calibrate job.toml --strategies sync-sgd,dga --networks wan-200ms,4g-good
-
-Runs every job twice, emulated (real processes, real TCP) and simulated (virtual time), and prints
-how far the simulation is from the emulated run: seconds per step, waiting (in parts of a step),
-bytes, final figure, and whether the parameters are the same bit for bit. Where packets are lost
-or links have jitter, two runs of one job differ by luck: such a job is simulated --draws times with
-other losses and delays each time; their mean is compared, and `by chance` says how far off one
-emulated run may be for no other reason. `machine busy` is what this machine took longer for its
-own work than the job says, in parts of a step: the simulator does not foretell that.
-
-Each run is kept in the folder as it ends. benchmarks/links.py, in the repository, does the same for
-a grid of links.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     checked = common.check_before_torch(arguments, jobs.values())
     from edgetrain.jobs.plan import with_task
     from edgetrain.runs.folder import create
-    from edgetrain.training import both_ways, emulated
+    from edgetrain.training import emulated
 
     emulated.warm_up()
     checked = [common.with_host_pace(arguments, each, beside) for each in checked]
@@ -89,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         for name, each in planned.items():
             report = partial(told.begin, name)
             draws = arguments.draws
-            pairs.append(both_ways.run(name, each, folder, draws, report, time.monotonic))
+            pairs.append(calibration.run_both(name, each, folder, draws, report, time.monotonic))
     except BaseException:
         if pairs:
             _report(arguments, pairs, folder)
@@ -101,12 +97,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace, pairs: list[CalibratedPair], folder: Path) -> bool:
     """Say, draw and save how far off simulations were. Returns whether the folder is whole."""
     from edgetrain.runs.folder import write_summary
-    from edgetrain.runs.reports import calibration
-    from edgetrain.runs.reports.plot import draw_calibration
 
     if not arguments.json:
         common.say(calibration.text(pairs))
-    picture = common.picture(folder / "calibration.png", draw_calibration, pairs)
+    picture = common.picture(folder / "calibration.png", calibration.draw_calibration, pairs)
     answer = calibration.as_json(pairs, picture)
     common.say_end(arguments, answer, [picture], folder)
     return common.saved(lambda: write_summary(folder, {"name": folder.name, "calibration": answer}))
@@ -147,3 +141,17 @@ class _Progress:
             left_s = (self._clock() - self._began) / (number - 1) * (self._jobs - number + 1)
             left = f" about {units.duration(left_s)} left"
         common.warn(f"{number} of {self._jobs}: {name}, {how} …{left}")
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(debug=False)
+    add_arguments(parser)
+    arguments = parser.parse_intermixed_args(words)
+    return carry_out(lambda: run(arguments), arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
