@@ -15,6 +15,7 @@ Doors: auto, base, kernels.chosen, table.
 from edgetrain.codecs.auto import Auto as Auto
 from edgetrain.codecs.auto import OnRungs as OnRungs
 from edgetrain.codecs.base import Codec as Codec
+from edgetrain.codecs.base import salt_of as salt_of
 from edgetrain.codecs.blocks import Blockwise as Blockwise
 from edgetrain.codecs.blocks import Planes as Planes
 from edgetrain.codecs.blocks import Sign as Sign

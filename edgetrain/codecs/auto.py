@@ -100,11 +100,11 @@ class Auto(Codec):
     def chosen(self) -> Codec:
         return RUNGS[self.rung]
 
-    def encode(self, vector: Vector) -> list[Buffer]:
-        return self._marked(self.chosen.encode(vector))
+    def encode(self, vector: Vector, salt: int = 0) -> list[Buffer]:
+        return self._marked(self.chosen.encode(vector, salt))
 
-    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
-        return self._marked(self.chosen.drain(residual, vector))
+    def drain(self, residual: Vector, vector: Vector, salt: int = 0) -> list[Buffer]:
+        return self._marked(self.chosen.drain(residual, vector, salt))
 
     def check(self, payload: Buffer, elements: int) -> None:
         codec, rest = _split(payload)

@@ -6,6 +6,7 @@ clock, no torch and no round. feedback.py keeps what was not sent yet, never a c
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +25,9 @@ TILE = 2**14
 
 class Codec:
     """A vector to bytes and back. `encode` and `decode` are pure: equal input, equal output.
+
+    `salt` says whose vector it is, and of which round: codecs that draw numbers draw others for
+    another one, so that members' errors are independent. Others take no notice of it.
 
     A payload travels in parts, one for each of `slices`; none is longer than part_elements. A
     decoder trusts no byte: it raises
@@ -77,22 +81,22 @@ class Codec:
         """The codec for vectors of this layout; itself, unless it depends on shapes."""
         return self
 
-    def encode(self, vector: Vector) -> list[Buffer]:
+    def encode(self, vector: Vector, salt: int = 0) -> list[Buffer]:
         """One buffer per part. `vector` is only read; a lossless codec may return views of it."""
-        return [self.encode_part(part) for part in self.parts(vector)]
+        return [self.encode_part(part, salt) for part in self.parts(vector)]
 
-    def encode_part(self, part: Vector) -> Buffer:
+    def encode_part(self, part: Vector, salt: int = 0) -> Buffer:
         """The payload of one part on its own."""
         raise NotImplementedError
 
-    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+    def drain(self, residual: Vector, vector: Vector, salt: int = 0) -> list[Buffer]:
         """`residual += vector`, encode that sum, and leave in `residual` what was not sent.
 
         `residual` is mutated in place, `vector` is only read. What is subtracted is the payload's
         own decoding, so nothing is ever lost to rounding in the codec.
         """
         residual += vector
-        payloads = self.encode(residual)
+        payloads = self.encode(residual, salt)
         scratch = np.empty(min(self.part_elements, residual.size), np.float32)
         for part, payload in zip(self.parts(residual), payloads, strict=True):
             decoded = scratch[: part.size]
@@ -145,6 +149,11 @@ class Codec:
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+
+def salt_of(name: str, round: int) -> int:
+    """The salt of what this member sends in this round, or the hub, whose name is ""."""
+    return zlib.crc32(f"{name} {round}".encode())
 
 
 def add_scaled(values: Vector, weight: float, out: Vector) -> None:

@@ -25,11 +25,11 @@ class Dense(Ranged):
     verbatim = True
     nearly_all = True
 
-    def encode_part(self, part: Vector) -> Buffer:
+    def encode_part(self, part: Vector, salt: int = 0) -> Buffer:
         check_vector(part)
         return part.view(np.uint8).data
 
-    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+    def drain(self, residual: Vector, vector: Vector, salt: int = 0) -> list[Buffer]:
         """Sends residual + vector whole; the residual becomes zero."""
         total = residual + vector
         residual[:] = 0

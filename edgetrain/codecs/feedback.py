@@ -43,14 +43,14 @@ class Feedback:
     def lossless(self) -> bool:
         return self.codec.lossless
 
-    def encode(self, vector: Vector, here: slice | None = None) -> list[Buffer]:
+    def encode(self, vector: Vector, here: slice | None = None, salt: int = 0) -> list[Buffer]:
         """The payloads of `vector` plus the residual of earlier calls; `vector` is only read.
-        `here`: the range of the elements that it has; None: it has all."""
+        `here`: the range of the elements that it has; None: it has all. `salt`: see Codec."""
         here = slice(0, self.elements) if here is None else here
         self._check(vector, here.stop - here.start)
         if self.codec.lossless:
-            return self.codec.encode(vector)
-        return self.codec.drain(self.residual[here], vector)
+            return self.codec.encode(vector, salt)
+        return self.codec.drain(self.residual[here], vector, salt)
 
     def reset(self) -> None:
         self.residual[:] = 0
@@ -159,13 +159,13 @@ class DeepGradient(Feedback):
         self._warmup = warmup
         self._calls = np.zeros(1, np.float32)
 
-    def encode(self, vector: Vector, here: slice | None = None) -> list[Buffer]:
+    def encode(self, vector: Vector, here: slice | None = None, salt: int = 0) -> list[Buffer]:
         """The payloads of this gradient with momentum, plus the residual of earlier calls. Always
         of all elements: gradients have no ranges."""
         self._check(vector, self.elements)
         codec = self.codec_now()
         kernels.current().momentum(self.velocity, vector, self._momentum, self._scale(vector))
-        payloads = codec.drain(self.residual, self.velocity)
+        payloads = codec.drain(self.residual, self.velocity, salt)
         if self._masking:
             self._mask(payloads)
         self._calls += 1

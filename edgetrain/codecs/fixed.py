@@ -15,15 +15,22 @@ from edgetrain.codecs.kernels.contract import Bytes
 from edgetrain.vectors.vector import Buffer, Vector
 
 
-def content_seed(r: Vector, g: Vector | None) -> int:
-    """32 bits from r + g, so that a stochastic codec needs no state and no clock.
+def sample_seed(r: Vector, g: Vector | None, salt: int = 0) -> int:
+    """32 bits from r + g and a salt, so that a stochastic codec needs no state and no clock.
 
     Equal vectors give equal bytes, which keeps runs reproducible; a change in any of 64 sampled
-    elements gives another seed.
+    elements gives another seed. Where the same seed again and again would do harm: `whole_seed`.
     """
     step = max(1, r.size // 64)
     sample = r[::step] if g is None else r[::step] + g[::step]
-    return zlib.crc32(sample.tobytes())
+    return zlib.crc32(sample.tobytes(), salt)
+
+
+def whole_seed(vector: Vector, salt: int = 0) -> int:
+    """As `sample_seed`, but of all elements: of a sparse vector the sample is zero every time."""
+    starts = np.arange(0, vector.size, max(1, vector.size // 64))
+    sums = np.add.reduceat(vector.view(np.uint32), starts, dtype=np.uint32)
+    return zlib.crc32(sums.tobytes(), salt)
 
 
 class Ranged(Codec):
@@ -51,27 +58,27 @@ class FixedSize(Ranged):
 
     stochastic = False
 
-    def encode(self, vector: Vector) -> list[Buffer]:
+    def encode(self, vector: Vector, salt: int = 0) -> list[Buffer]:
         check_vector(vector)
-        return self._encode(vector, None)
+        return self._encode(vector, None, salt)
 
-    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+    def drain(self, residual: Vector, vector: Vector, salt: int = 0) -> list[Buffer]:
         check_vector(vector)
-        return self._encode(residual, vector)
+        return self._encode(residual, vector, salt)
 
-    def encode_part(self, part: Vector) -> Buffer:
+    def encode_part(self, part: Vector, salt: int = 0) -> Buffer:
         check_vector(part)
         out = np.empty(self.max_bytes(part.size), np.uint8)
-        self.write(part, None, content_seed(part, None) if self.stochastic else 0, out)
+        self.write(part, None, sample_seed(part, None, salt) if self.stochastic else 0, out)
         return out.data
 
     def write(self, r: Vector, g: Vector | None, seed: int, out: Bytes) -> None:
         """Write one part to `out`. If g is given, r += g before and r -= decoded after."""
         raise NotImplementedError
 
-    def _encode(self, r: Vector, g: Vector | None) -> list[Buffer]:
+    def _encode(self, r: Vector, g: Vector | None, salt: int) -> list[Buffer]:
         step = self.part_elements
-        seed = content_seed(r, g) if self.stochastic else 0
+        seed = sample_seed(r, g, salt) if self.stochastic else 0
         sizes = [self.max_bytes(part.size) for part in self.parts(r)]
         out = np.empty(sum(sizes), np.uint8)
         payloads: list[Buffer] = []

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from edgetrain.codecs.base import TILE, Codec, add_scaled, as_bytes, check_vector
 from edgetrain.codecs.dense import Dense
-from edgetrain.codecs.fixed import Ranged
+from edgetrain.codecs.fixed import Ranged, whole_seed
 from edgetrain.codecs.kernels import wire
 from edgetrain.codecs.kernels.contract import LIMIT, Bytes
 from edgetrain.codecs.kernels.wire import hash32
@@ -84,9 +84,11 @@ def shapes_for(layout: Layout, rank: int) -> Shapes:
 class LowRank(Unbound):
     """PowerSGD's factors in one trip: each member's own P and Q, with P orthonormal.
 
-        P = orthonormal(M Q0);  Q = M^T P;  decoded = P Q^T      `iterations` times, Q0 fixed noise
+        P = orthonormal(M Q0);  Q = M^T P;  decoded = P Q^T      `iterations` times, Q0 fresh noise
 
-    Stateless, so there is no warm start; feedback and a second iteration make up for it. `values`
+    Stateless, so there is no warm start; feedback and a second iteration make up for it. Q0 follows
+    from the vector: with the same noise again and again feedback would never send what it misses,
+    since what is left of M is at right angles to Q0. `values`
     codes the factors: fp32, fp16 or bf16. Bound: ||M - decoded|| <= ||M|| for each matrix (a
     projection), up to the bound of `values`; small tensors are within the bound of `values`.
     Not PowerSGD proper, which averages P before Q is computed (Vogels 2019): see `PowerSGD`.
@@ -171,14 +173,15 @@ class BoundLowRank(Bound):
         self._shapes = shapes
         self._numbers = shapes.left_size + shapes.right_size
 
-    def encode(self, vector: Vector) -> list[Buffer]:
+    def encode(self, vector: Vector, salt: int = 0) -> list[Buffer]:
         check_vector(vector)
         self._check_size(vector.size)
         if not np.all(np.abs(vector) < LIMIT):
             raise wire.too_large()
-        pieces = []
+        pieces, seed = [], whole_seed(vector, salt)
         for number, matrix in enumerate(self._shapes.matrices):
-            pieces += [side.T.reshape(-1) for side in self._factors(matrix, vector, number)]
+            q = start_of(matrix, number, seed)
+            pieces += [side.T.reshape(-1) for side in self._factors(matrix, vector, q)]
         pieces += [vector[start:stop] for start, stop in self._shapes.rest]
         return [self._codec.values.encode_part(np.concatenate(pieces))]
 
@@ -210,9 +213,8 @@ class BoundLowRank(Bound):
         self._check_size(elements)
         return self._codec.values.max_bytes(self._numbers)
 
-    def _factors(self, matrix: Matrix, vector: Vector, number: int) -> tuple[Vector, Vector]:
+    def _factors(self, matrix: Matrix, vector: Vector, q: Vector) -> tuple[Vector, Vector]:
         m = matrix.view(vector)
-        q = start_of(matrix, number)
         for _ in range(self._codec.iterations):
             # Only the directions of q matter here; scaled, no product of large numbers overflows.
             p = np.linalg.qr(m @ (q / max(float(np.abs(q).max()), 1e-30)))[0].astype(np.float32)
@@ -269,12 +271,12 @@ class BoundTwoTrips(Codec):
         """A member's half of the two trips, with a residual of zero."""
         return PowerSGD(self._layout, self._rank)
 
-    def encode_part(self, part: Vector) -> Buffer:
+    def encode_part(self, part: Vector, salt: int = 0) -> Buffer:
         check_vector(part)
         filled = np.flatnonzero(part.view(np.uint32))
         return part[: int(filled[-1]) + 1 if filled.size else 0].view(np.uint8).data
 
-    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+    def drain(self, residual: Vector, vector: Vector, salt: int = 0) -> list[Buffer]:
         """Sends residual + vector whole; the residual becomes zero."""
         total = residual + vector
         residual[:] = 0
@@ -310,7 +312,8 @@ class PowerSGD:
     Vectors in and out are flat float32; tensors that are not factored are sent whole with P.
     Laws: mean(gradient + residual before) == result + mean(residual after), to rounding; the
     result has the same bits on every member. Q starts each step where the last one ended (warm
-    start), with the same noise on every member. One thread; the calls go in this order.
+    start), at first and in place of columns of zeros with the same noise on every member. One
+    thread; the calls go in this order.
     Difference to the paper: the residual is computed with this member's own Q, so that it is
     what this member has not sent; the sums over members are the same.
     """
@@ -355,13 +358,22 @@ class PowerSGD:
             )
         self.residual += gradient
         pieces = [
-            (m.view(self.residual) @ q).T.reshape(-1)
-            for m, q in zip(self._shapes.matrices, self._starts, strict=True)
+            (m.view(self.residual) @ self._start(m, i)).T.reshape(-1)
+            for i, m in enumerate(self._shapes.matrices)
         ]
         for start, stop in self._shapes.rest:
             pieces.append(self.residual[start:stop].copy())
             self.residual[start:stop] = 0
         return np.concatenate(pieces)
+
+    def _start(self, matrix: Matrix, number: int) -> Vector:
+        """Q to start with: where the last step ended, each column scaled by a power of two, so that
+        no product with it vanishes or overflows. A column of zeros, from a gradient that had fewer
+        directions than there are columns, would stay one for ever: noise takes its place."""
+        ended = self._starts[number]
+        largest = np.abs(ended).max(axis=0)
+        noise = start_of(matrix, number, whole_seed(ended.reshape(-1)))
+        return np.where(largest, np.ldexp(ended, -np.frexp(largest)[1]), noise)
 
     def right(self, mean_left: Vector) -> Vector:
         """The second contribution [right_elements], from the mean of all first ones."""
@@ -395,10 +407,10 @@ class PowerSGD:
             at += stop - start
 
 
-def start_of(matrix: Matrix, number: int) -> Vector:
-    """[columns, rank] uniform noise in (-1, 1), the same on every machine."""
+def start_of(matrix: Matrix, number: int, seed: int = 0) -> Vector:
+    """[columns, rank] uniform noise in (-1, 1), the same on every machine for one `seed`."""
     place = np.arange(matrix.columns * matrix.rank, dtype=np.uint32)
-    bits = hash32(place ^ hash32(np.array([number + 1], np.uint32)))
+    bits = hash32(place ^ hash32(np.array([number + 1], np.uint32) ^ np.uint32(seed)))
     noise = (bits >> np.uint32(8)).astype(np.float32) * np.float32(2**-23) - np.float32(1)
     return noise.reshape(matrix.columns, matrix.rank)
 

@@ -48,12 +48,12 @@ class InPieces(Codec):
     def slices(self, elements: int) -> list[slice]:
         return self._slices
 
-    def encode(self, vector: Vector) -> list[Buffer]:
-        found = (self.codec.encode(vector[piece]) for piece in self.pieces)
+    def encode(self, vector: Vector, salt: int = 0) -> list[Buffer]:
+        found = (self.codec.encode(vector[piece], salt) for piece in self.pieces)
         return list(itertools.chain.from_iterable(found))
 
-    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
-        found = (self.codec.drain(residual[piece], vector[piece]) for piece in self.pieces)
+    def drain(self, residual: Vector, vector: Vector, salt: int = 0) -> list[Buffer]:
+        found = (self.codec.drain(residual[piece], vector[piece], salt) for piece in self.pieces)
         return list(itertools.chain.from_iterable(found))
 
     def decode(self, payload: Buffer, out: Vector) -> None:
@@ -81,10 +81,10 @@ class Nothing(Codec):
     def slices(self, elements: int) -> list[slice]:
         return [slice(0, 0)]
 
-    def encode(self, vector: Vector) -> list[Buffer]:
+    def encode(self, vector: Vector, salt: int = 0) -> list[Buffer]:
         return [b""]
 
-    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+    def drain(self, residual: Vector, vector: Vector, salt: int = 0) -> list[Buffer]:
         return [b""]
 
     def check(self, payload: Buffer, elements: int) -> None:

@@ -88,10 +88,10 @@ class Unbound(Codec):
 
     part_elements = WHOLE
 
-    def encode(self, vector: Vector) -> list[Buffer]:
+    def encode(self, vector: Vector, salt: int = 0) -> list[Buffer]:
         raise self._unbound()
 
-    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+    def drain(self, residual: Vector, vector: Vector, salt: int = 0) -> list[Buffer]:
         raise self._unbound()
 
     def check(self, payload: Buffer, elements: int) -> None:
@@ -196,13 +196,14 @@ class BoundRules(Bound):
         self.nearly_all = all(piece.codec.nearly_all for piece in pieces)
         self.few_elements = any(piece.codec.few_elements for piece in pieces)
 
-    def encode(self, vector: Vector) -> list[Buffer]:
+    def encode(self, vector: Vector, salt: int = 0) -> list[Buffer]:
         self._check(vector)
-        return [_joined(piece.codec.encode(piece.gather_elements(vector)) for piece in self.pieces)]
+        pieces = ((piece.codec, piece.gather_elements(vector)) for piece in self.pieces)
+        return [_joined(codec.encode(piece, salt) for codec, piece in pieces)]
 
-    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+    def drain(self, residual: Vector, vector: Vector, salt: int = 0) -> list[Buffer]:
         self._check(vector)
-        return [_joined(self._drain(piece, residual, vector) for piece in self.pieces)]
+        return [_joined(self._drain(piece, residual, vector, salt) for piece in self.pieces)]
 
     def check(self, payload: Buffer, elements: int) -> None:
         self._check_size(elements)
@@ -220,9 +221,11 @@ class BoundRules(Bound):
         self._check_size(elements)
         return sum(most for _, most in self._parts())
 
-    def _drain(self, piece: BoundRanges, residual: Vector, vector: Vector) -> list[Buffer]:
+    def _drain(
+        self, piece: BoundRanges, residual: Vector, vector: Vector, salt: int
+    ) -> list[Buffer]:
         mine = piece.gather_elements(residual)
-        payloads = piece.codec.drain(mine, piece.gather_elements(vector))
+        payloads = piece.codec.drain(mine, piece.gather_elements(vector), salt)
         piece.write_elements(mine, residual)
         return payloads
 

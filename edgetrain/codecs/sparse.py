@@ -15,7 +15,7 @@ import numpy as np
 from edgetrain.codecs.base import Codec, as_bytes, check_vector
 from edgetrain.codecs.blocks import Planes
 from edgetrain.codecs.dense import Dense
-from edgetrain.codecs.fixed import Ranged, content_seed
+from edgetrain.codecs.fixed import Ranged, sample_seed, whole_seed
 from edgetrain.codecs.kernels import chosen as kernels
 from edgetrain.codecs.kernels import wire
 from edgetrain.codecs.kernels.contract import CHUNK, ENTRIES, LIMIT, Bytes, Indices
@@ -74,11 +74,11 @@ class Values:
         self._limit = LIMIT if isinstance(codec, Dense) else 2 * LIMIT
         self._any = isinstance(codec, Planes)
 
-    def encode(self, values: Vector) -> tuple[Buffer, Vector]:
+    def encode(self, values: Vector, salt: int) -> tuple[Buffer, Vector]:
         """(payload, decoded values). Raises EdgetrainError for NaN and infinity."""
         if not np.all(np.abs(values) < LIMIT):
             raise wire.too_large()
-        payload = self.codec.encode_part(values)
+        payload = self.codec.encode_part(values, salt)
         sent = np.empty_like(values)
         self.codec.decode(payload, sent)
         return payload, sent
@@ -136,13 +136,13 @@ class TopK(Codec):
         other.part_elements = self.part_elements
         return other
 
-    def encode(self, vector: Vector) -> list[Buffer]:
+    def encode(self, vector: Vector, salt: int = 0) -> list[Buffer]:
         check_vector(vector)
-        return self._encode(vector, None)
+        return self._encode(vector, None, salt)
 
-    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+    def drain(self, residual: Vector, vector: Vector, salt: int = 0) -> list[Buffer]:
         check_vector(vector)
-        return self._encode(residual, vector)
+        return self._encode(residual, vector, salt)
 
     def wanted(self, elements: int) -> int:
         """Number of elements kept of a vector of `elements`."""
@@ -266,7 +266,7 @@ class TopK(Codec):
         """
         if not r.size:
             return
-        wanted, seed = self.wanted(r.size), content_seed(r, g)
+        wanted, seed = self.wanted(r.size), sample_seed(r, g)
         stride = min(wanted // SAMPLED_HITS, MAX_STRIDE)
         if stride >= LEAST_STRIDE and not self.exact:
             sample = r.size // CHUNK // stride * CHUNK
@@ -294,16 +294,19 @@ class TopK(Codec):
             positions, values, _ = kernels.current().select(r[here], part, bound, zero)
             yield start, positions, values
 
-    def _encode(self, r: Vector, g: Vector | None) -> list[Buffer]:
+    def _encode(self, r: Vector, g: Vector | None, salt: int) -> list[Buffer]:
         raw = self.values.fused_bits == RAW_BITS  # sent exactly, so the residual is zero
         step, settle = self.part_elements, g is not None and not raw
         payloads = []
         for start, positions, values in self.pick(r, g, zero=g is not None and raw):
             part = r[start : start + step]
-            payloads.append(self._pack(part if settle else None, positions, values, part.size))
+            kept = part if settle else None
+            payloads.append(self._pack(kept, positions, values, part.size, salt))
         return payloads
 
-    def _pack(self, r: Vector | None, positions: Indices, values: Vector, elements: int) -> Buffer:
+    def _pack(
+        self, r: Vector | None, positions: Indices, values: Vector, elements: int, salt: int
+    ) -> Buffer:
         """The payload of a part. If r is given, write the residual to it."""
         bits = self.values.fused_bits
         if bits:
@@ -311,7 +314,7 @@ class TopK(Codec):
         head = wire.put_varint(positions.size)
         if not positions.size:
             return head
-        coded, sent = self.values.encode(values)
+        coded, sent = self.values.encode(values, salt)
         gaps = kernels.current().gaps_encode(positions, elements)
         if r is not None:
             kernels.current().write_residual(r, positions, values, sent)
@@ -402,14 +405,14 @@ class RandK(Codec):
         tail = "" if values is None or values.name == "fp32" else f" | {values.name}"
         self.name = f"randk({density!r}){tail}"
 
-    def encode(self, vector: Vector) -> list[Buffer]:
+    def encode(self, vector: Vector, salt: int = 0) -> list[Buffer]:
         check_vector(vector)
-        return self._encode(vector, settle=False)
+        return self._encode(vector, settle=False, salt=salt)
 
-    def drain(self, residual: Vector, vector: Vector) -> list[Buffer]:
+    def drain(self, residual: Vector, vector: Vector, salt: int = 0) -> list[Buffer]:
         check_vector(vector)
         residual += vector
-        return self._encode(residual, settle=True)
+        return self._encode(residual, settle=True, salt=salt)
 
     def check(self, payload: Buffer, elements: int) -> None:
         content = as_bytes(payload)
@@ -436,15 +439,15 @@ class RandK(Codec):
     def max_bytes(self, elements: int) -> int:
         return 9 + _room(self.values.codec, elements)
 
-    def _encode(self, r: Vector, settle: bool) -> list[Buffer]:
-        seed = content_seed(r, None)
+    def _encode(self, r: Vector, settle: bool, salt: int) -> list[Buffer]:
+        seed = whole_seed(r, salt)
         payloads: list[Buffer] = []
         for i, part in enumerate(self.parts(r)):
             count = min(part.size, max(1, round(self.density * part.size)))
             here = (seed + i) % 2**32
             positions = strata(part.size, count, here, 0, count)
             values = part[positions]
-            coded, sent = self.values.encode(values)
+            coded, sent = self.values.encode(values, salt)
             if settle:
                 kernels.current().write_residual(part, positions, values, sent)
             payloads.append(b"".join([here.to_bytes(4, "little"), wire.put_varint(count), coded]))

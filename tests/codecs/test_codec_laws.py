@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgetrain import codecs
-from edgetrain.codecs import DeepGradient, Feedback, parse
+from edgetrain.codecs import DeepGradient, Feedback, parse, salt_of
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.vectors.vector import Vector
 
@@ -46,6 +46,58 @@ def test_feedback_loses_nothing(spec: str, kinds: list[str], elements: int, seed
     left = feedback.residual if feedback.residual.size else np.zeros(elements)
     rounding = 2**-23 * len(kinds) * (size.max() + np.abs(left).max())
     assert np.abs(sent + left - given_).max() <= 4 * rounding
+
+
+MATRICES = (("w", 0, (24, 20)), ("b", 480, (20,)), ("v", 500, (15, 30)))
+FOR_EVER = [
+    (spec, start)
+    for spec in (*cases.ALL, "dgc(0.05, 0.0)")
+    for start in ("zero", "rank-one", "sparse")
+    if not spec.startswith(("dgc(0.02)", "powersgd")) and (start != "rank-one" or "low" in spec)
+]
+"""Momentum adds up to more than the gradients; test_lowrank.py has PowerSGD."""
+
+
+def constant_after(start: str, steps: int, elements: int = 950) -> list[Vector]:
+    """The same gradient in each step but the first: that is zero, or its matrices are of rank one;
+    or all are sparse, with zeros where a sample of one in 14 elements would look."""
+    rng = np.random.default_rng(5)
+    always, first = rng.standard_normal((2, elements)).astype(np.float32)
+    if start == "zero":
+        first[:] = 0
+    elif start == "rank-one":
+        for at, rows, columns in ((0, 24, 20), (500, 15, 30)):
+            outer = np.outer(rng.standard_normal(rows), rng.standard_normal(columns))
+            first[at : at + rows * columns] = outer.reshape(-1)
+    else:
+        always[(rng.random(elements) > 0.1) | (np.arange(elements) % 14 == 0)] = 0
+        first = always
+    return [first, *[always] * (steps - 1)]
+
+
+@pytest.mark.parametrize(("spec", "start"), FOR_EVER)
+def test_no_direction_is_left_out_for_ever(spec: str, start: str) -> None:
+    codec = parse(spec).bind(MATRICES)
+    feedback, left, shares = codecs.memory(codec, 950), np.zeros(950), []
+    for step, gradient in enumerate(constant_after(start, 200)):
+        left += gradient
+        left -= cases.decode(codec, feedback.encode(gradient), 950)
+        if step in (49, 199):
+            shares.append(np.linalg.norm(left) / (step * np.linalg.norm(gradient)))
+    assert shares[1] < 0.01 or shares[1] < 0.6 * shares[0]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["qsgd(7)", "ternary", "topk(0.5) | qsgd(3)", "*w: ternary; fp32", "topk(0.9) | ternary"],
+)
+def test_members_and_rounds_make_other_errors(spec: str) -> None:
+    codec, x = parse(spec).bind(MATRICES), constant_after("sparse", 1)[0]
+    salts = [salt_of(f"m{member}", 3) for member in range(8)]
+    salts += [salt_of("m0", round) for round in range(8)]
+    errors = np.array([cases.decode(codec, codec.encode(x, salt), 950) - x for salt in salts])
+    for eight in (errors[:8], errors[8:]):
+        assert 0.25 < np.linalg.norm(eight.mean(0)) / np.linalg.norm(eight[0]) < 0.5  # 8 ** -0.5
 
 
 @pytest.mark.parametrize("spec", cases.ALL)

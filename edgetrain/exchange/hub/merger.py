@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgetrain.codecs import Codec, Feedback, OnRungs, bound, in_pieces, memory, verbatim
+from edgetrain.codecs import Codec, Feedback, OnRungs, bound, in_pieces, memory, salt_of, verbatim
 from edgetrain.codecs.auto import rung_of
 from edgetrain.exchange.hub.contributions import (
     Contribution,
@@ -244,7 +244,7 @@ class Merger:
         inputs: tuple[tuple[Buffer, ...], ...]
         if isinstance(end, BatchMean):
             step, inputs = _moved(self.outer, self.base, end, last=self._is_last(round))
-            payloads = self.replies.encode(step, self.ranges.of(round))
+            payloads = self._reply(round, step)
             return RoundResult(given, payloads, self._advance(round, step, payloads), inputs, ())
         counted, merged, cuts = (
             self._merge(round, given) if end is None else _summed(given, end, self._borrow(round))
@@ -258,9 +258,12 @@ class Merger:
         step = self._outer_step(round, merged) if counted else merged
         if rung is not None and self.adaptive is not None:
             self.adaptive.climb(rung)
-        payloads = self.replies.encode(step, self.ranges.of(round))
+        payloads = self._reply(round, step)
         checksum = self._advance(round, step, payloads)
         return RoundResult(counted, payloads, checksum, inputs, cuts)
+
+    def _reply(self, round: int, step: Vector) -> list[Buffer]:
+        return self.replies.encode(step, self.ranges.of(round), salt_of("", round))
 
     def replay_round(self, record: Round) -> int:
         """Merge a round again from a journal's record. Returns the base's checksum."""
@@ -280,7 +283,7 @@ class Merger:
             if not self.replies.lossless:
                 if self.adaptive is not None:
                     self.adaptive.climb(rung_of(record.reply[0]))
-                self.replies.encode(merged, self.ranges.of(record.round))  # for what it leaves out
+                self._reply(record.round, merged)  # for what it leaves out
         return self._advance(record.round, merged, record.reply)
 
     def _outer_step(self, round: int, merged: Vector) -> Vector:

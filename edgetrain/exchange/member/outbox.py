@@ -171,11 +171,12 @@ class Outbox:
         self, vector: Vector, round: int, rest_later: bool
     ) -> tuple[list[Buffer], Vector | None]:
         """The payloads; and what they decode to, where that is the caller's to know."""
+        salt = codecs.salt_of(self._name, round)
         if rest_later and not self.codec.lossless:
             if self._feedback is None:
                 self._feedback = codecs.memory(self.codec, self._ranges.elements, self._members)
-            return self._feedback.encode(vector, self._ranges.of(round)), None
-        payloads = self.codec.encode(vector)
+            return self._feedback.encode(vector, self._ranges.of(round), salt), None
+        payloads = self.codec.encode(vector, salt)
         if self.codec.lossless:
             return payloads, None
         read = self._memory.borrow_vector()[: vector.size]
