@@ -35,7 +35,10 @@ class FixedPoint:
         self.span = span
         self.members = members
         self.scale = 2.0 ** math.floor(math.log2(LARGEST / (members * span)))
-        self._end = math.floor(span * self.scale)
+        if members * round(span * self.scale) > LARGEST:
+            self.scale /= 2
+        self._end = round(span * self.scale)
+        self._most = max(float(np.float32(span)), span) * self.scale
 
     def encode(self, vector: Vector, out: Words, factor: float = 1.0) -> int:
         """Overwrite `out` with factor * vector; returns how many were cut. Raises Diverged."""
@@ -43,9 +46,9 @@ class FixedPoint:
         for here in tiles(vector.size):
             if not all_finite(vector[here]):
                 raise Diverged("a contribution is not finite", "lower the learning rate")
-            scaled = np.rint(vector[here].astype(np.float64) * (factor * self.scale))
-            cut += int(np.count_nonzero(np.abs(scaled) > self._end))
-            np.clip(scaled, -self._end, self._end, out=scaled)
+            scaled = vector[here].astype(np.float64) * (factor * self.scale)
+            cut += int(np.count_nonzero(np.abs(scaled) > self._most))
+            np.clip(np.rint(scaled), -self._end, self._end, out=scaled)
             out[here] = scaled.astype(np.int32).view(np.uint32)
         return cut
 

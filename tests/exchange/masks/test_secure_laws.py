@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from secure_room import PATIENCE_S, Room, vector
 
@@ -34,6 +34,10 @@ PHASES = ("advertise", "share", "contribute", "unmask")
     st.lists(st.floats(-2.0, 2.0, width=32), min_size=1, max_size=30),
     st.floats(0.001, 1.0),
 )
+@example(775, 173184.1875, [2.0], 1.0)
+@example(775, 173184.1875, [-2.0], 0.1)
+@example(1, 0.1, [2.0], 1.0)
+@example(3, 2**20 / 3, [2.0], 1.0)
 def test_numbers_within_the_span_come_back_within_half_a_step(members, span, shares, factor):
     fixed = FixedPoint(span, members)
     inside = np.array([share * span / 2 for share in shares], np.float32)
