@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet import catalog
-from edgetrain.fleet.networks import Direction, load, names, parse
+from edgetrain.fleet.networks import Direction, load, names, parse, traces
 
 FILE = Path("/somewhere/mine.toml")
 
@@ -113,13 +114,50 @@ def test_traces_are_read_where_the_profile_lies(tmp_path: Path) -> None:
         ("delay_trace", "0,5\n", "needs two points"),
         ("delay_trace", "0,5\n0,6\n", "seconds must rise"),
         ("delay_trace", "0,5\n1,-6\n", "delay_ms = -6 is out of range"),
-        ("delay_trace", "0,5\n1\n", "not `seconds,delay_ms`"),
+        ("delay_trace", "0,5\n1\n", "a.trace:2: not `seconds,delay_ms`"),
+        ("delay_trace", "0,5\nnan,6\n", "a.trace:2: seconds = nan is out of range"),
+        ("delay_trace", "0,5\n1,6\ninf,6\n", "a.trace:3: seconds = inf is out of range"),
+        ("delay_trace", "0,5\n1,nan\n", "a.trace:2: delay_ms = nan is out of range"),
+        ("delay_trace", "-1,5\n1,6\n", "a.trace:1: seconds = -1 is out of range"),
+        ("delay_trace", "# s\n2,5\n3,6\n", "a.trace:2: the first point is not at 0 seconds"),
+        ("delay_trace", "0,5\n1e-10,6\n", "a.trace:2: seconds must rise"),
+        ("delay_trace", "0,5\n1,6\0\n", "a.trace:2: not `seconds,delay_ms`"),
+        ("delay_trace", b"0,5\n1,6 \xb5\n", "a.trace:2: not text in UTF-8"),
+        ("rate_trace", "1\n2\n".encode("utf-16"), "a.trace:1: not text in UTF-8"),
+        ("rate_trace", "1\n-2\n", "a.trace:2: '-2' is not a whole millisecond"),
+        ("rate_trace", "1\nnan\n", "a.trace:2: 'nan' is not a whole millisecond"),
+        ("rate_trace", "1\n5000000000\n", "a.trace:2: '5000000000' is not a whole millisecond"),
+        ("rate_trace", "1\n" + 5000 * "9", "a.trace:2: '9+' is not a whole millisecond"),
     ],
 )
-def test_a_bad_trace_names_its_line(tmp_path: Path, key: str, text: str, says: str) -> None:
-    (tmp_path / "a.trace").write_text(text)
+def test_a_bad_trace_names_its_line(tmp_path: Path, key: str, text: str | bytes, says: str) -> None:
+    (tmp_path / "a.trace").write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(ConfigError, match=says):
         parse("mine", {"up": {key: "a.trace"}}, tmp_path / "mine.toml")
+
+
+def test_a_trace_is_read_with_a_byte_order_mark_and_any_line_ends(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbf1\r\n# \xc2\xb5\r2\n")
+    (tmp_path / "b").write_bytes(b'\xef\xbb\xbf"seconds","delay_ms"\r\n"0","5"\r\n2, 7\r\n')
+    assert list(traces.read_rate(str(tmp_path / "a"))) == [1, 2]
+    assert [list(each) for each in traces.read_delay(str(tmp_path / "b"))] == [
+        [0, 2_000_000_000],
+        [5_000_000, 7_000_000],
+    ]
+
+
+def test_a_trace_takes_bytes_a_line_and_not_integers_of_python(tmp_path: Path) -> None:
+    for read, line, bytes_a_line in (
+        (traces.read_rate, "{}\n", 10),
+        (traces.read_delay, "{},7\n", 30),
+    ):
+        file = tmp_path / str(bytes_a_line)
+        file.write_text("".join(line.format(n) for n in range(20_000)))
+        tracemalloc.start()
+        read(str(file))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 20_000 * bytes_a_line + 100_000
 
 
 @pytest.mark.real

@@ -156,9 +156,7 @@ class DelayTrace:
     __slots__ = ("_delays", "_start", "_times")
 
     def __init__(self, file: str, start_ns: int) -> None:
-        points = traces.read_delay(file)
-        self._times = [int(seconds * _NS) for seconds, _ in points]
-        self._delays = [int(delay_ms * _MS) for _, delay_ms in points]
+        self._times, self._delays = traces.read_delay(file)
         self._start = start_ns
 
     def at(self, now_ns: int) -> int:
