@@ -5,7 +5,9 @@ A text names one profile for all members ("wan-200ms") or a mix with counts ("wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet.devices.profile import load as load_device
@@ -34,7 +36,7 @@ def networks_of(text: str, members: int | None = None) -> list[str]:
     must name exactly this many. Raises ConfigError for a bad count or an unknown network.
     """
     profiles = _named(text, "network", "wifi:4", load_network)
-    if members is not None and not any(mark in text for mark in ",:"):
+    if members is not None and [colon for _, _, colon, _ in _items(text)] == [""]:
         return profiles * members
     if members is not None and len(profiles) != members:
         raise ConfigError(
@@ -60,10 +62,29 @@ def spread(names: Sequence[str], count: int, what: str, of: str = "members") -> 
     return tuple(names)
 
 
+def _items(text: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield each item of "NAME, NAME: REST" whole, and its name, ":" or "", and the rest.
+
+    The path of a profile that is there may hold both marks.
+    """
+    while True:
+        ends = (match.end() for match in _PATH_END.finditer(text))
+        size = next((end for end in ends if Path(text[:end].strip()).expanduser().is_file()), 0)
+        item, comma, after = text[size:].partition(",")
+        name, colon, rest = item.partition(":")
+        whole = text[: size + len(item)].strip()
+        yield whole, text[:size].strip() or name.strip(), colon, rest.strip()
+        if not comma:
+            return
+        text = after
+
+
+_PATH_END = re.compile(r"\.toml(?=\s*(?:[:,]|$))")
+
+
 def _named(text: str, what: str, example: str, load: Callable[[str], object]) -> list[str]:
     names: list[str] = []
-    for item in (part.strip() for part in text.split(",")):
-        name, colon, count = (part.strip() for part in item.partition(":"))
+    for item, name, colon, count in _items(text):
         if not name or (colon and not (count.isdecimal() and int(count) > 0)):
             raise ConfigError(f"'{item}' in {what} '{text}' is not NAME or NAME:COUNT", example)
         load(name)
@@ -75,8 +96,9 @@ def parse_sites(text: str, members: int) -> tuple[Site, ...]:
     """Parse sites such as "home-fixed: 0-3, 4g-good: 4 5 6"; a member is in one. ConfigError."""
     sites: list[Site] = []
     taken: set[int] = set()
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        name, colon, who = (part.strip() for part in item.partition(":"))
+    for item, name, colon, who in _items(text):
+        if not item:
+            continue
         if not colon or not who:
             raise ConfigError(f"'{item}' is not NETWORK: MEMBERS", "home-fixed: 0-3")
         indices = tuple(i for word in who.split() for i in _indices(word, members))

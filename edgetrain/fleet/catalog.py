@@ -32,7 +32,7 @@ def load(kind: str, name: str) -> tuple[Path, dict[str, Any]]:
 
     Raises ConfigError for an unknown name (with the closest known one) and for invalid TOML.
     """
-    path = Path(name) if name.endswith(".toml") else folder(kind) / f"{name}.toml"
+    path = Path(name).expanduser() if name.endswith(".toml") else folder(kind) / f"{name}.toml"
     try:
         return path, read_toml(path, MOST_BYTES)
     except FileNotFoundError:

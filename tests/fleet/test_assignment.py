@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from edgetrain.errors import ConfigError
@@ -43,6 +45,26 @@ def test_sites() -> None:
     ):
         with pytest.raises(ConfigError, match=says):
             parse_sites(bad, 6)
+
+
+def test_the_path_of_a_profile_may_hold_the_marks_of_a_mix(tmp_path: Path) -> None:
+    folder = tmp_path / "a:2, b.toml: c"
+    folder.mkdir()
+    (folder / "x:1,y.toml").write_text("[both]\ndelay_ms = 5\n")
+    file = str(folder / "x:1,y.toml")
+    assert networks_of(file, 3) == [file] * 3
+    assert networks_of(f"wifi, {file}:2 ,{file} : 1,none:2") == [
+        "wifi",
+        *[file] * 3,
+        "none",
+        "none",
+    ]
+    first, second = parse_sites(f"{file}: 0-1, wifi: 2", 3)
+    assert (first.uplink.rtt_ms, first.members, second.members) == (10, (0, 1), (2,))
+    with pytest.raises(ConfigError, match="NAME:COUNT"):
+        networks_of(f"{file}:0")
+    with pytest.raises(ConfigError, match=r"no network profile '.*x\.toml'"):
+        networks_of(str(tmp_path / "x.toml"))
 
 
 def test_members_of() -> None:

@@ -230,6 +230,9 @@ def _consistent(way: Direction, path: Path, where: str) -> None:
          f"{path}: {where}.rate_trace and {where}.rate_mbit exclude each other", "drop one"),
         (way.delay_trace and (way.delay_ms or way.jitter_ms),
          f"{path}: {where}.delay_trace replaces delay_ms and jitter_ms", "drop them"),
+        (way.reorder_percent and not (way.delay_ms or way.delay_trace),
+         f"{path}: {where}.reorder_percent lets packets skip the delay, and there is none",
+         f"set {where}.delay_ms, or drop it"),
     )  # fmt: skip
     offered = first_offer(way.receive_kb)
     refuse_first(

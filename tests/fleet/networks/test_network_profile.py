@@ -82,6 +82,7 @@ def test_an_unknown_name_says_the_near_miss() -> None:
             {"up": {"loss_percent": 1, "burst": {"enter_percent": 1, "leave_percent": 9}}},
             "exclude each other",
         ),
+        ({"up": {"reorder_percent": 3}}, "up.reorder_percent .*none .*set up.delay_ms"),
         ({"up": {"rate_trace": "missing.trace"}}, "up.rate_trace = 'missing.trace' cannot be read"),
         ({"up": {"delay_trace": "no.csv"}}, "up.delay_trace = 'no.csv' cannot be read"),
         ({"title": 3}, "title = 3 is not a text"),
