@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -22,12 +23,29 @@ def read_toml(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     """The tables of a TOML file. Raises FileNotFoundError; ConfigError for a file that cannot be
     read, has more than `most` bytes or is not TOML."""
     content = read_bytes(path, most)
+    for mark, name in _MARKS.items():
+        if content.startswith(mark):
+            raise ConfigError(f"{path} is in {name}", _WAY_OUT)
     try:
         return parse_toml(content.decode())
     except UnicodeDecodeError as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+        line, byte = 1 + content.count(b"\n", 0, error.start), content[error.start]
+        raise ConfigError(
+            f"{path} is not UTF-8: byte 0x{byte:02x} in line {line} (is it latin-1?)", _WAY_OUT
+        ) from None
     except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+_WAY_OUT = "save it as UTF-8, without a byte order mark"
+_MARKS = {
+    codecs.BOM_UTF8: "UTF-8 with a byte order mark",
+    codecs.BOM_UTF32_LE: "UTF-32",  # begins as UTF-16 does
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""How a file in another encoding than TOML's begins."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:

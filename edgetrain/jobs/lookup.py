@@ -15,9 +15,11 @@ from edgetrain.exchange.keys.keyring import keys_folder
 from edgetrain.fleet import devices
 from edgetrain.jobs import bundles, schedule
 from edgetrain.jobs.job import Job
+from edgetrain.jobs.reading import placed
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.jobs.shares import shares_of
 from edgetrain.runs.environment import free_memory
+from edgetrain.tasks.spelling import OWN
 from edgetrain.vectors.noise import Gaussian, Source, system
 
 if TYPE_CHECKING:
@@ -40,8 +42,7 @@ def task_of(job: Job, beside: Path | None = None, keys: Path | None = None) -> T
     task = _loaded(job, beside, keys)
     if not job.start:
         return task
-    path = Path(job.start).expanduser()
-    found: Task = Started(task, path if path.is_absolute() or beside is None else beside / path)  # type: ignore[assignment]  # it passes on what it does not have
+    found: Task = Started(task, placed(job.start, beside))  # type: ignore[assignment]  # it passes on what it does not have
     return found
 
 
@@ -54,13 +55,21 @@ def _loaded(job: Job, beside: Path | None, keys: Path | None) -> Task:
     from edgetrain.tasks import load_task
 
     defaults = {"seed": job.seed}
-    bundle = bundles.named(job.task)
+    bundle, data = bundles.named(job.task), dict(job.data)
+    if isinstance(data.get("folder"), str) and data["folder"]:
+        folder = placed(data["folder"], beside)
+        if job.task.startswith(OWN) and not data.get("download") and not folder.exists():
+            raise ConfigError(
+                f"data.folder = '{data['folder']}': no folder {folder}",
+                "a relative one is looked for beside the job file",
+            )
+        data["folder"] = str(folder)
     if bundle is None:
-        return load_task(job.task, job.data, defaults=defaults, beside=beside)
-    path = Path(bundle.path).expanduser()
-    path = path if path.is_absolute() or beside is None else beside / path
-    within = bundles.opened(path, bundles.Allowed(keys_folder(keys)), bundle.pin)
-    return load_task(bundle.inner, job.data, defaults=defaults, within=within, called=job.task)
+        return load_task(job.task, data, defaults=defaults, beside=beside)
+    within = bundles.opened(
+        placed(bundle.path, beside), bundles.Allowed(keys_folder(keys)), bundle.pin
+    )
+    return load_task(bundle.inner, data, defaults=defaults, within=within, called=job.task)
 
 
 def pace_of(job: Job, device: str, model: torch.nn.Module, task: Task) -> float:

@@ -58,6 +58,11 @@ def _read(path: str | Path | None) -> dict[str, Any]:
         raise ConfigError(f"no job file '{path}'", "write one with `edgetrain init`") from None
 
 
+def placed(path: str, beside: Path | None) -> Path:
+    """A path in a job: `~` is the home folder, and a relative path begins at the job file's."""
+    return (beside or Path()) / Path(path).expanduser()
+
+
 # -- overrides ------------------------------------------------------------------------------------
 
 _TABLES: dict[str, type[Any]] = {

@@ -21,7 +21,7 @@ from edgetrain.fleet.cluster import Cluster, DeviceEntry, JobFiles
 from edgetrain.jobs import on_card
 from edgetrain.jobs.bundles import digest_of
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.reading import load
+from edgetrain.jobs.reading import load, placed
 from edgetrain.provisioning import sets
 from edgetrain.provisioning.cards import flashing
 from edgetrain.provisioning.cards.archive import Workers, read_manifest
@@ -82,8 +82,8 @@ def with_job(found: Cluster, path: Path) -> Cluster:
     job = load(path)
     folder = job.data.get("folder")
     data = found.job.data if found.job else None
-    if folder and Path(str(folder)).is_dir():
-        data = Path(str(folder))
+    if folder and (here := placed(str(folder), path.parent)).is_dir():
+        data = here
     name = job.task.partition("#")[0].partition("@")[0] if "#" in job.task else ""
     bundle = path.parent / name if name else None
     if found.hub is None:

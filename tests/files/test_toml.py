@@ -23,7 +23,12 @@ BAD = {
     "a long word": ('"' + "a" * 500_000, "Illegal|Unterminated|Expected"),
     "a long number": ("v = " + "9" * 5000, "Exceeds the limit"),
     "not TOML": ("members: 8", "Expected"),
-    "not text": (b"\xff\xfe", "can't decode"),
+    "a mark": ("v = 1".encode("utf-8-sig"), "in UTF-8 with a byte order mark.*save it as UTF-8"),
+    "UTF-16": ("v = 1".encode("utf-16"), "is in UTF-16.*save it as UTF-8"),
+    "UTF-16, big end first": (b"\xfe\xff\0v", "is in UTF-16"),
+    "UTF-32": ("v = 1".encode("utf-32"), "is in UTF-32"),
+    "latin-1": ("a = 1\nb = 'é'".encode("latin-1"), r"byte 0xe9 in line 2 \(is it latin-1\?\)"),
+    "UTF-16 without a mark": ("v = 'é'".encode("utf-16-le"), "not UTF-8|not TOML"),
     "too large": (b"# " + b"x" * (5 << 20), "is larger than"),
 }
 

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, TaskError
 from edgetrain.jobs.grid import text_of
 from edgetrain.jobs.job import LATER, Job
+from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.reading import keys, load, parse
 
 JOBS = Path(__file__).parents[2] / "docs" / "jobs.md"
@@ -198,7 +199,7 @@ def test_files(tmp_path):
     with pytest.raises(ConfigError, match=r"job\.toml is not TOML"):
         load(path)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match=r"job\.toml is in UTF-16"):
         load(path)
     with pytest.raises(ConfigError, match=r"no job file .*edgetrain init"):
         load(tmp_path / "none.toml")
@@ -258,3 +259,34 @@ def test_no_key_is_documented_that_is_none():
 def test_a_job_cannot_be_changed_by_accident():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Job().seed = 3
+
+
+@pytest.mark.parametrize("way", ["relative", "home", "absolute", "beside"])
+def test_a_folder_of_data_begins_at_the_job_file_as_start_does(
+    way, tmp_path, monkeypatch, own_imports
+):
+    """Whatever the working folder is; `~` is the home folder, for tasks of one's own, too."""
+    job, home, elsewhere = (tmp_path / name for name in ("job", "home", "elsewhere"))
+    for folder in (job / "texts", home / "texts", elsewhere):
+        folder.mkdir(parents=True)
+    (job / "own.py").write_text("def task(folder): raise ValueError(folder)\n")
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("HOME", str(home))
+    said, wanted = {
+        "relative": ("texts", job / "texts"),
+        "home": ("~/texts", home / "texts"),
+        "absolute": (str(home / "texts"), home / "texts"),
+        "beside": ("../home/texts", job / "../home/texts"),
+    }[way]
+    with pytest.raises(TaskError, match=re.escape(f"ValueError: {wanted}")):
+        task_of(parse({"task": "own:task", "data": {"folder": said}}), job)
+    (wanted / "a.txt").write_text("to be or not to be, " * 100)
+    made = task_of(parse({"task": "edgetrain.tasks:char_lm", "data": {"folder": said}}), job)
+    assert made.name == "char-lm"
+
+
+@pytest.mark.parametrize("name", ["char_lm", "cifar10", "mnist", "digits"])
+def test_a_missing_folder_of_data_is_said_to_be_missing(name, tmp_path):
+    job = parse({"task": f"edgetrain.tasks:{name}", "data": {"folder": "gone"}})
+    with pytest.raises(ConfigError, match=f"'gone': no folder {tmp_path}/gone .*job file"):
+        task_of(job, tmp_path)

@@ -22,6 +22,7 @@ from edgetrain.jobs.placement.machines import Server, Servers
 from edgetrain.jobs.placement.replanning import ranks_of
 from edgetrain.jobs.placement.search import Found, Work
 from edgetrain.jobs.placement.words import EDGE, parse
+from edgetrain.jobs.reading import placed
 from edgetrain.jobs.resolved import Resolved, with_all_members
 from edgetrain.jobs.rules import resolve
 from edgetrain.tasks.layers import Layer, Model
@@ -254,8 +255,7 @@ def cluster_of(job: Job, beside: Path | None) -> clusters.Cluster | None:
     """The cluster file of a job; None: it names none. ConfigError."""
     if not job.servers.cluster:
         return None
-    path = Path(job.servers.cluster).expanduser()
-    path = path if path.is_absolute() or beside is None else beside / path
+    path = placed(job.servers.cluster, beside)
     cluster = clusters.load(path)
     if not cluster.servers:
         raise ConfigError(f"{path} has no [[server]]", "name, host and profile of each")
