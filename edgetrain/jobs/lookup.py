@@ -137,9 +137,13 @@ def work_of(
     index: int,
     source: Source,
     taken: int = 0,
+    begins_at: int = 0,
 ) -> Local:
-    """The work of one member on a model of its own, after so many steps; private where examples
-    are. ConfigError for a task or a model that cannot be trained so."""
+    """The work of one member on a model of its own, after so many steps of its own, before this
+    step of the job; private where examples are. ConfigError for a task or a model that cannot be
+    trained so."""
+    from edgetrain.tasks.work import OneModel, OwnDraws
+
     own = shares_of(job, index)
     if job.privacy.unit == "example":
         from edgetrain.tasks import private_work
@@ -148,7 +152,8 @@ def work_of(
         poisson = table.sampling == "poisson"
         sampling = private_work.Sampling(own.held[0], own.of, job.train.batch, job.seed, poisson)
         mechanism = Gaussian(table.clip, table.noise)
-        return private_work.work(task, model, flat, sampling, mechanism, source)
+        private = private_work.work(task, model, flat, sampling, mechanism, source)
+        return OwnDraws(private, job.seed, own.held[0], begins_at)
     strategy = strategies.find(job.strategy.name)
     if strategy.deals:
         from edgetrain.tasks.slices import Slices
@@ -156,12 +161,12 @@ def work_of(
         chunk, batch = job.train.batch, strategy.argument("batch")
         return Slices(task, model, flat, (own.held[0], own.of), batch, chunk, job.seed)
     from edgetrain.tasks import batches_from
-    from edgetrain.tasks.work import OneModel
 
     batches = batches_from(
         task, own.held[0], own.of, job.train.batch, job.seed, taken * job.train.accumulate
     )
-    return OneModel(task, model, flat, batches, job.train.accumulate)
+    work = OneModel(task, model, flat, batches, job.train.accumulate)
+    return OwnDraws(work, job.seed, own.held[0], begins_at)
 
 
 def rehearse(job: Job, task: Task) -> None:
@@ -170,10 +175,12 @@ def rehearse(job: Job, task: Task) -> None:
     if strategy.deals:
         _check_same_data(job, task, strategy.argument("batch"))
     if job.privacy.unit == "example":
+        from edgetrain.tasks.draws import generators_kept
         from edgetrain.tasks.flat import FlatModel
 
         model = task.model()
-        work_of(job, task, model, FlatModel(model), 0, system).backward()
+        with generators_kept():
+            work_of(job, task, model, FlatModel(model), 0, system).backward()
 
 
 def _check_same_data(job: Job, task: Task, batch: int) -> None:

@@ -4,7 +4,7 @@ A job names one as `task = "edgetrain.tasks:digits"`, or `"your_module:your_fact
 nothing of members' processes, networks or strategies. Their factories load torch; what a
 job says of them is checked without it (`spelling`).
 
-Doors: effects, experts, fixed, flat, held, layers, layerwise, losses, meta, private_work,
+Doors: draws, effects, experts, fixed, flat, held, layers, layerwise, losses, meta, private_work,
 profiling, protocol, slices, spelling, vmapped, weights, work.
 """
 

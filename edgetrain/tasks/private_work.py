@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from edgetrain.errors import ConfigError
+from edgetrain.tasks.draws import figures_of
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.protocol import Batch, Picks, Task
 from edgetrain.tasks.vmapped import LossModule, batchable_attention
@@ -177,7 +178,7 @@ class PrivateWork:
         return [float(loss) for loss in losses if torch.isfinite(loss)]
 
     def evaluate(self) -> dict[str, float]:
-        return self._task.evaluate(self._model)
+        return figures_of(self._task, self._model)
 
 
 def shares(rows: list[Tensor], clip: float) -> Tensor:

@@ -53,7 +53,7 @@ class Task(Protocol):
         """The mean loss of the batch, a scalar with a graph; the batch may be on another device."""
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Figures on held-out data, always with "loss". Leaves the model in the mode it was in."""
+        """Figures on held-out data, always with "loss". The caller puts the model's modes back."""
 
 
 @runtime_checkable
@@ -121,19 +121,24 @@ METHODS_OF_TASK = ("model", "samples", "batches", "loss", "evaluate")
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[torch.device]:
-    """Eval mode without gradients; yields the model's device, and restores each submodule's mode.
-
-    Each one's, because `model.train()` would also switch on what the caller had frozen in eval.
-    """
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Afterwards each submodule has its mode back: `model.train()` would also switch on what the
+    caller had frozen in eval."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
-        with torch.no_grad():
-            yield device_of(model)
+        yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[torch.device]:
+    """Eval mode without gradients; yields the model's device, and restores each submodule's
+    mode."""
+    with modes_kept(model), torch.no_grad():
+        model.eval()
+        yield device_of(model)
 
 
 def device_of(model: nn.Module) -> torch.device:

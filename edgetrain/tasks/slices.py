@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from edgetrain.errors import refuse_first
+from edgetrain.tasks.draws import figures_of, generators_kept, seed_generators
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.protocol import Batch, Picks, Task, is_counted
 
@@ -61,7 +62,7 @@ class Slices:
         return self._loss
 
     def evaluate(self) -> dict[str, float]:
-        return self._task.evaluate(self._model)
+        return figures_of(self._task, self._model)
 
     def samples(self, number: int, of: int) -> tuple[int, int]:
         """The first sample of a slice, and the first that follows it."""
@@ -72,18 +73,14 @@ class Slices:
         first, stop = self.samples(number, of)
         count, total = stop - first, 0.0
         self._flat.zero_grad()
-        random = torch.get_rng_state()
-        torch.manual_seed(self._seed + first)
-        try:
-            with torch.set_grad_enabled(gradient):
-                for start in range(first, stop, self._chunk):
-                    rows = np.arange(start, min(start + self._chunk, stop))
-                    loss = self._task.loss(self._model, self._pick(rows)) * (len(rows) / count)
-                    if gradient:
-                        loss.backward()  # type: ignore[no-untyped-call]
-                    total += loss.item()
-        finally:
-            torch.set_rng_state(random)
+        with generators_kept(), torch.set_grad_enabled(gradient):
+            seed_generators(self._seed + first)
+            for start in range(first, stop, self._chunk):
+                rows = np.arange(start, min(start + self._chunk, stop))
+                loss = self._task.loss(self._model, self._pick(rows)) * (len(rows) / count)
+                if gradient:
+                    loss.backward()  # type: ignore[no-untyped-call]
+                total += loss.item()
         self._flat.drop_unused()
         self._losses.append(total)
         return total, count

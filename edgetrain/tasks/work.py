@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.tasks.draws import figures_of, seed_step
 from edgetrain.tasks.experts import set_share
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.layerwise import LAYER_WISE
@@ -246,4 +247,24 @@ class OneModel:
         return total
 
     def evaluate(self) -> dict[str, float]:
-        return self._task.evaluate(self._model)
+        return figures_of(self._task, self._model)
+
+
+class OwnDraws:
+    """A member's work, whose steps draw what follows from the job's seed, the member and the
+    step."""
+
+    takes_many = False
+
+    def __init__(self, inner: Local, seed: int, member: int, step: int = 0) -> None:
+        self._inner, self._of = inner, (seed, member)
+        self.step = step
+        """The number of the next step in the job."""
+
+    def backward(self, ahead: int = 0) -> Callable[[], float]:
+        seed_step(*self._of, self.step)
+        self.step += 1
+        return self._inner.backward()
+
+    def evaluate(self) -> dict[str, float]:
+        return self._inner.evaluate()

@@ -8,7 +8,6 @@ or a round.
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ import torch
 
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.member.checkpoint import Bytes
+from edgetrain.tasks.draws import generator_states, put_back_generators
 from edgetrain.tasks.fixed import Unexchanged
 
 _DTYPES = {
@@ -74,19 +74,13 @@ class TrainingState:
 
     def collect(self) -> dict[str, Any]:
         """All of it, as a tree with tensors in it, which are the model's and optimizer's own."""
-        name, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
-        cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return {
             "optimizer": self._optimizer.state_dict(),
             "buffers": dict(self._model.named_buffers()),
             "frozen": self._moved(),
-            "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if cuda else [],
-            "python": random.getstate(),
-            "numpy": [name, torch.from_numpy(np.array(keys).astype(np.int64)), place, has_gauss,
-                      gauss],
             "others": self.collect_others(),
-        }  # fmt: skip
+            **generator_states(),
+        }
 
     def _moved(self) -> dict[str, torch.Tensor]:
         """Frozen parameters that have other values than when training began, as a teacher's."""
@@ -147,12 +141,7 @@ class TrainingState:
                 buffer.copy_(kept[name])
             for name, parameter in frozen.items():
                 parameter.copy_(tree["frozen"][name])
-        torch.set_rng_state(tree["torch"])
-        if torch.cuda.is_available() and len(tree["cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(tree["cuda"])
-        random.setstate(tree["python"])
-        name, keys, place, has_gauss, gauss = tree["numpy"]
-        np.random.set_state((name, keys.numpy().astype(np.uint32), place, has_gauss, gauss))
+        put_back_generators(tree)
 
 
 def pack(tree: Any) -> tuple[Any, list[Bytes]]:

@@ -37,6 +37,7 @@ from edgetrain.jobs.shares import shares_of, weight_of
 from edgetrain.runs.environment import Meter
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
+from edgetrain.tasks.draws import model_of
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import Local, begin_at, optimizer_for, tune
 from edgetrain.training.member.keeping import Keeping, keeping_of
@@ -96,7 +97,7 @@ def make_alone(found: Resolved, place: Place, on_task: Callable[[Task], None]) -
 
     def work(source: Source, begins_at: int, taken: int) -> Local:
         begin_at(optimizer, begins_at)
-        return work_of(found.job, task, model, flat, place.index, source, taken)
+        return work_of(found.job, task, model, flat, place.index, source, taken, begins_at)
 
     return Made(found, task, model, optimizer, flat, pace, work)
 
@@ -320,8 +321,7 @@ def prepare(
     """A member's model as every member of the job begins with it, its optimizer, the model as flat
     vectors, and the pace of its device. ConfigError for an optimizer that cannot be."""
     job = found.job
-    torch.manual_seed(job.seed)
-    model = task.model()
+    model = model_of(task, job.seed)
     pace = Pace(step_times(job, place, pace_of(job, place.device, model, task)))
     # Before the optimizer and the flat vectors, which hold on to the parameters.
     model.to(device_for(job.train.accelerator, job.privacy.unit))

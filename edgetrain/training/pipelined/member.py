@@ -24,6 +24,7 @@ from edgetrain.jobs.plan import check
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.environment import Meter, Usage
 from edgetrain.runs.metrics.log import MetricsLog
+from edgetrain.tasks.draws import figures_of
 from edgetrain.tasks.protocol import Task
 from edgetrain.training.member.loop import LINE_BYTES
 from edgetrain.training.member.readings import readings_of, versions
@@ -225,7 +226,7 @@ class _Record(Watcher):
         """After the last step the model is kept beside the log."""
         assert self._log is not None
         at = self._clock()
-        figures = self._task.evaluate(model)
+        figures = figures_of(self._task, model)
         taken_s = self._clock() - at
         self._evaluated += taken_s
         self._ended += taken_s

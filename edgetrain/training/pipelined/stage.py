@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from edgetrain.exchange.messages import Figure
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import tuning_of
 from edgetrain.jobs.pipeline import StagePlan
+from edgetrain.tasks.draws import model_of, seed_step
 from edgetrain.tasks.losses import no_loss, scalar_of
 from edgetrain.tasks.profiling import inputs_of, loss_of
 from edgetrain.tasks.protocol import Batch, Task, counts_of, is_counted
@@ -104,8 +104,7 @@ class TorchStage:
 
     def begin(self, step: int, state: bytes) -> None:
         """See Computes. BadMessage for a state that is not this stage's."""
-        torch.manual_seed(self._job.seed)
-        whole = with_buffers(self._task.model())
+        whole = with_buffers(model_of(self._task, self._job.seed))
         module = self._parts.build(self._stage).to_empty(device="cpu")
         theirs = self._parts.tensors(whole)
         self._tensors = self._parts.tensors(module)
@@ -187,8 +186,7 @@ class TorchStage:
         if step != self._step:
             self._begin_step(step)
         # What a stage draws (dropout) is the same when it computes a step again.
-        drawn = hashlib.sha256(f"{self._job.seed} {step} {micro} {self._stage}".encode()).digest()
-        torch.manual_seed(int.from_bytes(drawn[:7], "big"))
+        seed_step(self._job.seed, step, micro, self._stage)
         entered: Tensor | None = None
         if self._is_first:
             args, kwargs = inputs_of(self._task, self._micro[micro])

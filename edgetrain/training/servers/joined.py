@@ -34,6 +34,7 @@ from edgetrain.jobs.placement.beside import group_job, parts_of, standing_in
 from edgetrain.jobs.placement.words import parse
 from edgetrain.jobs.resolved import Resolved, look_up
 from edgetrain.jobs.shares import DataShares, shares_of
+from edgetrain.tasks.draws import figures_of
 from edgetrain.tasks.flat import FlatModel, statistics_of
 from edgetrain.tasks.protocol import Batch, Task, batches_from
 from edgetrain.tasks.work import Local, begin_at
@@ -232,7 +233,7 @@ class JoinedWork:
         self._together.lead(Op.PULL_BUFFERS)
         model = self._together.rank.held.model
         assert model is not None
-        return self._together.task.evaluate(model)
+        return figures_of(self._together.task, model)
 
 
 def prepare_together(
@@ -247,7 +248,7 @@ def prepare_together(
     job, shares = group_job(whole), shares_of(found.job, place.index, place.missing)
     part: Any = Part(task, shares, parts_of(whole))
     step = 0 if folder is None else leaders_step(folder)
-    rank = prepare_rank(job, part, parse(words), device, step, statistics)
+    rank = prepare_rank(job, part, parse(words), device, step, statistics, shares.held[0])
     if job.servers.check != "off":
         check_group(job, part, rank)
     snapshots = None

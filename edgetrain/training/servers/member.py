@@ -14,6 +14,7 @@ from edgetrain.exchange.member.driver import Exchanged
 from edgetrain.exchange.member.telemetry import Sums
 from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.tcp_counters import traffic_of_process
+from edgetrain.tasks.draws import figures_of
 from edgetrain.tasks.protocol import Task
 from edgetrain.training.servers.rank import Rank
 from edgetrain.training.servers.snapshots import Snapshots
@@ -63,7 +64,7 @@ class RankWork:
             told[0] = checksum(held.whole.params) - _SIGN
         dist.broadcast(told, 0)
         self._progress.checksum = int(told[0]) + _SIGN
-        return {} if model is None else self._task.evaluate(model)
+        return {} if model is None else figures_of(self._task, model)
 
 
 class RankMember:

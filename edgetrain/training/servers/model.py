@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from edgetrain.errors import ConfigError
+from edgetrain.tasks.draws import model_of
 from edgetrain.tasks.experts import expert_modules
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.profiling import placed_modules, tensor_plan
@@ -213,8 +214,7 @@ class Held:
         `statistics` are FlatModel's.
         """
         if self.ranks.rank == 0:
-            torch.manual_seed(seed)
-            self._model = with_buffers(task.model())
+            self._model = with_buffers(model_of(task, seed))
             self.whole = FlatModel(self._model, fixed=fixed, statistics=statistics)
         self.scatter()
 

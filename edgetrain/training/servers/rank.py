@@ -53,10 +53,12 @@ def prepare_rank(
     device: torch.device,
     start: int = 0,
     statistics: bool = False,
+    member: int = 0,
 ) -> Rank:
     """Cut the model, build this rank's part, fill it from the leader, make its optimizer. All ranks
     call it. The data begins after `start` steps. With `statistics` running ones are in the leader's
-    flat vector. ConfigError, TaskError."""
+    flat vector. A group that is a `member` draws other numbers than other members. ConfigError,
+    TaskError."""
     check_training(job)
     if dist.get_rank() == 0:
         # The planner has looked, unless torchrun starts the ranks. One of them is enough.
@@ -71,7 +73,7 @@ def prepare_rank(
     tune(optimizer, replace(tuning, clip=0.0))
     begin_at(optimizer, start)
     batches = batches_of(task, job, placement.data, ranks.data_rank, start)
-    streams = Streams(job.seed, ranks)
+    streams = Streams(job.seed, ranks, member)
     schedule = Passes(task, held, streams, job.train.accumulate)
     steps = GroupSteps(schedule, held, optimizer, batches, streams, tuning.clip, start)
     return Rank(ranks, held, steps)

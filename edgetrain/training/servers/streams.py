@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from edgetrain.tasks.draws import seed_generators
 from edgetrain.training.servers.mesh import Ranks
 
 _STREAM = 0x524E47
@@ -28,10 +29,10 @@ _LOSS, _ELSEWHERE, _STAGES = 0, 1, 2
 
 
 class Streams:
-    """The streams of one rank."""
+    """The streams of one rank of a group, which may be one `member` of several."""
 
-    def __init__(self, seed: int, ranks: Ranks) -> None:
-        self._of_rank = (seed, _STREAM, ranks.data_rank, ranks.slice)
+    def __init__(self, seed: int, ranks: Ranks, member: int = 0) -> None:
+        self._of_rank = (seed, _STREAM, ranks.data_rank + (member << 32), ranks.slice)
         self._devices = [] if ranks.device.type == "cpu" else [ranks.device]
         self._step = self._micro = self._calls = 0
 
@@ -75,11 +76,5 @@ class Streams:
             yield
 
     def _begin(self, *place: int) -> None:
-        """Seed main memory's generator and this rank's own, as `torch.manual_seed` would: without a
-        GPU that writes a stack trace for the day when there is one, milliseconds a call."""
         words = np.random.SeedSequence([*self._of_rank, self._step, *place])
-        seed = int(words.generate_state(1, np.uint64)[0])
-        torch.default_generator.manual_seed(seed)
-        for device in self._devices:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
+        seed_generators(int(words.generate_state(1, np.uint64)[0]))

@@ -25,6 +25,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -37,10 +38,19 @@ from edgetrain.jobs.optimizers import ELEMENTWISE
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.strategies import find
 from edgetrain.tasks import Task
+from edgetrain.tasks.draws import (
+    DRAWING,
+    drawn_by,
+    figures_of,
+    model_of,
+    seed_generators,
+    seed_step,
+)  # fmt: skip
 from edgetrain.tasks.flat import FlatModel, with_parameters
 from edgetrain.tasks.layerwise import LAYER_WISE, LayerWise
 from edgetrain.tasks.vmapped import LossModule, batchable_attention
 from edgetrain.tasks.work import Local, optimizer_for
+from edgetrain.training.simulated.row_draws import RowDraws
 from edgetrain.vectors.vector import Vector
 
 BLOCK = 256
@@ -61,8 +71,7 @@ def why_not_batched(task: Task, job: Job) -> str | None:
         return f"optimizer '{name}' does not work element by element"
     if job.train.optimizer.get("groups") or getattr(task, "optimizer_groups", []):
         return "the optimizer has groups of parameters"
-    torch.manual_seed(job.seed)
-    model = task.model()
+    model = model_of(task, job.seed)
     parameters = list(model.parameters())
     if any(p.dtype is not torch.float32 for p in parameters):
         return "the model has parameters that are not float32"
@@ -72,17 +81,23 @@ def why_not_batched(task: Task, job: Job) -> str | None:
         return "the model has buffers, which each member keeps for itself"
     if len(parameters) != len(list(model.named_parameters(remove_duplicate=False))):
         return "the model has tied parameters"
+    seed_generators(job.seed)
     batch = next(task.batches(0, job.fleet.members, job.train.batch, job.seed))
     flat = FlatModel(copy.deepcopy(model))
     single = copy.deepcopy(model)
+    if once := drawn_by(lambda: task.loss(single, batch)) - {"torch"}:
+        return f"the loss draws from {once.pop()}'s generator, once for all members"
+    seed_generators(job.seed)
+    state = torch.get_rng_state()
     task.loss(single, batch).backward()  # type: ignore[no-untyped-call]
     wanted = torch.cat([p.grad.reshape(-1) for p in single.parameters() if p.grad is not None])
     try:
         params = torch.from_numpy(flat.params).repeat(2, 1)
         grads = torch.zeros_like(params)
+        seed_generators(job.seed)
         draw = next(batches_of(task).draws(0, job.fleet.members, job.train.batch, job.seed))
         with batchable_attention():
-            _Stacked(task, model, flat).backward(params, grads, [draw, draw])
+            _Stacked(task, model, flat).backward(params, grads, [draw, draw], [state, state])
     except Exception as error:  # whatever a user's model does, one by one is the answer
         return f"torch.func.vmap: {' '.join(str(error).split())[:120]}"
     worst = float((grads - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12))
@@ -128,15 +143,20 @@ class _Stacked:
 
         self._losses = torch.func.vmap(loss, in_dims=(0, 0), randomness="different")
 
-    def backward(self, params: Tensor, grads: Tensor, draws: list[Any]) -> list[float]:
-        """Overwrite `grads` [rows, elements] with the gradients at `params`; the rows' losses."""
+    def backward(
+        self, params: Tensor, grads: Tensor, draws: list[Any], states: list[Tensor]
+    ) -> list[float]:
+        """Overwrite `grads` [rows, elements] with the gradients at `params`; the rows' losses. The
+        `states` are RowDraws's; []: the loss draws nothing."""
         rows = params.shape[0]
         leaves = {}
         for name, start, shape in self._layout:
             stop = start + torch.Size(shape).numel()
             leaf = params[:, start:stop].view(rows, *shape).detach().requires_grad_()
             leaves[f"model.{name}"] = leaf
-        losses = self._losses(leaves, self._data.gather(draws))
+        batches = self._data.gather(draws)
+        with RowDraws(states) if states else contextlib.nullcontext():
+            losses = self._losses(leaves, batches)
         found_grads = torch.autograd.grad(losses.sum(), list(leaves.values()))
         torch.cat([grad.reshape(rows, -1) for grad in found_grads], 1, out=grads)
         found: list[float] = losses.detach().tolist()
@@ -193,11 +213,13 @@ class _Block:
         steps_too: bool,
         pool: ThreadPoolExecutor,
         job: Job,
+        drawing: range | None,
     ) -> None:
+        """`drawing`: the members of these rows, as each draws numbers; None: they draw none."""
         self._stacked, self._rows, self._optimizer = stacked, rows, optimizer
         self._params, self._grads = matrix
         self._tuning, self._rate = tuning_of(job), float(optimizer.param_groups[0]["lr"])
-        self._accumulate = job.train.accumulate
+        self._accumulate, self._seed, self._drawing = job.train.accumulate, job.seed, drawing
         self.param_groups = optimizer.param_groups
         self.taken = [0] * len(rows)
         """The number of each row's next step in the job."""
@@ -260,24 +282,43 @@ class _Block:
         first, count = asked[0], len(asked)
         if asked == list(range(first, first + count)):
             here = slice(first, first + count)
-            losses = self._backward(self._params[here], self._grads[here], draws)
+            losses = self._backward(asked, self._params[here], self._grads[here], draws)
         else:
             chosen = torch.tensor(asked)
             grads = torch.empty(count, self._params.shape[1])
-            losses = self._backward(self._params[chosen], grads, draws)
+            losses = self._backward(asked, self._params[chosen], grads, draws)
             self._grads[chosen] = grads
         if self.steps_too:
             self.step(asked)
         return losses
 
-    def _backward(self, params: Tensor, grads: Tensor, draws: list[Iterator[Any]]) -> list[float]:
+    def _drawn(
+        self, rows: list[int], draws: list[Iterator[Any]]
+    ) -> tuple[list[list[Any]], list[Tensor]]:
+        """The next draws of these rows for each batch of a step; then the rows' states of torch's
+        generator, if they draw numbers."""
+        of_rows, states = list[list[Any]](), list[Tensor]()
+        for row, own in zip(rows, draws, strict=True):
+            if self._drawing is None:
+                of_rows.append(list(islice(own, self._accumulate)))
+                continue
+            with DRAWING:
+                seed_step(self._seed, self._drawing[row], self.taken[row])
+                of_rows.append(list(islice(own, self._accumulate)))
+                states.append(torch.get_rng_state())
+        return [list(batch) for batch in zip(*of_rows, strict=True)], states
+
+    def _backward(
+        self, rows: list[int], params: Tensor, grads: Tensor, draws: list[Iterator[Any]]
+    ) -> list[float]:
         """Overwrite `grads` with the mean over the batches of a step; the mean losses."""
-        losses = self._stacked.backward(params, grads, [next(each) for each in draws])
-        if self._accumulate == 1:
+        (first, *others), states = self._drawn(rows, draws)
+        losses = self._stacked.backward(params, grads, first, states)
+        if not others:
             return losses
         found, part = torch.tensor(losses), torch.empty_like(grads)
-        for _ in range(self._accumulate - 1):
-            losses = self._stacked.backward(params, part, [next(each) for each in draws])
+        for each in others:
+            losses = self._stacked.backward(params, part, each, states)
             grads += part
             found += torch.tensor(losses)
         grads /= self._accumulate
@@ -298,7 +339,7 @@ class _Block:
             group["params"] = [self._rows[row] for row in chosen]
             self._optimizer.step()
             for row in chosen:
-                self.taken[row] = step + 1
+                self.taken[row] += 1
 
     def vectors(self, row: int) -> tuple[Vector, Vector]:
         """A row's parameters and gradient, float32 [elements], as views of the matrices."""
@@ -370,9 +411,10 @@ class Rows:
     def __init__(self, task: Task, found: Resolved) -> None:
         self._task, self._job, self._data = task, found.job, batches_of(task)
         job = found.job
-        torch.manual_seed(job.seed)
-        self._model = task.model()
+        self._model = model_of(task, job.seed)
         plain = copy.deepcopy(self._model)
+        draws = task.batches(0, job.fleet.members, job.train.batch, job.seed)
+        self._draws = bool(drawn_by(lambda: task.loss(plain, next(draws))))
         self._flat = FlatModel(self._model)
         members = job.fleet.members
         self._initial = torch.from_numpy(self._flat.params.copy())
@@ -380,7 +422,8 @@ class Rows:
         self._steps_too = not found.strategy.adjusts_gradient
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "gradients", self._one_thread)
         self._blocks = [
-            self._block(plain, min(BLOCK, members - start)) for start in range(0, members, BLOCK)
+            self._block(plain, range(start, min(start + BLOCK, members)))
+            for start in range(0, members, BLOCK)
         ]
         self.reason = f"members batched with torch.func.vmap, {min(BLOCK, members)} at once"
 
@@ -402,10 +445,10 @@ class Rows:
     def _one_thread() -> None:
         torch.set_num_threads(1)
 
-    def _block(self, model: nn.Module, count: int) -> _Block:
+    def _block(self, model: nn.Module, members: range) -> _Block:
         # A matrix for each block: torch's autograd watches a matrix for changes as a whole.
-        params = torch.zeros(count, self._flat.elements)
-        grads = torch.zeros(count, self._flat.elements)
+        params = torch.zeros(len(members), self._flat.elements)
+        grads = torch.zeros(len(members), self._flat.elements)
         rows = list(params)
         for row, grad in zip(rows, grads, strict=True):
             row.grad = grad
@@ -420,8 +463,9 @@ class Rows:
             ]
         stacked = _Stacked(self._task, model, self._flat)
         return _Block(
-            stacked, rows, (params, grads), optimizer, self._steps_too, self._pool, self._job
-        )
+            stacked, rows, (params, grads), optimizer, self._steps_too, self._pool, self._job,
+            members if self._draws else None,
+        )  # fmt: skip
 
     def member(self, index: int) -> tuple[Flat, Stepper, Local]:
         number, row = divmod(index, BLOCK)
@@ -436,7 +480,7 @@ class Rows:
 
     def _evaluate(self, params: Vector) -> dict[str, float]:
         self._flat.params[:] = params
-        return self._task.evaluate(self._model)
+        return figures_of(self._task, self._model)
 
 
 class _Parameters(nn.Module):

@@ -6,8 +6,6 @@ messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from edgetrain.errors import ConfigError
@@ -16,9 +14,9 @@ from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import buffers_of, tuning_of, work_of
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.tasks import Task
+from edgetrain.tasks.draws import model_of
 from edgetrain.tasks.flat import FlatModel, with_parameters
-from edgetrain.tasks.slices import Slices
-from edgetrain.tasks.work import Local, begin_at, optimizer_for, tune
+from edgetrain.tasks.work import Local, OwnDraws, begin_at, optimizer_for, tune
 from edgetrain.training.simulated.batched import Rows, why_not_batched
 from edgetrain.vectors.noise import Source, seeded
 from edgetrain.vectors.vector import Vector
@@ -46,30 +44,33 @@ def choose(task: Task, found: Resolved, batched: bool | None) -> OneByOne | Rows
 
 
 class OneByOne:
-    """Members with a torch model and a random state of their own each. `reason`: how members are
+    """Members with a torch model of their own each. `reason`: how members are
     stepped, and why, for the run folder."""
 
     def __init__(self, task: Task, found: Resolved, reason: str) -> None:
         self._task, self._found, self.reason = task, found, reason
         self._first: torch.nn.Module | None = None
-        self._optimizers: dict[int, torch.optim.Optimizer] = {}
+        self._made: dict[int, tuple[torch.optim.Optimizer, Local]] = {}
 
     def member(self, index: int) -> tuple[Flat, Stepper, Local]:
         """A fresh member: its model as two flat vectors, its optimizer, its work."""
         job = self._found.job
-        torch.manual_seed(job.seed)
-        model = self._task.model()
+        model = model_of(self._task, job.seed)
         flat = FlatModel(model, fixed=job.train.fixed, statistics=buffers_of(self._found) == "mean")
-        optimizer = self._optimizers[index] = optimizer_for(model, job.train.optimizer, self._task)
+        optimizer = optimizer_for(model, job.train.optimizer, self._task)
         tune(optimizer, tuning_of(job))
         work = work_of(job, self._task, model, flat, index, noise_of(job, index))
+        self._made[index] = optimizer, work
         if index == 0 or self._first is None:
             self._first = model
-        return flat, optimizer, work if isinstance(work, Slices) else _OwnRandomness(work)
+        return flat, optimizer, work
 
     def begin_at(self, index: int, step: int) -> None:
         """The next step of the member made last with this index is the job's step `step`."""
-        begin_at(self._optimizers[index], step)
+        optimizer, work = self._made[index]
+        begin_at(optimizer, step)
+        if isinstance(work, OwnDraws):
+            work.step = step
 
     def model_at(self, base: Vector) -> torch.nn.Module:
         """A model of its own with these parameters, and the buffers of member 0, which evaluates,
@@ -79,28 +80,6 @@ class OneByOne:
 
     def close(self) -> None:
         """End worker threads, of which there are none. No member may be used any more."""
-
-
-class _OwnRandomness:
-    """A member's work, with torch's random generator as this member left it."""
-
-    takes_many = False
-
-    def __init__(self, inner: Local) -> None:
-        self._inner = inner
-        self._state = torch.get_rng_state()
-
-    def backward(self, ahead: int = 0) -> Callable[[], float]:
-        torch.set_rng_state(self._state)
-        loss_of = self._inner.backward()
-        self._state = torch.get_rng_state()
-        return loss_of
-
-    def evaluate(self) -> dict[str, float]:
-        torch.set_rng_state(self._state)
-        figures = self._inner.evaluate()
-        self._state = torch.get_rng_state()
-        return figures
 
 
 def noise_of(job: Job, who: int | str) -> Source:

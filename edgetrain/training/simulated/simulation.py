@@ -33,6 +33,7 @@ from edgetrain.runs.environment import utc
 from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
+from edgetrain.tasks.draws import generators_kept, model_of
 from edgetrain.training.hub_recorder import HubRecorder
 from edgetrain.training.outcome import at_gateways, recorded, write_errors
 from edgetrain.training.simulated import local
@@ -60,6 +61,7 @@ COLLECT = 50_000, 50, 1000
 objects that stay; with the usual thresholds searching them took a third of the loop's time."""
 
 
+@generators_kept()
 def run(
     planned: Resolved,
     folder: Path,
@@ -332,8 +334,7 @@ class Simulation:
 
 def _step_seconds(planned: Resolved, task: Task) -> dict[str, float]:
     """Seconds of a step on each kind of device of the fleet; ConfigError where one has no speed."""
-    torch.manual_seed(planned.job.seed)
-    model = task.model()
+    model = model_of(task, planned.job.seed)
     found = {
         device: pace_of(planned.job, device, model, task) for device in sorted(set(planned.devices))
     }
