@@ -44,6 +44,7 @@ def char_lm(
     layers: int = 2,
     tied: bool = True,
     experts: int = 0,
+    dropout: float = 0.0,
 ) -> CharLM:
     """Predict the next byte of a text from the `context` bytes before it.
 
@@ -51,10 +52,10 @@ def char_lm(
     without it, the .py sources of Python's standard library are, in the order of their paths. Not
     more than `limit_bytes` are used. Bytes rather than letters: the model has one shape whatever
     the text, and members with texts of their own can train it together. A sample is a block of
-    `context` bytes. `width`, `heads`, `layers`, `tied` and `experts` are the Transformer's.
-    Raises TaskError for a text that is missing or too short.
+    `context` bytes. `width`, `heads`, `layers`, `tied`, `experts` and `dropout` are the
+    Transformer's. Raises TaskError for a text that is missing or too short.
     """
-    size = Size(context, width, heads, layers, tied, experts)
+    size = Size(context, width, heads, layers, tied, experts, dropout)
     size.check()
     if not (isinstance(limit_bytes, int) and limit_bytes > 0):
         raise TaskError(f"data.limit_bytes = {limit_bytes!r}", "a whole number from 1")
@@ -107,6 +108,7 @@ class Size:
     layers: int
     tied: bool
     experts: int = 0
+    dropout: float = 0.0
 
     def check(self) -> None:
         """TaskError for a size that cannot be built."""
@@ -130,6 +132,9 @@ class Size:
             )
         if not isinstance(self.tied, bool):
             raise TaskError(f"data.tied = {self.tied!r}", "true or false")
+        share = self.dropout
+        if isinstance(share, bool) or not (isinstance(share, int | float) and 0 <= share < 1):
+            raise TaskError(f"data.dropout = {share!r}", "0, or a share below 1")
 
 
 class CharLM:
@@ -162,10 +167,7 @@ class CharLM:
         self._shards = Shards(self.train * TOPICS // blocks, partition, seed)
 
     def model(self) -> nn.Module:
-        size = self.size
-        return Transformer(
-            size.context, size.width, size.heads, size.layers, size.tied, size.experts
-        )
+        return Transformer(**vars(self.size))
 
     def samples(self, member: int, members: int) -> int:
         return len(self._shards.of(member, members))
@@ -205,7 +207,8 @@ class CharLM:
 class Transformer(nn.Module):
     """A decoder as in GPT-2 (Radford et al. 2019), pre-norm, the output tied to the embedding
     unless `tied` is False. With `experts` every second block has this many feed-forward layers, of
-    which a position uses two (see experts).
+    which a position uses two (see experts). `dropout` is the share of the embeddings, and of what
+    each half of a block adds, that a step in training leaves out.
 
     (batch, length) int64 bytes in, (batch, length, 256) float32 scores out; `first_place` + length
     <= context. A model of which a part is absent (set to None) passes on what its last piece
@@ -222,17 +225,17 @@ class Transformer(nn.Module):
 
     def __init__(
         self, context: int, width: int = 64, heads: int = 4, layers: int = 2, tied: bool = True,
-        experts: int = 0,
+        experts: int = 0, dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
         self.bytes: nn.Embedding | None = nn.Embedding(BYTES, width)
         self.places: nn.Embedding | None = nn.Embedding(context, width)
         self.blocks = nn.ModuleList(
-            Block(width, heads, experts if place % 2 else 0) for place in range(layers)
+            Block(width, heads, experts if place % 2 else 0, dropout) for place in range(layers)
         )
         self.norm: nn.LayerNorm | None = nn.LayerNorm(width)
         self.scores = None if tied else nn.Linear(width, BYTES, bias=False)
-        self.heads, self.first_place = heads, 0
+        self.heads, self.first_place, self.dropout = heads, 0, dropout
         for layer in (self.bytes, self.places, self.scores):
             if layer is not None:
                 nn.init.normal_(layer.weight, std=0.02)
@@ -256,8 +259,7 @@ class Transformer(nn.Module):
         assert self.bytes is not None
         assert self.places is not None
         places = self.places.weight[self.first_place : self.first_place + text.shape[1]]
-        hidden: Tensor = self.bytes(text) + places
-        return hidden
+        return F.dropout(self.bytes(text) + places, self.dropout, self.training)
 
     def _scored(self, hidden: Tensor) -> Tensor:
         if self.scores is not None:
@@ -270,9 +272,9 @@ class Transformer(nn.Module):
 class Block(nn.Module):
     """Causal self-attention, then two linear layers or experts, each added to what came in."""
 
-    def __init__(self, width: int, heads: int, experts: int = 0) -> None:
+    def __init__(self, width: int, heads: int, experts: int = 0, dropout: float = 0.0) -> None:
         super().__init__()
-        self.head_width = width // heads
+        self.head_width, self.dropout = width // heads, dropout
         self.before_attention = nn.LayerNorm(width)
         self.queries_keys_values = nn.Linear(width, 3 * width)
         self.attended = nn.Linear(width, width)
@@ -290,6 +292,6 @@ class Block(nn.Module):
         query, key, value = heads.permute(3, 0, 2, 1, 4)
         attention = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         mixed = attention.transpose(1, 2).reshape(batch, length, -1)
-        hidden = hidden + self.attended(mixed)
+        hidden = hidden + F.dropout(self.attended(mixed), self.dropout, self.training)
         own: Tensor = self.layers(self.before_layers(hidden))
-        return hidden + own
+        return hidden + F.dropout(own, self.dropout, self.training)

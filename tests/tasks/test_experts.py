@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from edgetrain.errors import TaskError
 from edgetrain.tasks import char_lm
+from edgetrain.tasks.draws import model_of
 from edgetrain.tasks.experts import MixtureOfExperts, set_share
 
 
@@ -86,10 +87,21 @@ def test_char_lm_has_experts_in_every_second_block():
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+def test_char_lm_drops_a_share_in_training_only():
+    plain, dropping = (
+        model_of(char_lm(limit_bytes=20000, width=16, dropout=share), 0) for share in (0, 0.5)
+    )
+    text = torch.randint(256, (2, 64))
+    assert torch.equal(plain(text), plain(text))
+    assert not torch.equal(dropping(text), dropping(text))
+    assert torch.equal(plain.eval()(text), dropping.eval()(text))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [({"experts": 1}, "0, or 2"), ({"experts": True}, "0, or 2"),
-     ({"experts": 4, "layers": 1}, "every second block has experts")],
+     ({"experts": 4, "layers": 1}, "every second block has experts"),
+     ({"dropout": 1.0}, "below 1"), ({"dropout": True}, "below 1")],
 )  # fmt: skip
 def test_what_cannot_have_experts_is_one_line(options, said):
     with pytest.raises(TaskError, match=said):
