@@ -22,6 +22,7 @@ from edgetrain.fleet.cluster import ROLES
 from edgetrain.fleet.interpreters import PACKAGE_PARENT
 from edgetrain.fleet.ssh import AT_ONCE, Remote, SshAnswer, SshHost, copy, on_each
 from edgetrain.provisioning import calling, glance
+from edgetrain.provisioning.cards.first_boot import MOST_MANIFEST, worker_archive
 from edgetrain.provisioning.keeper import LOOKING, MESSAGES, POLL_S, TRIAL_S, protocol_in
 from edgetrain.provisioning.reaching import send_list
 
@@ -42,14 +43,20 @@ PROTOCOL = protocol_in((PACKAGE_PARENT / MESSAGES).read_text("utf-8"))
 
 def archive_protocol(path: Path) -> int:
     """The protocol that a worker archive's edgetrain speaks. Raises ConfigError."""
-    with tarfile.open(path) as outer:
-        payload = outer.extractfile("payload.tar.gz")
-        with tarfile.open(fileobj=payload, mode="r|gz") as inner:
+    text = ""
+    try:
+        with (
+            worker_archive(path) as (_, payload),
+            tarfile.open(fileobj=payload, mode="r|") as inner,
+        ):
             for entry in inner:
-                file = inner.extractfile(entry) if entry.name == MESSAGES else None
-                if (found := protocol_in(file.read().decode() if file else "")) is not None:
-                    return found
-    raise ConfigError(f"{path} has no edgetrain in it", "make it anew: edgetrain devices worker")
+                if entry.name == MESSAGES and (file := inner.extractfile(entry)):
+                    text = file.read(MOST_MANIFEST).decode()
+    except (tarfile.TarError, EOFError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path} cannot be unpacked: {error}", "make it anew") from None
+    if (found := protocol_in(text)) is None:
+        raise ConfigError(f"{path} has no edgetrain in it", "edgetrain devices worker makes one")
+    return found
 
 
 @dataclass(frozen=True)
@@ -246,10 +253,12 @@ class DeviceDesk:
 
     def fetch(self, run: Path, role: str) -> list[DeviceResult]:
         """Bring the run folders of all devices with a role to that of the hub, `run`."""
-        from edgetrain.provisioning.fetching import fetch
+        from edgetrain.provisioning.fetching import DiskRoom, fetch
+
+        room = DiskRoom(run)
 
         def one(host: SshHost) -> DeviceResult:
-            why = fetch(self._remote, host, run, self._root, role)
+            why = fetch(self._remote, host, run, self._root, role, room)
             return DeviceResult(host.name, not why, why)
 
         return on_each(self._at(role), one)

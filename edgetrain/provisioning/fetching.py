@@ -6,24 +6,24 @@ Only the files that these write are taken, each within a limit: a device may sen
 
 from __future__ import annotations
 
-import io
 import shutil
 import tarfile
 import tempfile
+import threading
 from pathlib import Path
 from typing import BinaryIO
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet.ssh import Remote, SshHost
+from edgetrain.fleet.ssh import CHUNK, Remote, SshHost
 from edgetrain.jobs.reading import load
-from edgetrain.provisioning.cards.first_boot import HUB_UNIT, UNIT
+from edgetrain.provisioning.cards.first_boot import HUB_UNIT, SPARE, UNIT
 from edgetrain.runs import folder as folders
 
 FOLDERS = {"hub": "", "gateway": "gateways", "member": "members"}
 """Where the run folders of devices with a role lie in that of the hub."""
 FILES = ("job.toml", "environment.json", "metrics.jsonl", "summary.json", "model.safetensors")
 MOST_BYTES = 4 << 30
-"""Bytes that a device may send: a model, and 16 MB of lines."""
+"""Bytes that a device may send: a model, and lines."""
 FETCH_S = 1800.0
 ENDING_S = 30
 """Seconds that a member may take to end, once its hub has."""
@@ -59,19 +59,45 @@ def follow(remote: Remote, host: SshHost, run: Path, root: str = "/") -> bool:
     state, _, more = answer.stdout.partition(b"\n")
     if answer.ok:
         with path.open("ab") as file:
-            file.write(more)
+            file.write(more[: max(0, MOST_BYTES - begin)])
     return not (answer.ok and state in (b"inactive", b"failed"))
 
 
-def fetch(remote: Remote, host: SshHost, run: Path, root: str = "/", role: str = "member") -> str:
+class DiskRoom:
+    """Bytes that the devices of a fleet may bring to a folder, all together: half of what its disk
+    has free, since an archive lies beside what is unpacked of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._left = (shutil.disk_usage(folder).free - SPARE) // 2
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> bool:
+        """Whether there is room for as many bytes, which are taken then."""
+        with self._lock:
+            fits = count <= self._left
+            self._left -= count if fits else 0
+        return fits
+
+
+def fetch(
+    remote: Remote,
+    host: SshHost,
+    run: Path,
+    root: str = "/",
+    role: str = "member",
+    room: DiskRoom | None = None,
+) -> str:
     """Bring the run folder of a device with this role to its place in RUN, which that of a hub is
-    itself, instead of what is there. Returns why it is not there, or ""."""
-    is_hub, folder = role == "hub", run / FOLDERS[role]
+    itself, instead of what is there. Returns why it is not there, or "". room: of all devices."""
+    is_hub, folder, room = role == "hub", run / FOLDERS[role], room or DiskRoom(run)
     with tempfile.TemporaryFile(dir=run) as file:
+        full = False
 
         def heard(chunk: bytes) -> None:
-            if file.tell() <= MOST_BYTES:
-                file.write(chunk)
+            nonlocal full
+            if not full and file.tell() <= MOST_BYTES:
+                full = not room.take(len(chunk))
+                file.write(b"" if full else chunk)
 
         where = (UNIT, MEMBERS_RUNS) if role == "member" else (HUB_UNIT, HUBS_RUNS)
         words = ["sh", "-c", _PACK, "sh", root, str(ENDING_S), *where]
@@ -80,6 +106,8 @@ def fetch(remote: Remote, host: SshHost, run: Path, root: str = "/", role: str =
             return answer.why
         if file.tell() > MOST_BYTES:
             return f"its run folder has more than {MOST_BYTES >> 30} GiB"
+        if full:
+            return f"disk full: what the devices send does not fit on that of {run}"
         if not file.tell():
             return f"its {role} has written no run folder since the device was started"
         target = run if is_hub else folder / host.name
@@ -103,12 +131,20 @@ def fetch(remote: Remote, host: SshHost, run: Path, root: str = "/", role: str =
 
 
 def _unpack(file: BinaryIO, into: Path) -> None:
-    """The regular files of FILES, and nothing else. Raises TarError, OSError."""
+    """The regular files of FILES, and nothing else: headers are read one by one, so that nothing is
+    made, or held in memory, that did not come as bytes. Raises TarError, OSError."""
     file.seek(0)
-    with tarfile.open(fileobj=file, mode="r|") as tar:
-        for entry in tar:
-            name = entry.name.removeprefix("./")
-            content = tar.extractfile(entry) if entry.isreg() and name in FILES else None
-            if content is not None:
-                with (into / name).open("wb") as out:
-                    shutil.copyfileobj(content, out, io.DEFAULT_BUFFER_SIZE << 4)
+    while (block := file.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
+        entry = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        name, begin = entry.name.removeprefix("./"), file.tell()
+        more = file.read(min(entry.size, CHUNK)) if entry.type == tarfile.XHDTYPE else b""
+        if entry.size < 0 or entry.type == tarfile.GNUTYPE_SPARSE or b"GNU.sparse." in more:
+            raise tarfile.TarError(f"{name[:80]!r} is sparse, or has no size")
+        if entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and name in FILES:
+            left = entry.size
+            with (into / name).open("wb") as out:
+                while left and (chunk := file.read(min(left, CHUNK))):
+                    left -= out.write(chunk)
+            if left:
+                raise tarfile.ReadError(f"{name} is cut short")
+        file.seek(begin + -(-entry.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)

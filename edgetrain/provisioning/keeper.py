@@ -41,14 +41,13 @@ import subprocess
 import sys
 import tarfile
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from edgetrain.provisioning.cards import first_boot
-from edgetrain.provisioning.cards.first_boot import HUB_UNIT, UNIT, Failed, Hashing
+from edgetrain.provisioning.cards.first_boot import HUB_UNIT, SPARE, UNIT, Failed
 
 TRIAL_S = 600.0
 """Seconds in which the member of a new version has to be READY."""
@@ -59,8 +58,6 @@ LOOKING = "looking for the hub"
 """How the status of a member, or gateway, begins that has not found its hub: see
 training.member.service."""
 MESSAGES = "edgetrain/exchange/messages.py"
-SPARE = 64 << 20
-"""Bytes of the disk that stay free."""
 HUB_MARK = "Description=edgetrain hub"
 """In the text of a hub's unit."""
 BEGUN = "etc/edgetrain/hub/run"
@@ -107,9 +104,9 @@ class DeviceFiles:
         else:
             path.unlink(missing_ok=True)
 
-    def unpack(self, file: BinaryIO, into: Path, mode: str = "r|") -> None:
+    def unpack(self, file: BinaryIO, into: Path) -> None:
         into.mkdir(parents=True)
-        with tarfile.open(fileobj=file, mode=mode) as tar:  # type: ignore[call-overload]
+        with tarfile.open(fileobj=file, mode="r|") as tar:
             first_boot.extract(tar, into)
 
 
@@ -409,17 +406,11 @@ class DeviceKeeper:
         for path in (part, self.slots / slot):
             self._disk.remove(path)
         try:
-            with tarfile.open(source) as outer:
-                read = first_boot.require(outer.extractfile("manifest.json")).read()
-                manifest: dict[str, Any] = json.loads(read)
+            with first_boot.worker_archive(source) as (manifest, payload):
                 self._check_room(int(manifest["unpacked"]))
-                payload = Hashing(first_boot.require(outer.extractfile("payload.tar.gz")))
-                self._disk.unpack(payload, part, "r|gz")  # type: ignore[arg-type]
-                payload.finish()
-        except (tarfile.TarError, zlib.error, EOFError, ValueError, KeyError) as error:
+                self._disk.unpack(payload, part)
+        except (tarfile.TarError, EOFError, ValueError, KeyError) as error:
             raise Failed(f"the worker archive cannot be unpacked: {error}") from None
-        if payload.digest() != manifest["sha256"]:
-            raise Failed("the worker archive is damaged: its payload has another SHA-256")
         self._disk.rename(part, self.slots / slot)
         packages = manifest.get("packages", {})
         versions = {name: packages.get(name, "") for name in ("edgetrain", "torch")}

@@ -41,7 +41,7 @@ from edgetrain.fleet.cluster import ROLES, Cluster, DeviceEntry
 from edgetrain.fleet.ssh import Remote, SshAnswer, SshHost, copy, on_each
 from edgetrain.provisioning import calling, onsite
 from edgetrain.provisioning.cards.archive import read_manifest
-from edgetrain.provisioning.cards.first_boot import FLEETING
+from edgetrain.provisioning.cards.first_boot import FLEETING, SPARE
 from edgetrain.provisioning.cards.flashing import Archives, Settings, load_for, unit, unit_name
 from edgetrain.provisioning.cards.looking import ImageDescription, Partition
 from edgetrain.provisioning.keeper import other_hub
@@ -50,8 +50,6 @@ from edgetrain.provisioning.reaching import hub_keys, members_list, send_list
 LOOK_S, SET_UP_S, COPY_S = 30.0, 900.0, 3600.0
 CLOCK_S = 86_400.0
 """Seconds by which a device's clock may differ from this machine's."""
-SPARE = 64 << 20
-"""Bytes of the disk that stay free."""
 PARTS = ("worker", "job", "keys", "hub", "list", "user", "tune", "unit", "start")
 _UNPACK = 'mkdir -p "$1" && tar -x --no-same-owner -C "$1"'
 

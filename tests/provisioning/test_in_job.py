@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tarfile
 
 import pytest
@@ -12,6 +13,8 @@ from folder_remote import FolderRemote
 
 from edgetrain.fleet.ssh import SshAnswer, SshHost
 from edgetrain.provisioning import fetching
+from edgetrain.provisioning.cards.first_boot import SPARE
+from edgetrain.provisioning.desk import DeviceDesk
 from edgetrain.provisioning.in_job import FRESH_S, states_in_job
 from edgetrain.runs.folder import METRICS, SUMMARY
 
@@ -72,6 +75,8 @@ class Sending:
         self.sent = sent
 
     def run(self, host, words, stdin=b"", *, seconds=60.0, root=False, heard=None):
+        if heard is None:
+            return SshAnswer(stdout=self.sent)
         heard(self.sent)
         return SshAnswer()
 
@@ -127,3 +132,67 @@ def test_another_jobs_folder_a_torn_one_and_one_that_climbs_out_are_said(fetched
         assert why.startswith("its run folder cannot be read")
     assert not (run / "members/pi-0").exists()
     assert not (run / "members/job.toml").exists()
+
+
+def entry(kind, size, content=b"", name="model.safetensors"):
+    """One entry of a tar file, of this kind and with this size, whatever follows it."""
+    head = tarfile.TarInfo(name)
+    head.type, head.size = kind, size
+    return head.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
+
+
+def gnu_sparse(size):
+    """An entry of `tar -S`: 512 bytes, of a file with a hole to `size`."""
+    head = bytearray(entry(tarfile.GNUTYPE_SPARSE, 512))
+    head[386:398], head[398:410] = b"%011o\0" % (size - 512), b"%011o\0" % 512
+    head[483:495], head[148:156] = b"%011o\0" % size, b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head) + bytes(512)
+
+
+def pax(text, *more):
+    record = b"%d %s" % (len(text) + 3, text)
+    assert len(record) < 100, "two digits"
+    return entry(tarfile.XHDTYPE, len(record), record) + b"".join(more)
+
+
+FILE = entry(tarfile.REGTYPE, 512, bytes(512))
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (gnu_sparse(1 << 20), "sparse"),
+        (pax(b"GNU.sparse.size=1048576\n", FILE), "sparse"),
+        (entry(tarfile.REGTYPE, 1 << 20, bytes(512)), "cut short"),
+        (entry(tarfile.REGTYPE, -512, bytes(512)), "has no size"),
+        (entry(tarfile.GNUTYPE_LONGNAME, 1 << 40, bytes(512)), "empty header"),
+        (pax(b"size=1048576\n", FILE), ""),
+        (entry(tarfile.DIRTYPE, 0, name="./") + FILE, ""),
+    ],
+)
+def test_nothing_is_made_of_an_archive_that_did_not_come_as_bytes(fetched, sent, why):
+    run, _, _ = fetched
+    job = (run / "job.toml").read_bytes()
+    sent = entry(tarfile.REGTYPE, len(job), job, "job.toml") + sent + bytes(1024)
+    said = fetching.fetch(Sending(sent), SshHost("pi-0", "pi-0"), run)
+    assert (why in said) if why else (said == "")
+    there = [path for path in (run / "members").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in there) == (0 if why else len(job) + 512)
+
+
+def test_a_fleet_together_brings_no_more_than_half_of_the_disk_takes(fetched, monkeypatch):
+    """Also a hub's lines, which come bit by bit while it is at work."""
+    run, _, _ = fetched
+    job = (run / "job.toml").read_bytes()
+    sent = entry(tarfile.REGTYPE, len(job), job, "job.toml") + bytes(1024)
+    usage = shutil.disk_usage(run)._replace(free=SPARE + 2 * (2 * len(sent) + 1))
+    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda folder: usage)
+    hosts = [SshHost(f"pi-{i}", f"pi-{i}") for i in range(4)]
+    results = DeviceDesk(Sending(sent), hosts).fetch(run, "member")
+    assert sorted(result.ok for result in results) == [False, False, True, True]
+    assert any("disk full: what the devices send does not fit" in r.said for r in results)
+    monkeypatch.setattr(fetching, "MOST_BYTES", 100)
+    for _ in range(3):
+        assert fetching.follow(Sending(b"active\n" + b"{}\n" * 30), hosts[0], run)
+    assert (run / METRICS).stat().st_size <= 100

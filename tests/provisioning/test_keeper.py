@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import gzip
 import hashlib
+import io
 import json
 import shutil
 import sys
@@ -17,10 +19,12 @@ import running_devices
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgetrain.errors import ConfigError
 from edgetrain.provisioning import keeper as module
 from edgetrain.provisioning import sets
-from edgetrain.provisioning.cards import archive
+from edgetrain.provisioning.cards import archive, first_boot
 from edgetrain.provisioning.cards.first_boot import UNIT, Failed
+from edgetrain.provisioning.desk import archive_protocol
 from edgetrain.provisioning.keeper import (
     DeviceFiles,
     DeviceKeeper,
@@ -82,8 +86,8 @@ class Cut(DeviceFiles):
     def remove(self, path):
         self._do("remove", path)
 
-    def unpack(self, file, into, mode="r|"):
-        self._do("unpack", file, into, mode)
+    def unpack(self, file, into):
+        self._do("unpack", file, into)
 
 
 class Board:
@@ -355,6 +359,60 @@ def test_a_damaged_payload_is_refused(tmp_path, archives):
     with pytest.raises(Failed, match="the worker archive"):
         board.keeper().update(arrive(board, bytes(content)))
     assert slot(board) == "a"
+
+
+def lying(kind, size, content=b"", unpacked=0):
+    """A worker archive whose payload has one entry with this header, and these bytes after it."""
+    entry = tarfile.TarInfo("a")
+    entry.type, entry.size = kind, size
+    payload = gzip.compress(entry.tobuf(tarfile.GNU_FORMAT) + content + bytes(1024))
+    manifest = {"sha256": hashlib.sha256(payload).hexdigest(), "unpacked": unpacked}
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, held in ("manifest.json", json.dumps(manifest).encode()), (
+            "payload.tar.gz", payload,
+        ):  # fmt: skip
+            entry = tarfile.TarInfo(name)
+            entry.size = len(held)
+            tar.addfile(entry, io.BytesIO(held))
+    return out.getvalue()
+
+
+MORE = bytes(3 << 10)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (lying(tarfile.REGTYPE, len(MORE), MORE), "more bytes than it says"),
+        (lying(tarfile.XHDTYPE, len(MORE), MORE), "more bytes than it says"),
+        (lying(tarfile.GNUTYPE_LONGNAME, len(MORE), MORE), "more bytes than it says"),
+        (lying(tarfile.DIRTYPE, 0, MORE, unpacked=-4096), "more bytes than it says"),
+        (lying(tarfile.GNUTYPE_SPARSE, 0, unpacked=4096), "is sparse"),
+        (lying(tarfile.SYMTYPE, 0, unpacked=4096), "no file and no folder"),
+    ],
+)
+def test_no_more_is_unpacked_than_an_archive_says(tmp_path, monkeypatch, content, why):
+    """Not on a device, and not where it is sent from."""
+    monkeypatch.setattr(first_boot, "SPARE", 2 << 10)
+    (path := tmp_path / "worker.tar").write_bytes(content)
+    board = flashed(tmp_path / "device")
+    with pytest.raises(Failed, match=why):
+        board.keeper().update(arrive(board, content))
+    assert slot(board) == "a"
+    assert not list((tmp_path / "device").glob("opt/edgetrain/b.part/*"))
+    if "more bytes" in why:
+        with pytest.raises(ConfigError, match=why):
+            archive_protocol(path)
+
+
+def test_a_set_with_a_hole_is_refused(tmp_path):
+    content = lying(tarfile.GNUTYPE_SPARSE, 0)
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        held = gzip.decompress(tar.extractfile("payload.tar.gz").read())
+    board = flashed(tmp_path)
+    with pytest.raises(Failed, match="the job's files cannot be unpacked: a is sparse"):
+        board.keeper().send(arrive(board, held))
 
 
 def test_another_update_waits_for_the_one_that_is_on_trial(tmp_path, archives):

@@ -23,6 +23,7 @@ from typing import Any
 from edgetrain.errors import ConfigError, did_you_mean, refuse_first
 from edgetrain.files.toml import read_toml
 from edgetrain.fleet import catalog
+from edgetrain.provisioning.cards.first_boot import MOST_MANIFEST
 from edgetrain.provisioning.cards.looking import RELEASES, ImageDescription
 
 VERSION = 2
@@ -218,7 +219,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         with tarfile.open(path) as tar:
             file = tar.extractfile(MANIFEST)
-            table: dict[str, Any] = json.loads(file.read() if file else b"")
+            table: dict[str, Any] = json.loads(file.read(MOST_MANIFEST) if file else b"")
             tar.getmember(PAYLOAD)
         if table.get("version") != VERSION:
             raise ConfigError(

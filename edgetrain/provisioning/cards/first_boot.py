@@ -22,6 +22,8 @@ Exit status: 0 done, 2 will not get better by itself, 75 try again.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gzip
 import hashlib
 import json
 import os
@@ -30,7 +32,8 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,6 +55,10 @@ UNITS = "etc/systemd/system"
 KEYS = "var/lib/edgetrain-keys"
 MEMBERS = "etc/edgetrain/hub/members"
 """The list of a device that has the hub: who may join."""
+SPARE = 64 << 20
+"""Bytes of a disk that stay free, and more than the headers of an archive take."""
+MOST_MANIFEST = 1 << 20
+"""Bytes of an archive's manifest."""
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 
 
@@ -250,15 +257,11 @@ class FirstBoot:
     # -- tools -----------------------------------------------------------------------------------
 
     def _unpack_archive(self, into: Path) -> None:
-        with tarfile.open(self.ours / "worker.tar") as outer:
-            manifest = json.loads(require(outer.extractfile("manifest.json")).read())
-            payload = Hashing(require(outer.extractfile("payload.tar.gz")))
-            stream: Any = payload
-            with tarfile.open(fileobj=stream, mode="r|gz") as inner:
-                extract(inner, into)
-            payload.finish()
-            if payload.digest() != manifest["sha256"]:
-                raise ValueError("its SHA-256 is wrong")
+        with (
+            worker_archive(self.ours / "worker.tar") as (_, payload),
+            tarfile.open(fileobj=payload, mode="r|") as inner,
+        ):
+            extract(inner, into)
 
     def _edgetrain(self, *words: str) -> None:
         if status := self._status("edgetrain", *words):
@@ -306,19 +309,52 @@ class Hashing:
         return self._hash.hexdigest()
 
 
+class Capped:
+    """A file to read from that ends in a ReadError after this many bytes."""
+
+    def __init__(self, file: Any, most: int) -> None:
+        self._file, self._left = file, most
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self._file.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise tarfile.ReadError("it unpacks to more bytes than it says")
+        return data
+
+
+@contextlib.contextmanager
+def worker_archive(path: Path) -> Iterator[tuple[dict[str, Any], Any]]:
+    """The manifest of a worker archive, and its payload: a tar file to read from, of which no more
+    is unpacked than the manifest says. Raises ValueError, TarError, EOFError, KeyError; at the end,
+    too, for a payload with another SHA-256."""
+    with tarfile.open(path) as outer:
+        files = [outer.extractfile(name) for name in ("manifest.json", "payload.tar.gz")]
+        if files[0] is None or files[1] is None:
+            raise ValueError("it is not a worker archive")
+        manifest = json.loads(files[0].read(MOST_MANIFEST))
+        packed = Hashing(files[1])  # type: ignore[arg-type]
+        plain = gzip.GzipFile(fileobj=packed)  # type: ignore[call-overload]
+        try:
+            yield manifest, Capped(plain, int(manifest["unpacked"]) + SPARE)
+        except (zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(str(error)) from None
+        packed.finish()
+        if packed.digest() != manifest["sha256"]:
+            raise ValueError("its payload has another SHA-256")
+
+
 def extract(tar: tarfile.TarFile, into: Path) -> None:
-    """Unpack a tar file. Debian 12's Python has no filters yet; our archives have files only."""
-    if hasattr(tarfile, "data_filter"):
-        tar.extractall(into, filter="data")
-    else:
-        tar.extractall(into)  # noqa: S202
+    """Unpack a tar file of files and folders, all of whose bytes are in it. Raises TarError."""
+    # Debian 12's Python has no filters yet.
+    how: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    tar.extractall(into, map(_plain, tar), **how)  # noqa: S202
 
 
-def require(file: Any) -> Any:
-    """A member of a tar file, which must be there."""
-    if file is None:
-        raise ValueError("it is not a worker archive")
-    return file
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    if entry.issparse() or not (entry.isreg() or entry.isdir()):
+        raise tarfile.ReadError(f"{entry.name} is sparse, or no file and no folder")
+    return entry
 
 
 def blank_file(path: Path) -> None:
