@@ -7,6 +7,7 @@ unpickled, and sizes that a file declares are checked before memory is taken for
 from __future__ import annotations
 
 import gzip
+import io
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from edgetrain.tasks.classification import Pixels
 Labels = NDArray[np.int64]
 
 DIGITS = 1797
+DIGITS_LIMIT = 1 << 20
+"""Characters of their table that are read: four times what it has."""
 
 IDX_IMAGES, IDX_LABELS = 0x00000803, 0x00000801
 """Magic numbers: two zero bytes, 8 for unsigned bytes, the number of dimensions."""
@@ -42,7 +45,8 @@ def read_digits(path: Path) -> tuple[Pixels, Labels]:
     """(1797, 1, 8, 8) uint8 grey levels from 0 to 16, and their labels, from lines of numbers."""
     try:
         with gzip.open(path, "rt", encoding="ascii") as lines:
-            table = np.loadtxt(lines, delimiter=",", dtype=np.float32, ndmin=2)
+            text = io.StringIO(lines.read(DIGITS_LIMIT))
+        table = np.loadtxt(text, delimiter=",", dtype=np.float32, ndmin=2)
     except FileNotFoundError:
         raise TaskError(f"no file {path}", "pip install edgetrain[lab] brings it") from None
     except (OSError, EOFError, zlib.error, ValueError) as error:
@@ -156,6 +160,8 @@ def _contents(
         name = entry.name.rpartition("/")[2]
         if name in names and entry.isfile():
             _check_cifar_size(f"{path}:{name}", entry.size)
+            if entry.issparse():
+                raise damaged(f"{path}:{name}", "a sparse entry, whose bytes are not all there")
             file = archive.extractfile(entry)
             data = file.read() if file else b""
             if len(data) != entry.size:

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import http.server
 import importlib.util
+import tarfile
 import threading
 from pathlib import Path
 
@@ -129,6 +130,17 @@ def test_a_damaged_cifar_file_is_named_packed_or_not(tmp_path, data, says):
         tasks.cifar10(str(tmp_path / "tar"))
 
 
+def test_a_cifar_file_whose_bytes_are_not_all_there_is_refused(tmp_path):
+    entry = tarfile.TarInfo("data_batch_1.bin")
+    entry.type = tarfile.GNUTYPE_SPARSE
+    head = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
+    head[483:495], head[148:156] = b"%011o\0" % len(FIRST), b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    write(tmp_path, {"cifar-10-binary.tar.gz": gzip.compress(bytes(head) + bytes(1024))})
+    with pytest.raises(TaskError, match=r"data_batch_1\.bin: a sparse entry"):
+        tasks.cifar10(str(tmp_path))
+
+
 def test_an_incomplete_cifar_is_named(tmp_path):
     files = cifar_files()
     del files["data_batch_3.bin"]
@@ -170,6 +182,7 @@ def test_digits_may_lie_in_a_folder(tmp_path):
             "1796 lines of 65 numbers, expected 1797",
         ),
         (lambda data: gzip.compress(b"1,2\n3,4\n"), "2 lines of 2 numbers"),
+        (lambda data: gzip.compress(gzip.decompress(data) * 8), "not a gzipped table"),  # cut
         (lambda data: gzip.compress(gzip.decompress(data).replace(b"16", b"17")), "outside 0 … 16"),
     ],
 )
