@@ -130,6 +130,11 @@ class MemberRecord:
     """Where other members can connect to it; "": they cannot, or it has not said."""
     behind: int = 0
     """Members of the site that it joined for, as its gateway; 0: it is a member itself."""
+    used: int = 0
+    """Contributions that its site cannot give any more: those that are merged, and one of each
+    member for each round before it began."""
+    open: int = 0
+    """Contributions of its site in open rounds."""
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -197,6 +202,7 @@ class MemberRecord:
         return Seat(
             self.name, self.sender, self.session, self.index, self.weight, self.first_round,
             self.merged, tuple(self.merged_by_range) if several else (), self.behind,
+            self.used,
         )  # fmt: skip
 
     @classmethod
@@ -209,6 +215,7 @@ class MemberRecord:
             merged_by_range=list(seat.by_range) or [seat.next_round],
             applied=max(0, seat.next_round - 1),
             left_out=[range(seat.next_round, seat.first_round)], behind=seat.behind,
+            used=seat.used or seat.behind * seat.first_round,
         )  # fmt: skip
         member._skip_merged()
         return member
@@ -264,11 +271,12 @@ class MemberRecord:
         self._change_state("starts")
         if first_round is not None:
             self.first_round = self.next_round = first_round
+            self.used = self.behind * first_round
         self.applied = applied
 
     def forget_unmerged(self) -> None:
         """What it gave to open rounds is lost with the hub that had it."""
-        self.next_round = self.merged
+        self.next_round, self.open = self.merged, 0
         self._skip_merged()
 
     def settle(self, address: str) -> None:
@@ -318,18 +326,30 @@ class MemberRecord:
         self._skip_merged()
         return payloads
 
+    def count_in(self, round: int, said: int) -> int:
+        """How many contributions its next one has, to this round, of which it says that many: of a
+        site no more than one of each member for each round so far, late ones included."""
+        if not self.behind:
+            return 1
+        count = min(said, self.behind * (round + 1) - self.used - self.open)
+        self.open += count
+        return count
+
     def note_answer(self) -> None:
         """A whole answer of it came, where the hub hands out work: nothing is missing before it."""
         self.gaps = 0
 
-    def mark_merged(self, meant_for: int) -> None:
-        """Its contribution to this round, and earlier ones of the range, are merged or dropped."""
+    def mark_merged(self, meant_for: int, members: int = 1) -> None:
+        """Its contribution to this round, with as many in it, and earlier ones of the range, are
+        merged or dropped."""
+        self.used, self.open = self.used + members, self.open - members
         ranges = len(self.merged_by_range)
         self.merged_by_range[meant_for % ranges] = meant_for + ranges
 
-    def replay_merged(self, meant_for: int) -> None:
+    def replay_merged(self, meant_for: int, members: int) -> None:
         """A journal says that its contribution to this round was merged."""
-        self.mark_merged(meant_for)
+        self.open += members
+        self.mark_merged(meant_for, members)
         self.next_round = max(self.next_round, self.merged)
         self._skip_merged()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 from edgetrain.exchange.hub.contributions import Contribution
@@ -52,13 +53,14 @@ class OpenRound:
 
     def counted(self) -> tuple[CountedOnce, ...]:
         return tuple(
-            CountedOnce(*key, self.contributions[key].weight) for key in sorted(self.contributions)
+            CountedOnce(*key, each.weight, each.members)
+            for key, each in sorted(self.contributions.items(), key=itemgetter(0))
         )
 
     def mark_merged(self) -> None:
         """Note in their senders' records that all of these contributions are merged."""
         for key in sorted(self.senders):
-            self.senders[key].mark_merged(key[1])
+            self.senders[key].mark_merged(key[1], self.contributions[key].members)
 
 
 class Seen(NamedTuple):

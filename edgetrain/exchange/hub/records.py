@@ -30,6 +30,8 @@ class CountedOnce:
     member: str
     meant_for: int
     weight: float
+    members: int = 1
+    """Contributions in it: a gateway's has those of its site."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Seat:
     """The same of the rounds that concern each range of the vector; (): there is one range."""
     behind: int = 0
     """Members of the site that it joined for, as its gateway; 0: it is a member itself."""
+    used: int = 0
+    """See MemberRecord."""
 
 
 @dataclass(frozen=True)
@@ -284,6 +288,8 @@ def _fields(item: Any) -> list[Any]:
     values = list(vars(item).values())
     if isinstance(item, Sent):
         return values[:-1]  # the vector follows the header
+    if isinstance(item, CountedOnce):
+        return values if item.members != 1 else values[:3]
     if isinstance(item, Seat):
         return values if item.behind else values[:8] if item.by_range else values[:7]
     return values

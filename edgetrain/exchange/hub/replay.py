@@ -65,4 +65,4 @@ def _mark_counted(record: Round | Sent, present: dict[str, MemberRecord], away: 
     for counted in record.counted:
         member = present.get(counted.member) or away.get(counted.member)
         if member is not None:
-            member.replay_merged(counted.meant_for)
+            member.replay_merged(counted.meant_for, counted.members)

@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 REMEMBERED = 4096
 """Checksums of base that are kept to compare members with."""
 
-SITE_ROUNDS = 1024
-"""Contributions of each of its members that one of a site may have in it: late ones, too."""
-
 BEHIND_BYTES = 1 << 28
 """Replies that may wait for a member that does not take them, in bytes."""
 
@@ -299,13 +296,13 @@ class Rounds:
         """Keep a whole contribution. Returns remarks, and whether a round may be due."""
         payloads = member.complete_contribution(message.payload, message.applied)
         if self.arrivals is not None:
-            given = _contribution(member, message, payloads, now, self.masks is not None)
+            given = _contribution(member, message, payloads, now, self.masks is not None, 1)
             self.open_rounds.add(self.round, member, message.round, given, now)
             return [], True
         meant_for, open = message.round, self.collecting
         round = self.merger.ranges.next_alike(meant_for, open)
         if self._is_dropped(meant_for):
-            member.mark_merged(meant_for)
+            member.mark_merged(meant_for, 0)
             remark = f"round {meant_for} had closed; its part is dropped"
             return [Note("late", member.name, remark)], False
         remarks: list[Effect] = []
@@ -315,7 +312,13 @@ class Rounds:
         if self.masks is not None:
             self.masks.aggregator.add_contribution(member.name, meant_for, payloads)
             payloads = ()
-        contribution = _contribution(member, message, payloads, now, self.masks is not None)
+        count = member.count_in(meant_for, message.members)
+        if count < message.members:
+            remark = (
+                f"{message.members} contributions in one of its site, which has {count} to give"
+            )
+            remarks.append(Note("refused", member.name, f"round {meant_for}: {remark}"))
+        contribution = _contribution(member, message, payloads, now, self.masks is not None, count)
         # A late one may wait for the next round of its range, which begins with those meant for it.
         opens = round in (meant_for, open)
         added = self.open_rounds.add(round, member, meant_for, contribution, now, opens=opens)
@@ -455,16 +458,19 @@ def _contribution(
     payloads: tuple[Buffer, ...],
     now: float,
     masked: bool,
+    count: int,
 ) -> Contribution:
-    """A whole contribution, whose last part is `message`, with its parts' payloads."""
+    """A whole contribution, whose last part is `message`, with its parts' payloads. count: of the
+    contributions that it says are in it; its weight is cut with their number."""
     sent = sum(memoryview(payload).nbytes for payload in payloads)
     wish = Wish(member.name, message.wanted_delay, message.step_s, message.applied, now, sent)
     is_empty = message.weight == NO_WEIGHT and not masked  # masked: in the sum already
     weight = message.weight if member.behind else member.weight
+    if count < message.members:
+        weight *= count / message.members
     return Contribution(
-        member.name, NO_WEIGHT if is_empty else weight, payloads, wish,
-        message.members if member.behind else 1, member.behind > 0,
-    )  # fmt: skip
+        member.name, NO_WEIGHT if is_empty else weight, payloads, wish, count, member.behind > 0
+    )
 
 
 def _why_no_site(
@@ -474,7 +480,7 @@ def _why_no_site(
     count, is_empty = message.members, message.weight == NO_WEIGHT
     if not member.behind:
         return ("order", "only a gateway says how many contributions are in one") if count else None
-    if count > SITE_ROUNDS * member.behind or not (count or is_empty):
+    if not (count or is_empty):
         return "order", f"{count} contributions in one of a site of {member.behind}"
     if not weighted and not is_empty and message.weight > count:
         return "order", f"a weight of {message.weight:g} of {count} contributions"

@@ -15,10 +15,11 @@ from sites import SitedFleet
 
 from edgetrain.errors import Diverged, Refused
 from edgetrain.exchange.gateway.site import CUT_OFF, NOBODY_HERE, REACHED, SiteTensors
+from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.protocol import NOBODY
-from edgetrain.exchange.hub.records import Above, CountedOnce, Sent, State, decode, encode
+from edgetrain.exchange.hub.records import Above, CountedOnce, Entered, Sent, State, decode, encode
 from edgetrain.exchange.hub.terms import Policy
-from edgetrain.exchange.messages import Base, Beat, Reply, Start, Welcome
+from edgetrain.exchange.messages import NO_WEIGHT, Base, Beat, Reply, Start, Welcome
 
 STRATEGIES = ("sync-sgd", "local-sgd", "fedavg", "dga", "diloco", "fedyogi", "scaffold")
 CODECS = ("fp32", "int8", "topk(0.3) | q2")
@@ -104,6 +105,7 @@ def test_whatever_dies_or_breaks_every_contribution_counts_once(strategy, sites,
     assert set(counted) == gave
     went_up = fleet.disk.counted
     assert len(went_up) == len(set(went_up))
+    assert not [note for note in fleet.notes if note.event == "refused"], "no site says too much"
 
 
 def gone(site):
@@ -255,13 +257,55 @@ def test_a_quorum_counts_the_contributions_in_one():
     [
         ("b", {"members": 2}, "only a gateway says how many contributions are in one"),
         ("a", {}, "0 contributions in one of a site of 3"),
-        ("a", {"members": 4000}, "4000 contributions in one of a site of 3"),
         ("a", {"members": 2, "weight": 1e9}, "a weight of 1e+09 of 2 contributions"),
     ],
 )
 def test_what_a_site_says_is_checked(who, wrong, said):
     desk = started()
     assert refusal(desk, desk.give(who, 0, **wrong), who) == ("order", said)
+
+
+@pytest.mark.parametrize(
+    ("given", "counts"),  # by round: contributions that the site of 3 says, and how many count
+    [
+        ([3, 3, 3], [3, 3, 3]),
+        ([1000, 3], [3, 3]),
+        ([3, 1024, 3, 6], [3, 3, 3, 3]),
+        ([2, 4, 3], [2, 4, 3]),  # one of round 0 was late
+        ([2, 5], [2, 4]),
+        ([1, 0, 10, 4], [1, 0, 8, 3]),
+    ],
+)
+def test_a_site_counts_no_more_than_its_members_can_have_given(given, counts):
+    desk = started()
+    for round, said in enumerate(given):
+        at = {"applied": round, "checksum": desk.hub.checksum(round)}
+        desk.give("a", round, members=said, weight=float(said) or NO_WEIGHT, **at)
+        desk.give("b", round, **at)
+        desk.tick(desk.hub.policy.deadline_s + 1)
+        site = desk.hub.members.named("a")
+        header, _ = encode(Entered(site.seat()))
+        assert MemberRecord.of_seat(decode(header, b"").seat).used == site.used
+    assert [closed.weight for closed in desk.closed] == pytest.approx([1.0 + n for n in counts])
+    assert desk.events().count(("refused", "a")) == sum(map(int.__gt__, given, counts))
+
+
+def test_a_liar_of_a_gateway_has_the_say_of_its_members():
+    """A site of one that says 1,000: its weight, the count in the reply, and a quorum."""
+    desk = gateways(quorum=3)
+    desk.join("a", behind=1)
+    for name in "bcd":
+        desk.join(name)
+    desk.tell("a", Base(0, 1, raw(ZEROS)))
+    desk.give("a", 0, np.full(5, 9.0), weight=1000.0, members=1000)
+    desk.give("b", 0)
+    desk.tick(desk.hub.policy.deadline_s + 1)
+    assert not desk.closed, "two of four are no quorum of three"
+    reply = the(Reply, desk.give("c", 0)["b"])
+    assert reply.members == 3
+    assert np.frombuffer(reply.payload, np.float32).tolist() == [3.0] * 5
+    (line,) = [note.reason for note in desk.notes if note.event == "refused"]
+    assert line == "round 0: 1000 contributions in one of its site, which has 1 to give"
 
 
 def test_a_gateway_joins_no_gateway():
