@@ -225,6 +225,7 @@ def test_every_block_of_the_page_runs(tmp_path, monkeypatch):
     assert names["run"].summary["task"] == "line"
 
 
+@pytest.mark.real
 def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]

@@ -137,6 +137,12 @@ def fleet(folder, hub=None, **strategy):
     return plan(reading.load(folder / job), folder)
 
 
+def seeds(few, all_):
+    """Some of `all_` schedules in `make test`, the others in `make test-real`."""
+    more = [pytest.param(seed, marks=pytest.mark.real) for seed in range(few, all_)]
+    return pytest.mark.parametrize("seed", [*range(few), *more])
+
+
 ALL = (0, 1, 2, 3)
 BROKEN = ("cut", "corrupt-up", "corrupt-down")
 
@@ -251,7 +257,7 @@ def test_a_full_disk_shows(tmp_path, monkeypatch, when_full):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, 4)
 def test_drawn_schedules_break_no_law(tmp_path, strategy, seed):
     planned = fleet(tmp_path, **strategy)
     outcome = simulated.run(planned, seed, schedule.draw(seed, 4, 13.0, 6), 15.0)
@@ -272,7 +278,7 @@ DEALT = ["members=4", "pace_s=0.1", "network=wan-50ms", "steps=40", "data.partit
 DEALT += ["strategy=lbfgs(6, 4, 320)", "batch=16", "fsync=never", "evaluate_every=1000000"]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, 3)
 def test_drawn_schedules_of_a_hub_that_hands_out_work_break_no_law(seed):
     planned = plan(reading.load(None, DEALT))
     drawn = schedule.draw(seed, 4, 15.0, 6, schedule.FAULTS)
@@ -281,7 +287,7 @@ def test_drawn_schedules_of_a_hub_that_hands_out_work_break_no_law(seed):
     assert outcome.rounds == 40
 
 
-@pytest.mark.parametrize("seed", range(2))
+@seeds(1, 2)
 def test_drawn_schedules_of_several_hubs_that_hand_out_work_break_no_law(seed):
     planned = plan(reading.load(None, [*DEALT, "steps=25", "ranges=6", f"hubs={HUBS}"]))
     drawn = schedule.draw(seed, 4, 12.0, 6, schedule.FAULTS, hubs=3)

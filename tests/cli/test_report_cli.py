@@ -79,6 +79,7 @@ def test_rows_of_steps_are_those_of_the_metrics(run, tmp_path):
     assert {row["member"] for row in rows} == {"m0", "m1", "m2"}
 
 
+@pytest.mark.real
 def test_figures_have_the_widths_of_one_and_two_columns(run, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     folder = tmp_path / "figures"

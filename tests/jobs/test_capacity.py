@@ -540,6 +540,7 @@ def test_long_replies_share_a_line_as_simulated(tmp_path):
 # -- the command ----------------------------------------------------------------------------------
 
 
+@pytest.mark.real
 def test_the_command_says_what_the_fleet_waits_for(tmp_path, monkeypatch, capsys):
     from edgetrain.__main__ import main
 

@@ -111,7 +111,7 @@ def test_more_noise_fewer_releases_and_rarer_ones_cost_less(noise, count, rate, 
         (8.0, 100, 1.0, "pld"),
         (600.0, 100, 1.0, "pld"),
         (60.0, 50, 0.2, "pld"),
-        (2.0, 20, 0.01, "pld"),
+        pytest.param(2.0, 20, 0.01, "pld", marks=pytest.mark.real),
         (0.5, 50, 0.2, "rdp"),
     ],
 )

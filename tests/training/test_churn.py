@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 
+import pytest
 from endurance import churn
 
 from edgetrain.exchange.hub.members import AWAY, MemberRecord
@@ -16,6 +17,7 @@ def held():
     return Counter(type(each).__name__ for each in gc.get_objects())
 
 
+@pytest.mark.real
 def test_after_hours_of_churn_a_hub_holds_what_it_held_before(tmp_path):
     others = held()["MemberRecord"]  # of fleets of other tests in this process
     fleet = churn.Churn(tmp_path, pace_s=15.0)

@@ -278,7 +278,7 @@ def peak_of(*words, **asked):
     return statistics.median(found)
 
 
-@pytest.mark.parametrize("delay", [0, 4])
+@pytest.mark.parametrize("delay", [pytest.param(0, marks=pytest.mark.real), 4])
 def test_members_that_reduce_keep_what_a_hub_does_and_two_vectors_each(delay):
     asked = {"elements": 200_000, "every": 2, "delay": delay}
     star = peak_of("dga(own)", 4, 12, star=True, **asked)

@@ -199,6 +199,7 @@ def test_faults_are_in_the_run_folder_as_they_strike(tmp_path):
     assert not list(read_metrics(folder, "status")), "they tell their hub nothing"
 
 
+@pytest.mark.real
 def test_devices_that_come_and_go_by_chance_end_with_one_base(tmp_path):
     job = write_tiny(
         tmp_path,
