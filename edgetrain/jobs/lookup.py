@@ -5,12 +5,13 @@ Torch is loaded with the task.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain import strategies
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, TaskError
 from edgetrain.exchange.keys.keyring import keys_folder
 from edgetrain.fleet import devices
 from edgetrain.jobs import bundles, schedule
@@ -78,7 +79,9 @@ def pace_of(job: Job, device: str, model: torch.nn.Module, task: Task) -> float:
         return job.fleet.pace_s
     if device in (devices.HOST, devices.here()):
         return 0.0
-    batch = next(task.batches(0, job.fleet.members, job.train.batch, job.seed))
+    from edgetrain.tasks import batches_from
+
+    batch = next(batches_from(task, 0, job.fleet.members, job.train.batch, job.seed))
     flops, operators = devices.measure_step(model, batch, task.loss)
     model.zero_grad(set_to_none=True)
     return job.train.accumulate * devices.load(device).step_seconds(flops, operators)
@@ -162,20 +165,34 @@ def work_of(
         return Slices(task, model, flat, (own.held[0], own.of), batch, chunk, job.seed)
     from edgetrain.tasks import batches_from
 
+    train = job.train
     batches = batches_from(
-        task, own.held[0], own.of, job.train.batch, job.seed, taken * job.train.accumulate
-    )
-    work = OneModel(task, model, flat, batches, job.train.accumulate)
+        task, own.held[0], own.of, train.batch, job.seed, taken * train.accumulate, train.steps,
+        train.accumulate,
+    )  # fmt: skip
+    work = OneModel(task, model, flat, batches, train.accumulate)
     return OwnDraws(work, job.seed, own.held[0], begins_at)
 
 
 def rehearse(job: Job, task: Task) -> None:
-    """Take one gradient as a private job does: what cannot be fails before anything starts."""
-    strategy = strategies.find(job.strategy.name)
+    """Look at samples, the first batch and the figures of a small model, and take one gradient as a
+    private job does: what cannot be fails before anything starts. ConfigError, TaskError."""
+    from edgetrain.tasks import batches_from
+    from edgetrain.tasks.draws import figures_of, generators_kept
+    from edgetrain.tasks.losses import is_small
+
+    strategy, shares = strategies.find(job.strategy.name), shares_of(job, 0).of
+    for index in range(job.fleet.members):
+        shares_of(job, index).samples(task)
+    next(batches_from(task, 0, shares, job.train.batch, job.seed))
+    with generators_kept():
+        figures = figures_of(task, task.model()) if is_small(task) else {}
+    if math.inf in map(abs, figures.values()):
+        said = f"task '{task.name}': evaluate(model) returns {figures} before training"
+        raise TaskError(said, "finite numbers, or NaN for what is not known")
     if strategy.deals:
         _check_same_data(job, task, strategy.argument("batch"))
     if job.privacy.unit == "example":
-        from edgetrain.tasks.draws import generators_kept
         from edgetrain.tasks.flat import FlatModel
 
         model = task.model()

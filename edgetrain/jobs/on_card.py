@@ -145,6 +145,7 @@ def main() -> None:
     from edgetrain.jobs.lookup import task_of
     from edgetrain.jobs.plan import check
     from edgetrain.jobs.reading import load
+    from edgetrain.tasks import batches_from
 
     scratch = Path(sys.argv[2])
     place, keys = scratch / "etc", scratch / "config"
@@ -158,7 +159,7 @@ def main() -> None:
         if not job.data.get("download") or table["data"]:
             task = task_of(job, place, keys)
             task.model()
-            next(task.batches(0, job.fleet.members, job.train.batch, job.seed))
+            next(batches_from(task, 0, job.fleet.members, job.train.batch, job.seed))
         found: dict[str, Any] = {"ok": True}
     except EdgetrainError as error:
         found = {"error": error.message, "module": _missing_module(error)}

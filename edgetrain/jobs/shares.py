@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edgetrain.errors import TaskError
 from edgetrain.fleet.assignment import devices_of
 from edgetrain.fleet.devices import SERVERS
 from edgetrain.jobs.job import Job
@@ -28,7 +29,15 @@ class DataShares:
         return len(self.held)
 
     def samples(self, task: Task) -> int:
-        return sum(task.samples(share, self.of) for share in self.held)
+        """Of all of them. TaskError for a share without any."""
+        counts = [task.samples(share, self.of) for share in self.held]
+        for share, count in zip(self.held, counts, strict=True):
+            if not count >= 1:
+                raise TaskError(
+                    f"samples({share}, {self.of}) of task '{task.name}' returns {count!r}",
+                    "each member holds 1 or more: take fewer members, or another partition",
+                )
+        return sum(counts)
 
 
 def groups_of(job: Job) -> list[int]:

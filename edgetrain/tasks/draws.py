@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from edgetrain.errors import TaskError
 from edgetrain.tasks.protocol import Task, modes_kept
 from edgetrain.vectors.noise import seeded
 
@@ -92,7 +93,27 @@ def generators_kept() -> Iterator[None]:
 
 def figures_of(task: Task, model: nn.Module) -> dict[str, float]:
     """What the task finds out about a model, whose modes are as before afterwards, and so are the
-    generators. What an evaluation draws is the same each time."""
+    generators. What an evaluation draws is the same each time. TaskError unless these are numbers
+    by name, with that of its metric."""
+    said = ""
     with DRAWING, generators_kept(), modes_kept(model):
         seed_generators(0)
-        return task.evaluate(model)
+        found = task.evaluate(model)
+    if not isinstance(found, Mapping):
+        said = f"a {type(found).__name__}"
+    elif task.metric not in found:
+        said = f"{', '.join(map(repr, found)) or 'nothing'}, and not its metric '{task.metric}'"
+    elif wrong := [name for name, each in found.items() if not _is_number(each)]:
+        said = f"{wrong[0]!r} = {found[wrong[0]]!r}".splitlines()[0]
+    if said:
+        said = f"task '{task.name}': evaluate(model) returns {said}"
+        raise TaskError(said, "numbers by name, as in {'loss': 0.5}")
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return not isinstance(value, str | bytes)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from edgetrain.errors import TaskError
 from edgetrain.tasks.meta import outline_of
-from edgetrain.tasks.protocol import Batch, Task, counts_of, is_counted
+from edgetrain.tasks.protocol import Batch, Task, batches_from, counts_of, is_counted
 
 MOST_SAMPLES = 8
 """Samples of the batch that is looked at."""
@@ -95,7 +95,7 @@ def no_loss(output: Any) -> Tensor:
 
 def two_batches(task: Task, members: int, batch: int, seed: int) -> Batch:
     """The first member's first two batches, as one: a look takes samples to compare."""
-    batches = task.batches(0, members, batch, seed)
+    batches = batches_from(task, 0, members, batch, seed)
     pairs = zip(next(batches), next(batches), strict=True)
     return tuple(torch.cat(pair) for pair in pairs)
 
@@ -124,14 +124,18 @@ def look_at(task: Task, batch: Batch) -> Look:
         return _Trial(task, own, [_drawn(each, samples, most) for each in outputs]).look(given)
 
 
+def is_small(task: Task) -> bool:
+    """Whether its model is quickly built, and called."""
+    return outline_of(task).parameters <= SMALL
+
+
 def _outputs_of(task: Task, batch: Batch) -> tuple[list[Any], int]:
     """What the model answers to each call of it, without numbers unless it is small; and how many
     elements of it a sample has."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     found: list[Any] = []
-    is_small = outline_of(task).parameters <= SMALL
-    with nullcontext() if is_small else FakeTensorMode(allow_non_fake_inputs=True):
+    with nullcontext() if is_small(task) else FakeTensorMode(allow_non_fake_inputs=True):
         model = task.model()
         model.register_forward_hook(lambda module, given, output: found.append(output))
         loss = task.loss(model, batch)

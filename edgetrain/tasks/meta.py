@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from edgetrain.errors import TaskError
 from edgetrain.tasks.protocol import Task
 
 
@@ -19,7 +20,13 @@ class Outline:
 
     @property
     def parameters(self) -> int:
-        """Trained parameters, tied ones once."""
+        """Trained parameters, tied ones once. TaskError for a model with a lazy layer."""
+        for name, each in self.model.named_parameters():
+            if torch.nn.parameter.is_lazy(each):
+                raise TaskError(
+                    f"the task's model has a lazy layer: its parameter '{name}' has no shape yet",
+                    "say the layer's sizes, or call the model with one batch in model()",
+                )
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
 

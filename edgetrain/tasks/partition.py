@@ -17,6 +17,8 @@ from edgetrain.errors import TaskError
 Indices = NDArray[np.int64]
 
 ALPHA_RANGE = (1e-3, 1e6)
+MOST_OF_FEW = 100
+"""Classes that there may be however few samples each has."""
 _DIRICHLET = re.compile(r"dirichlet\(\s*([0-9.eE+-]+)\s*\)")
 
 
@@ -107,7 +109,17 @@ def _shared(samples: int | None, there: int, members: int, seed: int) -> list[In
 def _dirichlet(
     labels: NDArray[np.integer], members: int, alpha: float, rng: np.random.Generator
 ) -> list[Indices]:
+    if np.ndim(labels) != 1:
+        raise TaskError(
+            f"labels of a partition have the shape {tuple(np.shape(labels))}",
+            "one class a sample is needed: labels.argmax(1) of rows with a 1 for the class",
+        )
     _, codes, left = np.unique(labels, return_inverse=True, return_counts=True)
+    if len(left) > max(MOST_OF_FEW, len(labels) // 4):
+        raise TaskError(
+            f"{len(labels)} labels of a partition have {len(left)} values, which are no classes",
+            "put them into bins: np.digitize(labels, np.quantile(labels, [0.2, 0.4, 0.6, 0.8]))",
+        )
     pools = [rng.permutation(np.flatnonzero(codes == code)) for code in range(len(left))]
     alphas = alpha * left / len(labels)
     whole, more = divmod(len(labels), members)

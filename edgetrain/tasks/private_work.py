@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from edgetrain.errors import ConfigError
 from edgetrain.tasks.draws import figures_of
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.tasks.protocol import Batch, Picks, Task
+from edgetrain.tasks.protocol import Batch, Picks, Task, batches_from
 from edgetrain.tasks.vmapped import LossModule, batchable_attention
 from edgetrain.tasks.work import Local
 from edgetrain.vectors.noise import SHY, Doubles, Gaussian, Source, chosen, normal
@@ -95,7 +95,7 @@ def _shuffled(sampling: Sampling, task: Task) -> Iterator[Batch | None]:
             "twice",
             f"with sampling = 'shuffle' a batch is at most {samples}",
         )
-    return task.batches(sampling.member, sampling.members, sampling.batch, sampling.seed)
+    return batches_from(task, sampling.member, sampling.members, sampling.batch, sampling.seed)
 
 
 class PrivateWork:

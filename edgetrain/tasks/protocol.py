@@ -5,7 +5,7 @@ Only the protocol and what every task needs to keep it. No data is read here, no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from edgetrain.errors import TaskError
 
 Batch = tuple[Tensor, ...]
 
@@ -43,7 +45,8 @@ class Task(Protocol):
         """How many samples the shard of `member` (from 0) holds when there are `members`."""
 
     def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
-        """Endless batches of the member's shard, shuffled anew every epoch.
+        """Endless batches of the member's shard, shuffled anew every epoch; or an epoch of them, as
+        a list or a DataLoader, which is begun again at its end.
 
         The same ones for the same arguments. All have the same shapes, `batch` first. The tensors
         are fresh ones: the caller owns them.
@@ -67,12 +70,53 @@ class Positioned(Protocol):
 
 
 def batches_from(
-    task: Task, member: int, members: int, batch: int, seed: int, start: int
+    task: Task,
+    member: int,
+    members: int,
+    batch: int,
+    seed: int,
+    start: int = 0,
+    steps: int = 0,
+    accumulate: int = 1,
 ) -> Iterator[Batch]:
-    """A member's batches without the first `start`, made and dropped if it has to be."""
+    """A member's batches without the first `start`, made and dropped if it has to be.
+
+    What is no iterator, as a list or a loader, begins again at its end; a rest that is smaller than
+    a batch is left out, as a loader's `drop_last` does. TaskError for what are no batches of
+    `batch` samples, and at the end of an iterator, before so many `steps` of the job are taken.
+    """
     if isinstance(task, Positioned):
-        return task.batches_from(member, members, batch, seed, start)
-    return islice(task.batches(member, members, batch, seed), start, None)
+        source: Any = task.batches_from(member, members, batch, seed, start)
+        return _checked(task, source, batch, start, steps, accumulate)
+    source = task.batches(member, members, batch, seed)
+    return islice(_checked(task, source, batch, 0, steps, accumulate), start, None)
+
+
+def _checked(
+    task: Task, source: Any, batch: int, given: int, steps: int, accumulate: int
+) -> Iterator[Batch]:
+    again, before = not isinstance(source, Iterator), -1
+    source = source if isinstance(source, Iterable) else [source]
+    while (again and given > before) or before < 0:
+        before = given
+        for each in source:
+            found = tuple(each) if isinstance(each, list) else each
+            first = found[0] if isinstance(found, tuple) and found else found
+            samples = len(first) if isinstance(first, Tensor) and first.dim() else 0
+            if again and given > before and 0 < samples < batch:
+                continue
+            if samples != batch:
+                raise TaskError(
+                    f"task '{task.name}': batches(…) gives a {type(each).__name__} of {samples} "
+                    f"samples, not {batch}", "tuples of tensors, each with `batch` samples",
+                )  # fmt: skip
+            given += 1
+            yield found
+    said = f"{given // accumulate} of {steps} steps" if steps else f"{given} batches"
+    raise TaskError(
+        f"batches of task '{task.name}' ended after {said}",
+        "let them go on for ever, or return a list or a loader: it begins again at its end",
+    )
 
 
 @runtime_checkable

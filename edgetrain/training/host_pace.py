@@ -56,6 +56,7 @@ def _measure(job: Job, beside: Path | None, clock: Callable[[], float]) -> float
     import torch
 
     from edgetrain.jobs.lookup import task_of
+    from edgetrain.tasks import batches_from
     from edgetrain.tasks.work import optimizer_for
 
     task = task_of(job, beside)
@@ -64,7 +65,7 @@ def _measure(job: Job, beside: Path | None, clock: Callable[[], float]) -> float
         torch.set_num_threads(job.train.threads)
         model = task.model()
         optimizer = optimizer_for(model, job.train.optimizer, task)
-        batches = task.batches(0, 1, job.train.batch, job.seed)
+        batches = batches_from(task, 0, 1, job.train.batch, job.seed)
         seconds = []
         for _ in range(_WARM_UP + _STEPS):
             began = clock()

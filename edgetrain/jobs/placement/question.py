@@ -107,8 +107,9 @@ def model_of(task: Task, job: Job) -> tuple[Model, tuple[str, ...]]:
     from edgetrain.tasks.losses import scalar_of
     from edgetrain.tasks.meta import outline_of
     from edgetrain.tasks.profiling import profile
+    from edgetrain.tasks.protocol import batches_from
 
-    batch = next(task.batches(0, job.fleet.members, job.train.batch, job.seed))
+    batch = next(batches_from(task, 0, job.fleet.members, job.train.batch, job.seed))
     try:
         found = profile(task, batch)
     except EdgetrainError:

@@ -39,13 +39,14 @@ def batches_of(task: Task, job: Job, data: int, rank: int, start: int = 0) -> It
 
     So a step of all ranks sees what a step of all members would.
     """
-    share, each_step = job.fleet.members // data, job.train.accumulate
-    members = [
-        batches_from(task, member, job.fleet.members, job.train.batch, job.seed, start * each_step)
+    share, each_step, members = job.fleet.members // data, job.train.accumulate, job.fleet.members
+    own, first = (members, job.train.batch, job.seed), start * each_step
+    found = [
+        batches_from(task, member, *own, first, job.train.steps, each_step)
         for member in range(rank * share, (rank + 1) * share)
     ]
     while True:
-        parts = [next(each) for _ in range(each_step) for each in members]
+        parts = [next(each) for _ in range(each_step) for each in found]
         yield tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
 

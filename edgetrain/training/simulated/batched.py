@@ -48,6 +48,7 @@ from edgetrain.tasks.draws import (
 )  # fmt: skip
 from edgetrain.tasks.flat import FlatModel, with_parameters
 from edgetrain.tasks.layerwise import LAYER_WISE, LayerWise
+from edgetrain.tasks.protocol import batches_from
 from edgetrain.tasks.vmapped import LossModule, batchable_attention
 from edgetrain.tasks.work import Local, optimizer_for
 from edgetrain.training.simulated.row_draws import RowDraws
@@ -82,7 +83,7 @@ def why_not_batched(task: Task, job: Job) -> str | None:
     if len(parameters) != len(list(model.named_parameters(remove_duplicate=False))):
         return "the model has tied parameters"
     seed_generators(job.seed)
-    batch = next(task.batches(0, job.fleet.members, job.train.batch, job.seed))
+    batch = next(batches_from(task, 0, job.fleet.members, job.train.batch, job.seed))
     flat = FlatModel(copy.deepcopy(model))
     single = copy.deepcopy(model)
     if once := drawn_by(lambda: task.loss(single, batch)) - {"torch"}:
@@ -95,9 +96,10 @@ def why_not_batched(task: Task, job: Job) -> str | None:
         params = torch.from_numpy(flat.params).repeat(2, 1)
         grads = torch.zeros_like(params)
         seed_generators(job.seed)
-        draw = next(batches_of(task).draws(0, job.fleet.members, job.train.batch, job.seed))
+        data = batches_of(task, job)
+        draw = next(data.draws(0, job.fleet.members, job.train.batch, job.seed))
         with batchable_attention():
-            _Stacked(task, model, flat).backward(params, grads, [draw, draw], [state, state])
+            _Stacked(task, model, flat, data).backward(params, grads, [draw, draw], [state, state])
     except Exception as error:  # whatever a user's model does, one by one is the answer
         return f"torch.func.vmap: {' '.join(str(error).split())[:120]}"
     worst = float((grads - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12))
@@ -118,24 +120,25 @@ class Batches(Protocol):
 class _Drawn:
     """The batches of a task that knows no draws: a draw is the batch itself."""
 
-    def __init__(self, task: Task) -> None:
-        self.draws = task.batches
+    def __init__(self, task: Task, job: Job) -> None:
+        self.draws = functools.partial(
+            batches_from, task, steps=job.train.steps, accumulate=job.train.accumulate
+        )
 
     def gather(self, draws: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         return tuple(torch.stack(parts) for parts in zip(*draws, strict=True))
 
 
-def batches_of(task: Task) -> Batches:
+def batches_of(task: Task, job: Job) -> Batches:
     """The task's own draws, where it has them (`draws` and `gather`, see Classification)."""
-    return task if isinstance(task, Batches) else _Drawn(task)
+    return task if isinstance(task, Batches) else _Drawn(task, job)
 
 
 class _Stacked:
     """Computes gradients of several rows in one call. Not thread-safe: it changes its module."""
 
-    def __init__(self, task: Task, model: nn.Module, flat: FlatModel) -> None:
-        self._layout = flat.layout
-        self._data = batches_of(task)
+    def __init__(self, task: Task, model: nn.Module, flat: FlatModel, data: Batches) -> None:
+        self._layout, self._data = flat.layout, data
         module = LossModule(task, copy.deepcopy(model))
 
         def loss(parameters: dict[str, Tensor], batch: tuple[Tensor, ...]) -> Tensor:
@@ -409,7 +412,7 @@ class Rows:
     """Members as rows of matrices [BLOCK, elements]."""
 
     def __init__(self, task: Task, found: Resolved) -> None:
-        self._task, self._job, self._data = task, found.job, batches_of(task)
+        self._task, self._job, self._data = task, found.job, batches_of(task, found.job)
         job = found.job
         self._model = model_of(task, job.seed)
         plain = copy.deepcopy(self._model)
@@ -461,7 +464,7 @@ class Rows:
             optimizer.pieces = [
                 (start, start + torch.Size(shape).numel()) for _, start, shape in self._flat.layout
             ]
-        stacked = _Stacked(self._task, model, self._flat)
+        stacked = _Stacked(self._task, model, self._flat, self._data)
         return _Block(
             stacked, rows, (params, grads), optimizer, self._steps_too, self._pool, self._job,
             members if self._draws else None,
