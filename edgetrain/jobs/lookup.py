@@ -174,6 +174,32 @@ def work_of(
     return OwnDraws(work, job.seed, own.held[0], begins_at)
 
 
+def check_loss(job: Job, task: Task) -> None:
+    """ConfigError where a batch is computed in parts and its loss is not made of theirs."""
+    train, is_private = job.train, job.privacy.unit == "example"
+    if is_private:
+        where = "privacy.unit = 'example'"
+        way_out = "take the plain mean of its examples' losses, or unit = 'member'"
+    elif strategies.find(job.strategy.name).deals:
+        where, way_out = "lbfgs computes slices of a batch", "choose dga or sync-sgd"
+    elif train.accumulate > 1:
+        where = f"train.accumulate = {train.accumulate}"
+        way_out = (
+            "say what it is a mean over (a task's `counted`, docs/tasks.md), or accumulate = 1"
+        )
+    else:
+        return
+    from edgetrain.tasks.losses import first_batches, look_at
+    from edgetrain.tasks.protocol import is_counted
+
+    said = "counts other things than examples"
+    if not (is_private and is_counted(task)):
+        batch = first_batches(task, job.fleet.members, train.batch, job.seed)
+        said = look_at(task, batch, 1 if is_private else train.batch).samples
+    if said:
+        raise ConfigError(f"{where}: the loss of a batch of task '{task.name}' {said}", way_out)
+
+
 def rehearse(job: Job, task: Task) -> None:
     """Look at samples, the first batch and the figures of a small model, and take one gradient as a
     private job does: what cannot be fails before anything starts. ConfigError, TaskError."""
@@ -190,6 +216,7 @@ def rehearse(job: Job, task: Task) -> None:
     if math.inf in map(abs, figures.values()):
         said = f"task '{task.name}': evaluate(model) returns {figures} before training"
         raise TaskError(said, "finite numbers, or NaN for what is not known")
+    check_loss(job, task)
     if strategy.deals:
         _check_same_data(job, task, strategy.argument("batch"))
     if job.privacy.unit == "example":

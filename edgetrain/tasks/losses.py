@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,13 +22,16 @@ from edgetrain.errors import TaskError
 from edgetrain.tasks.meta import outline_of
 from edgetrain.tasks.protocol import Batch, Task, batches_from, counts_of, is_counted
 
-MOST_SAMPLES = 8
-"""Samples of the batch that is looked at."""
+MOST_SAMPLES = 256
+"""Whose losses are looked at: a rare class may weigh more than others."""
+ANSWERED = 8
+"""Samples that the model is called with, to see its outputs' shapes."""
 MOST_SLICES = 8
-MOST_ELEMENTS = 1 << 22
+MOST_ELEMENTS = 1 << 21
 """Of the drawn outputs: fewer samples, of fewer positions, are taken where all have more."""
 SMALL = 1_000_000
 """Parameters of a model that is built rather than traced, which takes longer."""
+FAILS = "fails apart from the model"
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
 """Relative difference of a loss from its parts that may be rounding, by its type."""
 
@@ -93,40 +96,69 @@ def no_loss(output: Any) -> Tensor:
 # -- looking --------------------------------------------------------------------------------------
 
 
-def two_batches(task: Task, members: int, batch: int, seed: int) -> Batch:
-    """The first member's first two batches, as one: a look takes samples to compare."""
-    batches = batches_from(task, 0, members, batch, seed)
-    pairs = zip(next(batches), next(batches), strict=True)
-    return tuple(torch.cat(pair) for pair in pairs)
+def first_batches(task: Task, members: int, batch: int, seed: int) -> Batch:
+    """The first member's first batches, as one: two, and more for as many samples as are compared,
+    if these are small."""
+    found: list[Batch] = []
+    samples = elements = 0
+    for each in batches_from(task, 0, members, batch, seed):
+        found.append(each)
+        shapes: set[object] = {
+            isinstance(each, tuple) and tuple(t.shape for t in each) for each in found
+        }
+        if len(shapes) > 1 or False in shapes:
+            raise TaskError(
+                f"task '{task.name}': batches that are computed in parts are tuples of tensors, of "
+                "the same shapes each time", "pad them to one length",
+            )  # fmt: skip
+        samples, elements = samples + len(each[0]), elements + sum(t.numel() for t in each)
+        if len(found) > 1 and (samples >= MOST_SAMPLES or elements >= MOST_ELEMENTS):
+            break
+    return tuple(torch.cat(pair) for pair in zip(*found, strict=True))
 
 
-def look_at(task: Task, batch: Batch) -> Look:
-    """What the task's loss of this batch, [samples, …], can be divided into.
+def look_at(task: Task, batch: Batch, size: int = 1) -> Look:
+    """What the task's loss of this batch, [samples, …], can be divided into: parts of so many
+    samples, and slices of positions.
 
-    Nothing is found out about a loss that fails on fake tensors, or that the model computes itself.
-    TaskError for a loss that is none.
+    Nothing is found out about a loss that draws numbers, nor, where the model is large, about one
+    that fails on fake tensors or that the model computes itself. TaskError for a loss that is none.
     """
     with torch.random.fork_rng(devices=[]):
         given = _Generators()
         try:
             with given:
-                outputs, sample = _outputs_of(task, batch)
+                outputs, sample = _outputs_of(task, _first(batch, ANSWERED))
                 if 2 * sample > MOST_ELEMENTS:
                     batch = _thinned(batch, MOST_ELEMENTS / (2 * sample))
-                    outputs, sample = _outputs_of(task, batch)
+                    outputs, sample = _outputs_of(task, _first(batch, ANSWERED))
         except TaskError:
             raise
         except Exception:  # whatever a model's own code raises on tensors without numbers
             return Look(draws=given.said)
-        samples = len(batch[0])
-        most = min(samples, MOST_SAMPLES, max(2, MOST_ELEMENTS // max(1, sample)))
-        own = tuple(_exact(tensor[:most]) for tensor in batch)
-        return _Trial(task, own, [_drawn(each, samples, most) for each in outputs]).look(given)
+        answered = min(len(batch[0]), ANSWERED)
+        most = min(len(batch[0]), MOST_SAMPLES, max(2, MOST_ELEMENTS // max(1, sample)))
+        size = max(1, min(size, most // 2))
+        for dtype in (torch.float64, torch.float32):  # with which weights of the task's own go
+            own = tuple(_as(dtype, tensor) for tensor in _first(batch, most))
+            drawn = [_drawn(each, answered, most, dtype) for each in outputs]
+            look = _Trial(task, own, drawn, size).look(given)
+            if not look.apart.startswith(FAILS):
+                break
+        unknown = look.apart or not all(_has(t, 0, most) for t in _floats(drawn))
+        if unknown and not (look.samples or look.draws) and is_small(task):
+            trial = _Trial(task, _first(batch, most), task.model().eval(), size)
+            look = replace(look, samples=trial.look(given).samples)
+        return look
 
 
 def is_small(task: Task) -> bool:
     """Whether its model is quickly built, and called."""
     return outline_of(task).parameters <= SMALL
+
+
+def _first(batch: Batch, count: int) -> Batch:
+    return tuple(tensor[:count] for tensor in batch)
 
 
 def _outputs_of(task: Task, batch: Batch) -> tuple[list[Any], int]:
@@ -151,11 +183,11 @@ def _thinned(batch: Batch, share: float) -> Batch:
     return tuple(t[:, places] if _has(t, 1, length) else t for t in batch)
 
 
-def _exact(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
+def _as(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _drawn(output: Any, samples: int, most: int) -> Any:
+def _drawn(output: Any, samples: int, most: int, dtype: torch.dtype) -> Any:
     """Numbers for the outputs of the first `most` samples, each sample's of another size."""
 
     def drawn(tensor: Tensor) -> Tensor:
@@ -164,9 +196,11 @@ def _drawn(output: Any, samples: int, most: int) -> Any:
             return torch.zeros(shape, dtype=tensor.dtype)
         if shape and shape[0] == samples:
             shape[0] = most
-        found = torch.randn(shape, dtype=torch.float64)
+        found = torch.randn(shape, dtype=dtype)
         if len(shape) > 1:
-            found *= torch.linspace(1, 2, shape[0]).double().reshape(-1, *[1] * (len(shape) - 1))
+            found *= torch.linspace(1, 2, shape[0], dtype=dtype).reshape(
+                -1, *[1] * (len(shape) - 1)
+            )
         return found.requires_grad_()
 
     return tree_map_only(Tensor, drawn, output)
@@ -201,10 +235,10 @@ class _Stand(nn.Module):
 
 
 class _Trial:
-    """A batch of a task and drawn outputs of its model."""
+    """A batch of a task, drawn outputs of its model, or the model, and the samples of a part."""
 
-    def __init__(self, task: Task, batch: Batch, outputs: list[Any]) -> None:
-        self._task, self._batch, self._outputs = task, batch, outputs
+    def __init__(self, task: Task, batch: Batch, outputs: list[Any] | nn.Module, size: int) -> None:
+        self._task, self._batch, self._outputs, self._size = task, batch, outputs, size
 
     def look(self, given: _Generators) -> Look:
         """Compare the loss with itself, drawn again, and with those of its parts."""
@@ -219,7 +253,7 @@ class _Trial:
             return Look(apart=f"asks the model for more than its answer ({error})")
         except Exception as error:  # whatever it makes of a model that is none
             said = f"{type(error).__name__}: {error}".splitlines()[0]
-            return Look(apart=f"fails apart from the model ({said})", draws=given.said)
+            return Look(apart=f"{FAILS} ({said})", draws=given.said)
         apart = "" if len(stand.calls) == 1 else f"calls the model {len(stand.calls)} times"
         reads = self._reads(whole, stand)
         draws = given.said
@@ -231,10 +265,11 @@ class _Trial:
             return Look("", "", apart, reads)
         return Look(self._by_samples(whole, stand), self._by_positions(whole, stand), apart, reads)
 
-    def _loss(self, batch: Batch, outputs: list[Any], seed: int) -> tuple[Tensor, _Stand]:
+    def _loss(self, batch: Batch, outputs: Any, seed: int) -> tuple[Tensor, _Stand]:
         torch.manual_seed(seed)
         stand = _Stand(outputs)
-        return scalar_of(self._task, self._task.loss(stand, batch)), stand
+        model = outputs if isinstance(outputs, nn.Module) else stand
+        return scalar_of(self._task, self._task.loss(model, batch)), stand
 
     def _reads(self, loss: Tensor, stand: _Stand) -> str:
         pair = torch.autograd.grad(
@@ -243,16 +278,16 @@ class _Trial:
         return "before" if pair[0] is not None else "after" if pair[1] is not None else ""
 
     def _by_samples(self, whole: Tensor, stand: _Stand) -> str:
-        count = len(self._batch[0])
+        count, size = len(self._batch[0]), self._size
 
         def one(tensor: Tensor, place: int) -> Tensor:
-            has = tensor.dim() > 0 and tensor.shape[0] == count
-            return tensor[place : place + 1] if has else tensor
+            return tensor[place * size :][:size] if _has(tensor, 0, count) else tensor
 
         if count < 2 or not all(_has(t, 0, count) for t in _floats(self._outputs)):
             return ""
-        batches = [tuple(one(t, i) for t in self._batch) for i in range(count)]
-        return self._compared(whole, stand, batches, one, "its samples'")
+        batches = [tuple(one(t, i) for t in self._batch) for i in range(-(-count // size))]
+        whose = "its samples'" if size == 1 else "its parts'"
+        return self._compared(whole, stand, batches, one, whose)
 
     def _by_positions(self, whole: Tensor, stand: _Stand) -> str:
         length = length_of(self._batch)

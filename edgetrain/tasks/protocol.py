@@ -153,9 +153,9 @@ def is_counted(task: Task) -> bool:
 
 
 def counts_of(task: Task, batches: Sequence[Batch]) -> NDArray[np.float64]:
-    """What counts of each of these batches, as the task says; 1 each: it does not say."""
+    """What counts of each of these batches, as the task says; their samples: it does not say."""
     if not is_counted(task):
-        return np.ones(len(batches))
+        return np.array([float(len(batch[0])) for batch in batches])
     counted: Callable[[Batch], float | Tensor] = task.counted  # type: ignore[attr-defined]
     return np.array([float(counted(batch)) for batch in batches])
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import loss_cases as cases
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 
-from edgetrain.errors import TaskError
-from edgetrain.jobs.lookup import task_of
+from edgetrain.errors import ConfigError, TaskError
+from edgetrain.jobs.lookup import check_loss, rehearse, task_of
+from edgetrain.jobs.reading import parse as job_of
 from edgetrain.tasks import losses
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.losses import Look, look_at
@@ -105,3 +109,118 @@ def test_batches_that_are_added_up_count_as_much_as_a_task_counts(of):
     (loss, gradient), (whole, expected) = found
     assert loss == pytest.approx(whole, rel=1e-6)
     torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-7)
+
+
+# -- batches that are computed in parts -----------------------------------------------------------
+
+
+class Rare:
+    """Of 20 samples one has a class, a weight, or a place that is left out, of its own."""
+
+    name, metric, better, target = "rare", "loss", "lower", None
+
+    def __init__(self, of):
+        generator = torch.Generator().manual_seed(0)
+        self.of, self.x = of, torch.randn(200, 4, generator=generator)
+        self.y = (torch.arange(200) % 20 == 17).long()
+
+    def model(self):
+        return Scored() if self.of == "inside" else torch.nn.Linear(4, 2)
+
+    def samples(self, member, members):
+        return len(self.x)
+
+    def batches(self, member, members, batch, seed):
+        for i in itertools.count():
+            rows = torch.arange(i * batch, (i + 1) * batch) % 200
+            yield self.x[rows], self.y[rows]
+
+    def pick(self, member, members, chosen, rng):
+        return self.x[chosen], self.y[chosen]
+
+    def loss(self, model, batch):
+        x, y = batch
+        if self.of == "inside":
+            return model(x, y)
+        each = F.cross_entropy(model(x), y, reduction="none")
+        weights = 1.0 + 19 * y
+        return {
+            "plain": lambda: each.mean(),
+            "weighed": lambda: (each * weights).mean(),  # a plain mean of other losses
+            "squeezed": lambda: F.mse_loss(model(x)[:, :1].squeeze(), y.float()),
+            "weights": lambda: F.cross_entropy(model(x), y, torch.tensor([1.0, 20.0])),
+            "ignored": lambda: F.cross_entropy(model(x), y, ignore_index=1),
+            "masked": lambda: (each * (1 - y)).sum() / (1 - y).sum(),
+            "chosen": lambda: each[y == 0].mean(),
+            "summed": lambda: each.sum(),
+            "harmonic": lambda: 1 / (1 / (each + 1)).mean(),
+            "spread": lambda: each.mean() + each.std(correction=0),
+        }[self.of]()
+
+    def evaluate(self, model):
+        return {"loss": 0.0}
+
+
+class Scored(torch.nn.Module):
+    """A model that computes its own loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = torch.nn.Linear(4, 2)
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.scores(x), y, ignore_index=1)
+
+
+class Weighing(Rare):
+    def counted(self, batch):
+        return (1.0 + 19 * batch[1]).sum() if self.of == "weights" else (batch[1] != 1).sum()
+
+
+ANOTHER = [
+    "weights", "ignored", "masked", "chosen", "summed", "harmonic", "spread", "inside",
+]  # fmt: skip
+PARTS = {
+    "train.accumulate = 4": ["accumulate=4"],
+    "privacy.unit = 'example'": ["privacy=example", "noise=1"],
+    "lbfgs computes slices": ["strategy=lbfgs"],
+}
+
+
+@pytest.mark.parametrize("where", PARTS)
+@pytest.mark.parametrize("of", ["plain", "weighed", *ANOTHER])
+def test_a_loss_that_is_another_one_in_parts_is_refused_before_the_first_step(of, where):
+    job = job_of({}, ["batch=2", *PARTS[where]])
+    if of not in ANOTHER:
+        check_loss(job, Rare(of))
+        return
+    with pytest.raises(ConfigError) as refused:
+        check_loss(job, Rare(of))
+    assert str(refused.value).startswith(where)
+    assert "\n" not in str(refused.value)
+    check_loss(job_of({}, ["batch=2"]), Rare(of))  # which computes it whole
+
+
+@pytest.mark.parametrize("of", ["weights", "ignored", "masked", "inside"])
+def test_a_loss_whose_task_counts_is_itself_in_batches_that_are_added_up(of):
+    check_loss(job_of({}, ["batch=2", "accumulate=4"]), Weighing(of))
+    for where in ("privacy.unit = 'example'", "lbfgs"):
+        words = next(each for key, each in PARTS.items() if key.startswith(where))
+        with pytest.raises(ConfigError, match="counts other things than"):
+            rehearse(job_of({}, ["batch=2", *words]), Weighing(of))
+
+
+def test_a_loss_of_whole_batches_is_compared_with_batches():
+    check_loss(job_of({}, ["batch=4", "accumulate=2"]), Rare("squeezed"))
+
+
+def test_batches_of_unequal_sizes_count_by_their_samples():
+    task = Rare("plain")
+    batches = [(task.x[a:b], task.y[a:b]) for a, b in ((0, 3), (3, 11), (11, 20))]
+    found = []
+    for given in (batches, [(task.x[:20], task.y[:20])]):
+        torch.manual_seed(0)
+        model = task.model()
+        OneModel(task, model, FlatModel(model), iter(given), len(given)).backward()
+        found.append(model.weight.grad.clone())
+    torch.testing.assert_close(*found)

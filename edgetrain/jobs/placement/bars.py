@@ -63,14 +63,14 @@ def bars_of(job: Job, task: Task) -> tuple[Bar, ...]:
     """What the job's optimizer, its loss and its model rule out. TaskError for a loss that is
     none."""
     from edgetrain.tasks.effects import effects_of
-    from edgetrain.tasks.losses import look_at, two_batches
+    from edgetrain.tasks.losses import first_batches, look_at
 
     found = []
     name = str(job.train.optimizer.get("name", ""))
     if name.lower() not in ELEMENTWISE:
         reason = f"{name} looks at whole tensors, of which ranks would have parts"
         found.append(Bar(_DIVIDING, reason, "take adamw or sgd"))
-    batch = two_batches(task, job.fleet.members, job.train.batch, job.seed)
+    batch = first_batches(task, job.fleet.members, job.train.batch, job.seed)
     found += _of_loss(look_at(task, batch))
     found += _of_model(effects_of(task, batch))
     return tuple(found)

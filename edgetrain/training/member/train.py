@@ -30,7 +30,15 @@ from edgetrain.fleet import devices
 from edgetrain.fleet.devices.health import Health
 from edgetrain.jobs.fallback import NAME
 from edgetrain.jobs.job import COLLECTIVES, DIRECT, Job
-from edgetrain.jobs.lookup import buffers_of, pace_of, samples_of, task_of, tuning_of, work_of
+from edgetrain.jobs.lookup import (
+    buffers_of,
+    check_loss,
+    pace_of,
+    samples_of,
+    task_of,
+    tuning_of,
+    work_of,
+)
 from edgetrain.jobs.resolved import SHORTEST, Resolved
 from edgetrain.jobs.rules import refuse_checkpoint, settle, why_not_topology
 from edgetrain.jobs.shares import shares_of, weight_of
@@ -92,6 +100,7 @@ class Made:
 def make_alone(found: Resolved, place: Place, on_task: Callable[[Task], None]) -> Made:
     task = task_of(found.job, place.beside, place.keys)
     on_task(task)
+    check_loss(found.job, task)
     found = settle(found, samples_of(found.job, task))
     model, optimizer, flat, pace = prepare(found, place, task)
 

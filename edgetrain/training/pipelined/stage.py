@@ -21,7 +21,7 @@ from edgetrain.jobs.pipeline import StagePlan
 from edgetrain.tasks.draws import model_of, seed_step
 from edgetrain.tasks.losses import no_loss, scalar_of
 from edgetrain.tasks.profiling import inputs_of, loss_of
-from edgetrain.tasks.protocol import Batch, Task, counts_of, is_counted
+from edgetrain.tasks.protocol import Batch, Task, counts_of
 from edgetrain.tasks.work import begin_at, optimizer_for, tune
 from edgetrain.training.member.pacing import HeatCap
 from edgetrain.training.member.state import pack, unpack
@@ -175,11 +175,8 @@ class TorchStage:
         count = self._plan.placement.microbatches
         split = [tensor.tensor_split(count) for tensor in next(self._batches)]
         self._micro: list[Batch] = [tuple(part[i] for part in split) for i in range(count)]
-        self._divisors = [float(count)] * count
-        if is_counted(self._task):  # by what is counted over all micro-batches
-            own = counts_of(self._task, self._micro)
-            total = float(own.sum())
-            self._divisors = [total / each if each else math.inf for each in own]
+        own = counts_of(self._task, self._micro).tolist()  # by what counts over all micro-batches
+        self._divisors = [sum(own) / each if each else math.inf for each in own]
 
     def forward(self, step: int, micro: int, given: Buffer | None) -> Buffer | None:
         began = self._clock()

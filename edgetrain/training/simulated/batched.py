@@ -48,7 +48,7 @@ from edgetrain.tasks.draws import (
 )  # fmt: skip
 from edgetrain.tasks.flat import FlatModel, with_parameters
 from edgetrain.tasks.layerwise import LAYER_WISE, LayerWise
-from edgetrain.tasks.protocol import batches_from
+from edgetrain.tasks.protocol import batches_from, is_counted
 from edgetrain.tasks.vmapped import LossModule, batchable_attention
 from edgetrain.tasks.work import Local, optimizer_for
 from edgetrain.training.simulated.row_draws import RowDraws
@@ -72,6 +72,8 @@ def why_not_batched(task: Task, job: Job) -> str | None:
         return f"optimizer '{name}' does not work element by element"
     if job.train.optimizer.get("groups") or getattr(task, "optimizer_groups", []):
         return "the optimizer has groups of parameters"
+    if job.train.accumulate > 1 and is_counted(task):
+        return "the task says what counts of each batch that is added up"
     model = model_of(task, job.seed)
     parameters = list(model.parameters())
     if any(p.dtype is not torch.float32 for p in parameters):
