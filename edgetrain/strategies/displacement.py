@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -29,8 +30,10 @@ earlier round at the same learning rate, has diverged. Averaging it in would rui
 member. Distances are divided by the round's learning rates: a round after a warm-up, or after a
 restart of the rate, is as much longer as its rate is higher."""
 
-SAMPLED = 4096
-"""Elements of a vector, about, from which its length is taken."""
+
+def _length(vector: Vector) -> float:
+    """Of all elements: a sample of a sparse model's rounds may have none of those that moved."""
+    return math.sqrt(sum(float(np.dot(vector[here], vector[here])) for here in tiles(vector.size)))
 
 
 class Growth:
@@ -40,13 +43,12 @@ class Growth:
         self.rates = 0.0
         """Sum of the learning rates of this round's steps."""
         self._longest = 0.0
-        """Length of the longest round so far (its sampled elements), divided by its rates."""
+        """Length of the longest round so far, divided by its rates."""
 
     def judge(self, own: Vector, base: Vector) -> float:
         """Length of `own` over that of the base, or of the longest before it at this round's rates
         if that is less; 0: it is the first. The next round begins."""
-        sampled = slice(None, None, max(1, own.size // SAMPLED))
-        length, size = (float(np.linalg.norm(v[sampled].astype(np.float64))) for v in (own, base))
+        length, size = _length(own), _length(base)
         rates, self.rates = self.rates or 1.0, 0.0
         growth = length / max(self._longest * rates, size) if self._longest else 0.0
         self._longest = max(self._longest, length / rates)

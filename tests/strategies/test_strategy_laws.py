@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError, Diverged
 from edgetrain.exchange.hub.terms import Policy
-from edgetrain.strategies.displacement import EXPLODED, SAMPLED, Displacement
+from edgetrain.strategies.displacement import EXPLODED, Displacement
 from edgetrain.strategies.gradient import Gradient
 from edgetrain.vectors.vector import TILE, checksum
 
@@ -385,7 +385,7 @@ def test_numbers_that_are_not_finite_stop_the_member_that_has_them(bad):
         Gradient(np.zeros(5, np.float32), gradient).before_step()
 
 
-@pytest.mark.parametrize("elements", [5, 3 * SAMPLED])
+@pytest.mark.parametrize("elements", [5, 12_288])
 def test_a_member_that_explodes_stops_before_it_sends_what_it_did(elements):
     """It would be in the mean of all. One member of a thousand did that to a fleet."""
     params = np.zeros(elements, np.float32)
@@ -397,6 +397,20 @@ def test_a_member_that_explodes_stops_before_it_sends_what_it_did(elements):
         assert half.applied == round + 1
     params += np.float32(2 * EXPLODED**2)
     with pytest.raises(Diverged, match="with step 4 led 198 times as far as any before it"):
+        half.after_step()
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["even weights", "odd weights"])
+def test_rounds_of_a_sparse_model_are_as_long_as_they_are(first):
+    """Rounds of equal length, each of which moves two of 8,192 weights from zero, have not
+    exploded; one that is 200 times as long has, whichever weight it moves."""
+    half = Displacement(params := np.zeros(8192, np.float32))
+    for round in range(6):
+        near = (first + round // 3) % 2
+        params[[2 * round + near, 2 * round + 1 - near]] += np.array([0.1, 1e-4], np.float32)
+        half.apply([half.after_step().copy()])
+    params[101 - first] += np.float32(2 * EXPLODED)
+    with pytest.raises(Diverged, match="times as far"):
         half.after_step()
 
 
