@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,8 +62,8 @@ def export(
     folder, target = Path(run), Path(into) if into else Path(run) / "export"
     job, summary = _checked(folder, formats, target)
     task = task_of(replace(job, start=str((folder / MODEL).absolute())), Path.cwd())
-    model = task.model().eval()
-    trained = _evaluated(task, model, MODEL)
+    make = partial(_trained, task, job.seed)
+    trained = _evaluated(task, make(), MODEL)
     said: dict[str, Any] = {
         "format": FORMAT, "run": folder.resolve().name, "task": job.task, "metric": task.metric,
         "better": task.better, "trained": _plain(trained),
@@ -72,7 +73,7 @@ def export(
         with tempfile.TemporaryDirectory(prefix=".export-", dir=target.parent) as draft:
             inside = Path(draft) / "export"
             inside.mkdir()
-            said["files"] = _written(task, model, trained[task.metric], formats, inside, job)
+            said["files"] = _written(task, make, trained[task.metric], formats, inside, job)
             (inside / FIGURES).write_text(json.dumps(said, indent=2) + "\n", "utf-8")
             inside.rename(target)
     except OSError as error:
@@ -120,39 +121,55 @@ def _checked(folder: Path, formats: Sequence[str], target: Path) -> tuple[Job, d
     return load(folder / JOB), summary
 
 
+def _trained(task: Task, seed: int) -> nn.Module:
+    """The run's model, made as its members made theirs: what no file holds is the same. What is
+    written is one that the task has not evaluated, because that may leave a model in training
+    mode, or with other weights."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return task.model().eval()
+
+
 def _written(
-    task: Task, model: nn.Module, trained: float, formats: Sequence[str], folder: Path, job: Job
+    task: Task,
+    make: Callable[[], nn.Module],
+    trained: float,
+    formats: Sequence[str],
+    folder: Path,
+    job: Job,
 ) -> list[dict[str, Any]]:
     from edgetrain.training import onnx_files
 
     paths = {each: folder / name for each, name in FILES.items()}
     read: dict[str, nn.Module] = {}
     if "torch" in formats:
-        read["torch"] = _through_torch(task, model, paths["torch"])
+        read["torch"] = _through_torch(make, paths["torch"])
     if set(formats) - {"torch"}:
-        given = onnx_files.input_of(task, model)
-        onnx_files.write_onnx(model, given, paths["onnx"])
+        given = onnx_files.input_of(task, make())
+        onnx_files.write_onnx(make(), given, paths["onnx"])
         if "onnx" in formats:
-            read["onnx"] = onnx_files.Compared(paths["onnx"], model)
+            read["onnx"] = onnx_files.Compared(paths["onnx"], make())
         if "int8" in formats:
             onnx_files.write_int8(paths["onnx"], paths["int8"])
-            read["int8"] = onnx_files.Compared(paths["int8"], model)
+            read["int8"] = onnx_files.Compared(paths["int8"], make())
         if job.privacy.unit == "none":  # else held-out data stay where they are
-            onnx_files.write_sample(model, given, folder / SAMPLE)
+            onnx_files.write_sample(make(), given, folder / SAMPLE)
     rows = [_row(task, each, paths[each], read[each], trained) for each in FILES if each in read]
     if "onnx" not in formats:
         paths["onnx"].unlink(missing_ok=True)
     return rows
 
 
-def _through_torch(task: Task, model: nn.Module, path: Path) -> nn.Module:
+def _through_torch(make: Callable[[], nn.Module], path: Path) -> nn.Module:
     """Write a state_dict with every name, also those of tied parameters, and read it back."""
     import torch
 
-    torch.save({name: each.cpu() for name, each in model.state_dict().items()}, path)
-    back = task.model()
+    torch.save({name: each.cpu() for name, each in make().state_dict().items()}, path)
+    back = make()
     back.load_state_dict(torch.load(path, weights_only=True))
-    return back.eval()
+    return back
 
 
 def _row(task: Task, kind: str, path: Path, read: nn.Module, trained: float) -> dict[str, Any]:

@@ -69,7 +69,8 @@ def input_of(task: Task, model: nn.Module) -> Tensor:
 
 
 def write_onnx(model: nn.Module, given: Tensor, path: Path) -> None:
-    """Write the model in eval mode, for any number of rows like `given`. ConfigError."""
+    """Write the model, which is put into eval mode, for any number of rows like `given`.
+    ConfigError, also where the file would hold other weights than the model came with."""
     import onnx
 
     size = sum(each.numel() * each.element_size() for each in model.state_dict().values())
@@ -80,6 +81,8 @@ def write_onnx(model: nn.Module, given: Tensor, path: Path) -> None:
             "--torch writes any model",
         )
     traced = torch.cat([given] * TRACED_ROWS)[:TRACED_ROWS]
+    model.eval()
+    before = {name: each.detach().clone() for name, each in model.state_dict().items()}
     with torch.no_grad():
         outputs = model(traced)
     if not isinstance(outputs, Tensor):
@@ -104,6 +107,14 @@ def write_onnx(model: nn.Module, given: Tensor, path: Path) -> None:
             f"the model computes {TRACED_ROWS} samples at once and no other number",
             "read the number of samples from the input's shape",
         )
+    for held in graph.graph.initializer:
+        came, kept = before.get(held.name), onnx.numpy_helper.to_array(held).astype(np.float64)
+        if came is not None and not np.array_equal(kept, came.double().numpy(), equal_nan=True):
+            raise ConfigError(
+                f"the model changes its '{held.name}' when it is only evaluated: the file would "
+                "hold another one than the run",
+                "change it in training alone (self.training); --torch writes any model",
+            )
     del graph.graph.value_info[:]  # shapes in between, with names that quantising stumbles over
     onnx.save(graph, path)
 
@@ -130,7 +141,7 @@ def write_sample(model: nn.Module, given: Tensor, path: Path) -> None:
     """Write some rows of input and what the trained model makes of them, as arrays of NumPy."""
     some = given[:SAMPLE_ROWS]
     with torch.no_grad():
-        np.savez(path, inputs=some.numpy(), outputs=model(some).numpy())
+        np.savez(path, inputs=some.numpy(), outputs=model.eval()(some).numpy())
 
 
 class Compared(nn.Module):
@@ -148,7 +159,7 @@ class Compared(nn.Module):
             self._session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise self._cannot(path.name, error) from error
-        self._name, self._model = path.name, [model]  # in a list: no part of this module
+        self._name, self._model = path.name, [model.eval()]  # a list: no part of this module
         self.here = nn.Parameter(torch.zeros(()))  # tasks ask a model's parameters where they are
         self.differs = 0.0
         """Greatest difference of an output from the model's so far."""
@@ -160,7 +171,8 @@ class Compared(nn.Module):
             found = self._session.run(None, {"inputs": inputs.cpu().numpy()})[0]
         except Exception as error:
             raise self._cannot(self._name, error) from error
-        wanted = self._model[0](inputs).numpy()
+        with torch.no_grad():
+            wanted = self._model[0](inputs).numpy()
         if found.shape != wanted.shape:
             raise ConfigError(
                 f"{self._name} gives outputs {found.shape} where the model gives {wanted.shape}",

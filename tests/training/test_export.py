@@ -10,7 +10,9 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -178,6 +180,66 @@ def test_of_a_private_job_no_sample_leaves(line, tmp_path):
     assert left == {"model.int8.onnx", "export.json"}
 
 
+class Measuring(nn.Sequential):
+    """What a forward pass in training mode changes, and a table that no file holds."""
+
+    def __init__(self):
+        super().__init__(nn.BatchNorm1d(2), nn.Dropout(0.5), nn.Linear(2, 2))
+        self.register_buffer("table", torch.randn(2), persistent=False)
+
+    def forward(self, x):
+        return super().forward(x) * self.table
+
+
+def ends_in_training(model, x):
+    found = model.eval()(x)
+    model.train()
+    return found
+
+
+def looks_at_other_weights(model, x):
+    found = model.eval()(x)
+    if isinstance(model, Measuring):
+        model.load_state_dict({k: v * 2 for k, v in model.state_dict().items()})
+    return found
+
+
+def asks_with_gradients(model, x):
+    with torch.enable_grad():
+        return model(x)
+
+
+ASKED = [ends_in_training, looks_at_other_weights, asks_with_gradients, lambda m, x: m.train()(x)]
+
+
+@ONNX
+@pytest.mark.parametrize("ask", ASKED)
+def test_files_hold_the_weights_of_the_run_whatever_its_evaluation_does(ask, tmp_path):
+    import onnx
+
+    run = finished(tmp_path / "run", f"task={held.spelled(Line(Measuring, ask))}", steps=4)
+    files = {row["file"]: row for row in export(run, list(exporting.FILES))["files"]}
+    torch.manual_seed(0)
+    model = Measuring().eval()
+    model.load_state_dict(safetensors.torch.load_file(run / weights.FILE))
+    trained = model.state_dict()
+    written = torch.load(run / "export" / "model.pt", weights_only=True)
+    graph = onnx.load(run / "export" / "model.onnx").graph.initializer
+    in_onnx = {each.name: torch.tensor(onnx.numpy_helper.to_array(each)) for each in graph}
+    assert {"0.running_mean", "2.weight"} <= in_onnx.keys() & trained.keys()
+    for name, value in trained.items():
+        assert torch.equal(written[name], value)
+        assert torch.equal(in_onnx.get(name, value), value)
+    if ask is not ASKED[-1]:  # whose figures differ each time
+        assert files["model.onnx"]["outputs_differ"] <= 1e-6
+        assert files["model.pt"]["holds"]
+        assert files["model.onnx"]["holds"]
+    sample = np.load(run / "export" / "sample.npz")
+    np.testing.assert_allclose(
+        sample["outputs"], model(torch.tensor(sample["inputs"])).detach(), atol=1e-6
+    )
+
+
 # -- the bar --------------------------------------------------------------------------------------
 
 
@@ -299,7 +361,18 @@ class Squares(nn.Linear):
         return super().forward(x) ** (2 if x.shape[0] == 4 else 1)
 
 
+class Counting(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, x):
+        self.seen.add_(x.sum(0).detach() + 1)
+        return super().forward(x) + self.seen
+
+
 MODELS = {
+    "changes its 'seen' when it is only evaluated": Line(Counting),
     "ONNX has no operator for prims.bessel_i1e": Line(lambda: Bessel(2, 2)),
     "torch cannot export the model to ONNX": Line(lambda: ByValue(2, 2)),
     "the model returns a tuple": Line(lambda: Twice(2, 2)),
