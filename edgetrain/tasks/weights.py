@@ -49,6 +49,9 @@ def load(model: torch.nn.Module, path: Path) -> None:
             _check_names(path, set(mine), names)
             for name, tensor in mine.items():
                 found = file.get_tensor(name)
+                if not isinstance(tensor, torch.nn.Parameter):  # a buffer may grow in training
+                    set_buffer(model, name, found.to(tensor.dtype))
+                    continue
                 if found.shape != tensor.shape:
                     raise ConfigError(
                         f"start = '{path}': {name} is {tuple(found.shape)} there and "
@@ -69,6 +72,21 @@ def _check_names(path: Path, mine: set[str], theirs: set[str]) -> None:
         raise ConfigError(
             f"start = '{path}': the task's model has no '{name}'", did_you_mean(name, mine)
         )
+
+
+def set_buffer(model: torch.nn.Module, name: str, value: torch.Tensor) -> None:
+    """Give a buffer this value, in place unless it has another shape or dtype: then, or where the
+    model has none of this name yet, it becomes a copy on the old one's device, or the model's.
+    AttributeError for a module that is not there."""
+    owner, _, key = name.rpartition(".")
+    module = model.get_submodule(owner)
+    buffer = module._buffers.get(key)
+    if buffer is not None and (buffer.shape, buffer.dtype) == (value.shape, value.dtype):
+        buffer.copy_(value)
+        return
+    like = next(model.parameters()) if buffer is None else buffer
+    is_kept = key not in module._non_persistent_buffers_set
+    module.register_buffer(key, value.to(like.device, copy=True), persistent=is_kept)
 
 
 class Started:

@@ -69,6 +69,8 @@ def optimizer(name: str, found: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(found.parameters(), 0.01)
     if name == "adamw":
         return torch.optim.AdamW(found.parameters(), 0.01, weight_decay=0.5)
+    if name == "nadam":
+        return torch.optim.NAdam(found.parameters(), 0.01)
     if name == "decay":
         return torch.optim.SGD(found.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
     return torch.optim.SGD(found.parameters(), 0.1, momentum=0.9)

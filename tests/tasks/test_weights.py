@@ -42,6 +42,16 @@ def test_a_model_comes_back_with_its_buffers_and_tied_parameters_once(tmp_path):
     assert other.outwards.weight is other.inwards.weight
 
 
+def test_a_buffer_that_grew_in_training_comes_back(tmp_path):
+    model, other = Tied(), Tied()
+    for each, rows in ((model, 5), (other, 0)):
+        each.register_buffer("memory", torch.arange(3.0 * rows).reshape(rows, 3))
+    weights.save(model, tmp_path / weights.FILE)
+    weights.load(other.bfloat16(), tmp_path / weights.FILE)
+    assert other.memory.dtype is torch.bfloat16
+    assert other.memory.tolist() == model.memory.tolist()
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

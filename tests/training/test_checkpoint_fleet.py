@@ -119,6 +119,23 @@ class Normalised(Life):
         return self.model[0].running_mean.clone(), self.model[0].running_var.clone()
 
 
+class Double(Life):
+    """A model whose bits the flat vector, which is float32, does not have."""
+
+    dtype = torch.float64
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, model=children.model(0).to(self.dtype), **kwargs)
+
+    def batch(self, number):
+        x, y = super().batch(number)
+        return x.to(self.dtype), y
+
+
+class Half(Double):
+    dtype = torch.bfloat16
+
+
 def fleet(folder, steps, kills, strategy, *, others=1, lives=Life, while_dead=None, every=7, **hub):
     """A member that loses power after so many steps of the job, and others that do not.
 
@@ -199,6 +216,15 @@ def test_random_numbers_go_on_too(tmp_path):
     torch.manual_seed(5)
     lives, _, _ = fleet(tmp_path / "b", 20, [11], "sync-sgd", others=0, lives=Noisy)
     assert lives[-1].bits == unhurt[0].bits
+
+
+@pytest.mark.parametrize("lives", [Double, Half])
+@pytest.mark.parametrize("optimizer", ["adam", "nadam"])
+def test_models_of_other_dtypes_go_on_with_their_bits(tmp_path, lives, optimizer):
+    how = {"others": 0, "lives": lives, "optimizer": optimizer}
+    unhurt, _, _ = fleet(tmp_path / "a", 20, [], "sync-sgd", **how)
+    killed, _, _ = fleet(tmp_path / "b", 20, [11], "sync-sgd", **how)
+    assert killed[-1].bits == unhurt[0].bits
 
 
 STRATEGIES = [

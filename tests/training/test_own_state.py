@@ -3,15 +3,18 @@ all."""
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import signal
 import time
+from collections import OrderedDict
 from pathlib import Path
 
 import children
 import pytest
 import torch
+from torch import nn
 from torch.optim import lr_scheduler as schedules
 
 import edgetrain
@@ -104,6 +107,137 @@ def test_whatever_has_the_two_methods_goes_on():
     assert again.others["scaler"].get_scale() == 2.0
     assert (again.others["average"].module[0].weight == 5.0).all()
     assert again.others["average"].n_averaged == 1
+
+
+class Cached(nn.Module):
+    """Buffers that forward passes make, replace and let grow."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(3, 2)
+        self.register_buffer("cos", torch.zeros(4), persistent=False)
+        self.register_buffer("memory", torch.zeros(0, 3))
+        self.register_buffer("late", None)
+        self.register_buffer("narrow", torch.zeros(2))
+
+    def forward(self, x):
+        if self.cos.numel() < 8:
+            self.cos = torch.arange(8.0).cos()
+        if self.late is None:
+            self.late = torch.full((3,), 0.5)
+            self.register_buffer("first", x[0].detach().clone())
+            self.register_buffer("mask", torch.ones(3), persistent=False)
+        self.memory = torch.cat([self.memory, x.detach()])[-7:]
+        self.late = self.late * 0.9 + x.detach().mean(0)
+        self.narrow = (self.narrow + 1).to(torch.bfloat16)
+        return self.body(x + self.late + self.memory.mean(0) * self.first * self.mask) * self.narrow
+
+
+def trained(model, optimizer, steps):
+    for step in steps:
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        model(torch.randn(2, 3).to(model.body.weight.dtype)).float().square().sum().backward()
+        optimizer.step()
+
+
+def back(state, again):
+    """Put what a file would hold of this state into another."""
+    values, buffers = pack(state.collect())
+    again.put_back(unpack(values, [each.copy() for each in buffers]))
+
+
+def test_buffers_that_grew_or_came_late_come_back_as_they_were():
+    torch.manual_seed(0)
+    unbroken = Cached()
+    other = copy.deepcopy(unbroken)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.01) for each in (unbroken, other)]
+    trained(unbroken, optimizers[0], range(5))
+    back(TrainingState(unbroken, optimizers[0]), TrainingState(other, optimizers[1]))
+    assert "mask" not in dict(other.named_buffers()), "it is made again"
+    with torch.no_grad():
+        other.body.load_state_dict(unbroken.body.state_dict())
+    assert other.state_dict().keys() == unbroken.state_dict().keys()
+    other.register_buffer("mask", torch.ones(3), persistent=False)
+    for model, optimizer in zip((unbroken, other), optimizers, strict=True):
+        trained(model, optimizer, range(5, 8))
+    for name, value in unbroken.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+        assert value.dtype is other.state_dict()[name].dtype
+    lacking = TrainingState(nn.BatchNorm1d(3), torch.optim.SGD(unbroken.parameters(), 0.01))
+    with pytest.raises(ConfigError, match="it has no buffer 'num_batches_tracked'"):
+        back(TrainingState(unbroken, optimizers[0]), lacking)
+
+
+class Masters(torch.optim.Optimizer):
+    """What others' optimizers keep: masters in float32, counters, texts, tables, a plain number."""
+
+    def __init__(self, parameters, lr=0.01):
+        super().__init__(parameters, {"lr": lr})
+        self.calls = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.calls += 1
+        self.state["all"] = {"calls": self.calls}
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            if not state:
+                state |= {"master": p.clone().float(), "count": torch.zeros((), dtype=torch.int64)}
+                state |= {"rows": torch.zeros(3, dtype=torch.float64), "kind": "master", "old": ()}
+            state["count"] += 16_777_217  # not a number of bfloat16
+            state["rows"] += p.grad.double().sum() / 3
+            state["old"] = (p.grad.float() / self.calls, {"kind": [state["count"].clone()]})
+            state["master"] -= self.param_groups[0]["lr"] * (p.grad + state["rows"].sum())
+            p.copy_(state["master"] * (1 + 1e-9 * state["count"].item() * state["old"][0].mean()))
+
+
+class Casting(Masters):
+    """Its own way back ends with torch's."""
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.param_groups[0].setdefault("lr", 0.01)
+
+
+OPTIMIZERS = [
+    "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam",
+    "RMSprop", "Rprop", "SGD", Masters, Casting,
+]  # fmt: skip
+
+
+def shown(value):
+    """A state as it can be compared: kinds, dtypes, shapes and values."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.device, value.tolist()
+    if isinstance(value, dict):
+        return {key: shown(each) for key, each in value.items()}
+    return [type(value), *map(shown, value)] if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("second", [False, True], ids=["the first", "another"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_any_optimizer_goes_on_with_the_bits_of_an_unbroken_run(kind, dtype, second):
+    def made():
+        torch.manual_seed(0)
+        model = nn.Sequential(OrderedDict(body=nn.Linear(3, 2))).to(dtype)
+        cls = getattr(torch.optim, kind) if isinstance(kind, str) else kind
+        optimizer = cls(model.parameters(), lr=0.01)
+        idle = torch.optim.SGD(model.parameters(), 0.0)
+        state = (model, idle, {"optimizer 2": optimizer}) if second else (model, optimizer)
+        return model, optimizer, TrainingState(*state)
+
+    unbroken, optimizer, state = made()
+    other, again, its_state = made()
+    trained(unbroken, optimizer, range(5))
+    back(state, its_state)
+    other.load_state_dict(unbroken.state_dict())
+    assert shown(again.state_dict()) == shown(optimizer.state_dict())
+    trained(unbroken, optimizer, range(5, 10))
+    trained(other, again, range(5, 10))
+    assert shown(again.state_dict()) == shown(optimizer.state_dict())
+    assert shown(other.state_dict()) == shown(unbroken.state_dict())
 
 
 def test_complex_numbers_go_there_and_back():

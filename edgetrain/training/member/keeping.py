@@ -95,6 +95,9 @@ class Keeping:
         flat.params[flat.trained :] = statistics
         self.keeper.wait()
         flat.push_params()
+        mine = self._state.rounded()
+        for name, value in tree.get("rounded", {}).items():
+            mine[name].copy_(value)
         log.info("%s goes on after %d steps of its own", driver.entry.name, driver.steps)
 
     # -- writing -------------------------------------------------------------------------------
@@ -110,7 +113,7 @@ class Keeping:
         }  # fmt: skip
         base_checksum = half.checksum
         if not driver.strategy.hub_keeps_base:
-            tree["params"] = driver.flat.params
+            tree |= {"params": driver.flat.params, "rounded": self._state.rounded()}
             base_checksum = checksum(driver.flat.params)
         elif (rest := half.rest()) is not None:
             tree |= {"rest": rest, "local_steps": half.local_steps}

@@ -7,25 +7,30 @@ or a round.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from operator import methodcaller
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.member.checkpoint import Bytes
 from edgetrain.tasks.draws import generator_states, put_back_generators
 from edgetrain.tasks.fixed import Unexchanged
+from edgetrain.tasks.weights import set_buffer, tensors_of
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool,
         torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.complex64,
-        torch.complex128,
+        torch.complex128, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn,
+        torch.float8_e5m2,
     )
 }  # fmt: skip
 _DEPTH = 16
@@ -74,13 +79,20 @@ class TrainingState:
 
     def collect(self) -> dict[str, Any]:
         """All of it, as a tree with tensors in it, which are the model's and optimizer's own."""
+        parameters = dict(self._model.named_parameters())
         return {
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": state_of(self._optimizer),
             "buffers": dict(self._model.named_buffers()),
+            "persistent": [n for n in tensors_of(self._model) if n not in parameters],
             "frozen": self._moved(),
             "others": self.collect_others(),
             **generator_states(),
         }
+
+    def rounded(self) -> dict[str, torch.Tensor]:
+        """Trained parameters by name whose bits a vector of float32 does not have."""
+        named = self._model.named_parameters()
+        return {n: p.detach() for n, p in named if p.requires_grad and p.itemsize != 4}
 
     def _moved(self) -> dict[str, torch.Tensor]:
         """Frozen parameters that have other values than when training began, as a teacher's."""
@@ -91,7 +103,7 @@ class TrainingState:
 
     def collect_others(self) -> dict[str, Any]:
         """The states of the others. ConfigError where a checkpoint cannot hold one."""
-        states = {name: other.state_dict() for name, other in self._others.items()}
+        states = {name: state_of(other) for name, other in self._others.items()}
         for name, state in states.items():
             try:
                 pack(state)
@@ -121,7 +133,7 @@ class TrainingState:
             )
         for name, other in self._others.items():
             try:
-                other.load_state_dict(states[name])
+                load_state(other, states[name])
             except Exception as error:  # anyone's code, with anyone's state
                 raise ConfigError(
                     f"state['{name}'] of the checkpoint does not fit this "
@@ -130,18 +142,87 @@ class TrainingState:
                 ) from error
 
     def _put_back(self, tree: Mapping[str, Any]) -> None:
-        buffers = dict(self._model.named_buffers())
-        kept = tree["buffers"]
-        if {n: b.shape for n, b in buffers.items()} != {n: b.shape for n, b in kept.items()}:
-            raise ValueError(f"buffers {sorted(kept)} where the model has {sorted(buffers)}")
-        self._optimizer.load_state_dict(tree["optimizer"])
+        buffers, kept = dict(self._model.named_buffers()), tree["buffers"]
+        if lacking := sorted((buffers.keys() & tensors_of(self._model).keys()) - kept.keys()):
+            raise ValueError(f"it has no buffer '{lacking[0]}'")
+        load_state(self._optimizer, tree["optimizer"])
         frozen = {name: self._model.get_parameter(name) for name in tree.get("frozen", {})}
         with torch.no_grad():
-            for name, buffer in buffers.items():
-                buffer.copy_(kept[name])
+            for name, value in kept.items():  # the model makes others again that are not persistent
+                if name in buffers or name in tree.get("persistent", kept):
+                    set_buffer(self._model, name, value)
             for name, parameter in frozen.items():
                 parameter.copy_(tree["frozen"][name])
         put_back_generators(tree)
+
+
+def state_of(stateful: Stateful) -> Any:
+    """Its `state_dict`. That of an optimizer with torch's own one has two entries more: "hosted",
+    what of a parameter's state is in main memory although the parameter is not, and "numbers",
+    which are attributes and which torch leaves out."""
+    state = stateful.state_dict()
+    if not _has_torchs(stateful, "state_dict"):
+        return state
+    hosted = [
+        [number, key]
+        for number, parameter in _numbered(stateful, state)
+        for key, value in state["state"].get(number, {}).items()
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu" != parameter.device.type
+    ]
+    return {**state, "hosted": hosted, "numbers": _numbers(stateful)}
+
+
+def load_state(stateful: Stateful, kept: Any) -> None:
+    """Become what `state_of` gave. An optimizer's state has the bits that it had: torch's own way
+    back casts float32 masters, and whole numbers, to the dtype of a parameter in half precision."""
+    if not _has_torchs(stateful, "state_dict"):
+        stateful.load_state_dict(kept)
+        return
+    is_plain = _has_torchs(stateful, "load_state_dict")
+    stateful.load_state_dict({**kept, "state": {}} if is_plain else kept)
+    parameters, hosted = dict(_numbered(stateful, kept)), kept.get("hosted", [])
+    on_device = {
+        id(p)
+        for group in stateful.param_groups
+        for p in group["params"]
+        if group.get("capturable") or group.get("fused")
+    }
+    for number, state in kept["state"].items():
+        if (parameter := parameters.get(number)) is None:  # of the whole optimizer
+            stateful.state[number] = state
+            continue
+        stays = [key for one, key in hosted if one == number]
+        stays += [] if id(parameter) in on_device else ["step"]  # as torch has it
+        move = methodcaller("to", parameter.device)
+        stateful.state[parameter] = {
+            key: value if key in stays else tree_map_only(torch.Tensor, move, value)
+            for key, value in state.items()
+        }
+    known = _numbers(stateful)
+    vars(stateful).update(
+        {n: v for n, v in kept.get("numbers", {}).items() if n in known and type(v) in (int, float)}
+    )
+
+
+def _has_torchs(stateful: Stateful, method: str) -> TypeGuard[torch.optim.Optimizer]:
+    """Whether this is an optimizer that has this method from torch, and no hooks around it."""
+    if not isinstance(stateful, torch.optim.Optimizer):
+        return False
+    torchs, its = (getattr(each, method) for each in (torch.optim.Optimizer, type(stateful)))
+    hooks = (getattr(stateful, f"_optimizer_{method}_{when}_hooks") for when in ("pre", "post"))
+    return inspect.unwrap(its) is inspect.unwrap(torchs) and not any(hooks)
+
+
+def _numbered(
+    optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """An optimizer's parameters, each with its number in a `state_dict`."""
+    for group, kept in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        yield from zip(kept["params"], group["params"], strict=True)
+
+
+def _numbers(optimizer: torch.optim.Optimizer) -> dict[str, int | float]:
+    return {name: each for name, each in vars(optimizer).items() if type(each) in (int, float)}
 
 
 def pack(tree: Any) -> tuple[Any, list[Bytes]]:

@@ -24,7 +24,7 @@ from edgetrain.tasks.profiling import inputs_of, loss_of
 from edgetrain.tasks.protocol import Batch, Task, counts_of
 from edgetrain.tasks.work import begin_at, optimizer_for, tune
 from edgetrain.training.member.pacing import HeatCap
-from edgetrain.training.member.state import pack, unpack
+from edgetrain.training.member.state import load_state, pack, state_of, unpack
 from edgetrain.training.servers.member import diverged
 from edgetrain.training.servers.parts import cut, with_buffers
 from edgetrain.training.servers.steps import batches_of
@@ -131,7 +131,7 @@ class TorchStage:
 
     def state(self) -> bytes:
         """See Computes: sizes and plain values in msgpack, then the tensors' bytes; no code."""
-        tree = {"tensors": dict(self._tensors), "optimizer": self._optimizer.state_dict()}
+        tree = {"tensors": dict(self._tensors), "optimizer": state_of(self._optimizer)}
         values, buffers = pack(tree)
         head = msgpack.packb([values, [int(each.size) for each in buffers]])
         return b"".join(
@@ -144,7 +144,7 @@ class TorchStage:
             with torch.no_grad():
                 for name, tensor in self._tensors.items():
                     tensor.copy_(tree["tensors"][name])
-            self._optimizer.load_state_dict(tree["optimizer"])
+            load_state(self._optimizer, tree["optimizer"])
         except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
             raise BadMessage(f"a state that is not of stage {self._stage}: {error}") from None
 
