@@ -8,6 +8,7 @@
 #   make test-boot  flash a card, boot it under user-mode-linux, let it train (root, mmdebstrap)
 #   make test-fleet  sixteen machines with a real sshd, ten of them in trouble (root, mmdebstrap)
 #   make test-boot-qemu  the same under QEMU, which emulates a whole machine (also -arm64, -raspi3b)
+#   make test-tc  what the kernel's own tc does, under user-mode-linux and QEMU: minutes (TESTS="-k words")
 #   make test-trainers  loops of Accelerate and Lightning, which are installed into .venv-trainers
 #   make test-trackers  TensorBoard, MLflow and W&B read back what they were given (.venv-trackers)
 #   make test-commands  run every long command of README, docs and --help, with its seconds (hours)
@@ -32,7 +33,7 @@ TRAINERS ?= .venv-trainers
 TRACKERS ?= .venv-trackers
 DOCS ?= .venv-docs
 
-.PHONY: demo test test-real test-examples test-costs chaos test-damages test-trainers test-trackers test-kills test-boot test-fleet test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers install-docs docs
+.PHONY: demo test test-real test-tc test-examples test-costs chaos test-damages test-trainers test-trackers test-kills test-boot test-fleet test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers install-docs docs
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -73,6 +74,14 @@ test-boot: install-dev
 
 test-fleet: install-dev
 	$(BIN)/pytest -m 'fleet or not fleet' -s tests/provisioning/test_fleet_ssh.py tests/provisioning/test_fleet_jobs.py tests/provisioning/test_fleet_desk.py
+
+test-tc: install-dev build/kernel
+	$(BIN)/pytest -m uml -rsP tests/fleet/networks/emulation/test_uml.py $(TESTS)
+
+# Debian's kernel, unpacked and not installed.
+build/kernel:
+	mkdir -p $@.part && cd $@.part && apt-get download $$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: //p')
+	dpkg -x $@.part/linux-image-*.deb $@.part && rm $@.part/*.deb && mv $@.part $@
 
 test-boot-qemu: install-dev
 	$(BIN)/pytest -m boot_qemu -rs -k amd64 tests/provisioning/cards

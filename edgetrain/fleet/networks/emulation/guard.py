@@ -26,6 +26,8 @@ from edgetrain.fleet import interpreters
 from edgetrain.fleet.networks import profile as profiles
 from edgetrain.fleet.networks.emulation.tc import Shaping
 
+#: Kinds of interfaces whose TCP is seen in the frames of the interface that they are on.
+_PLAIN_KINDS = ("vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "veth")
 #: The kernel's default qdiscs of an interface.
 _DEFAULT_QDISCS = ("noqueue", "pfifo_fast", "pfifo", "fq_codel", "fq", "mq", "cake", "noop")
 _SSH_PORT = 22
@@ -95,6 +97,26 @@ def refuse_foreign(device: str, run: Run = run_command) -> None:
             )
 
 
+def refuse_hidden(device: str, run: Run = run_command) -> None:
+    """Raise NetworkError if an interface carries others in whose frames `tc` sees no TCP ports.
+
+    One VLAN tag is seen; two, 802.1ad, MACsec, tunnels and a switch's ports are not.
+    """
+    links = json.loads(run(["ip", "-j", "-d", "link", "show"]).stdout or "[]")
+    tagged: list[str] = []
+    for link in sorted(links, key=lambda each: each.get("link") != device):
+        info = link.get("linkinfo", {})
+        kind, below = info.get("info_kind"), link.get("link")
+        is_tag = kind == "vlan"
+        plain = kind in _PLAIN_KINDS and info.get("info_data", {}).get("protocol") != "802.1ad"
+        if (below == device and not plain) or (below in tagged and (is_tag or not plain)):
+            raise NetworkError(
+                f"{device} carries {link['ifname']} ({kind}), whose TCP ports are not seen there",
+                f"--dev {link['ifname']}",
+            )
+        tagged += [link["ifname"]] if below == device and is_tag else []
+
+
 def apply(shaping: Shaping, terms: ShapingLimits, run: Run = run_command) -> int:
     """Shape an interface under guard; return the reverter's process id.
 
@@ -103,6 +125,7 @@ def apply(shaping: Shaping, terms: ShapingLimits, run: Run = run_command) -> int
     """
     ports_allowed(shaping.ports)
     refuse_foreign(shaping.device, run)
+    refuse_hidden(shaping.device, run)
     file = state_file(shaping.device)
     if file.exists():
         raise NetworkError(
@@ -119,7 +142,7 @@ def apply(shaping: Shaping, terms: ShapingLimits, run: Run = run_command) -> int
             said = done.stderr.strip() or f"exit status {done.returncode}"
             raise NetworkError(
                 f"`{' '.join(command)}` failed: {said}; the interface is restored",
-                "shaping needs root and a kernel with sch_netem, sch_prio, cls_u32 and ifb",
+                "shaping needs root and a kernel with sch_netem, sch_prio, cls_flower and ifb",
             )
     renew(shaping.device)
     return pid

@@ -1,11 +1,13 @@
 """Profiles as `tc` commands. Pure: returns argument lists, runs nothing.
 
 The kernel's netem draws jitter per packet, unlike the smooth jitter of `stream` and `packet`: order
-is kept only if a rate is set. netem cannot play traces, so they are refused.
+is kept only if a rate is set. What its words cannot say is refused: traces, correlated jitter, and
+figures that it would round away.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +17,18 @@ from edgetrain.fleet.networks.profile import Direction, Profile
 
 _FRAME = 1514
 _UNLIMITED_PACKETS = 100_000
+#: Mean and deviation of the kernel's draws for `delay 0 1`: its uniform draws lie within ±1, its
+#: tables (iproute2's *.dist, which end at 4) have these.
+_DRAWS = {"normal": (0.0, 1.0), "uniform": (0.0, 1 / math.sqrt(3)), "pareto": (-0.0335, 0.8197)}
+_MOST_JITTER_MS = 2147  # signed 32-bit nanoseconds, and the kernel clamps without a word
+_LEAST_RATE_MBIT = 0.0003  # whole bytes a second: below, rounding is more than 3 %
+#: Frames that hold TCP: their `protocol`, and flower's words for a VLAN tag.
+_FRAMES = (
+    ("ip", ()),
+    ("ipv6", ()),
+    ("802.1Q", ("vlan_ethtype", "ip")),
+    ("802.1Q", ("vlan_ethtype", "ipv6")),
+)
 #: Traffic of the job uses the fourth band, which the default priority map never uses.
 _BANDS = ("bands", "4", "priomap", *"1222120011111111")
 
@@ -23,15 +37,23 @@ def netem(way: Direction) -> list[str]:
     """Return the arguments of one netem qdisc for one direction.
 
     netem's `limit` counts packets that wait for the rate and packets in flight, so it is the sum.
-    Raises NetworkError for traces.
+    Raises NetworkError for what netem would not do as the profile says.
     """
-    if way.rate_trace or way.delay_trace:
-        raise NetworkError("the kernel's netem plays no traces", "use backend packet")
+    mean, deviation = _DRAWS[way.distribution]
+    jitter_ms = way.jitter_ms / deviation
+    for holds, what in (
+        (way.rate_trace or way.delay_trace, "plays no traces"),
+        (way.jitter_ms and way.jitter_correlation, "does not correlate jitter"),
+        (jitter_ms > _MOST_JITTER_MS, f"has no jitter of {way.jitter_ms:g} ms"),
+        (0 < way.rate_mbit < _LEAST_RATE_MBIT, f"has no rate of {way.rate_mbit:g} Mbit/s"),
+    ):
+        if holds:
+            raise NetworkError(f"the kernel's netem {what}", "use backend packet")
     words = ["netem", "limit", str(_limit(way))]
     if way.delay_ms or way.jitter_ms:
-        words += ["delay", f"{way.delay_ms:g}ms"]
+        words += ["delay", f"{way.delay_ms - mean * jitter_ms:g}ms"]
     if way.jitter_ms:
-        words += [f"{way.jitter_ms:g}ms", f"{100 * way.jitter_correlation:g}%"]
+        words += [f"{jitter_ms:g}ms"]
         if way.distribution != "uniform":
             words += ["distribution", way.distribution]
     if way.burst:
@@ -47,7 +69,7 @@ def netem(way: Direction) -> list[str]:
     ):
         words += [key, f"{percent:g}%"] if percent else []
     if way.rate_mbit:
-        words += ["rate", f"{way.rate_mbit * 1000:.0f}kbit"]
+        words += ["rate", f"{way.rate_mbit * 1e6:.0f}bit"]
     return words
 
 
@@ -89,8 +111,7 @@ class Shaping:
             ]
             redirect = ["action", "mirred", "egress", "redirect", "dev", self.helper]
             made += [
-                [*_filter(self.device, "ffff:"), *match, "flowid", "1:1", *redirect]
-                for match in _matches(self.ports)
+                [*words, *redirect] for words in _filters(self.device, "ffff:", "1:1", self.ports)
             ]
         return made
 
@@ -118,19 +139,18 @@ def _banded(device: str, way: Direction, ports: Sequence[int]) -> list[list[str]
         ["tc", "qdisc", "add", "dev", device, "root", "handle", "1:", "prio", *_BANDS],
         ["tc", "qdisc", "add", "dev", device, "parent", "1:4", "handle", "40:", *netem(way)],
     ]
-    return made + [[*_filter(device, "1:"), *match, "flowid", "1:4"] for match in _matches(ports)]
+    return made + _filters(device, "1:", "1:4", ports)
 
 
-def _filter(device: str, parent: str) -> list[str]:
-    place = ["tc", "filter", "add", "dev", device, "parent", parent]
-    return [*place, "protocol", "ip", "prio", "1", "u32"]
+def _filters(device: str, parent: str, band: str, ports: Sequence[int]) -> list[list[str]]:
+    """Return filters that move TCP from and to each port, of both families, to a band.
 
-
-def _matches(ports: Sequence[int]) -> list[list[str]]:
-    """Return u32 matches of TCP from and to each port, for headers without IP options."""
-    tcp = ["match", "ip", "protocol", "6", "0xff"]
-    return [
-        [*tcp, "match", "ip", end, str(port), "0xffff"]
-        for port in ports
-        for end in ("sport", "dport")
-    ]
+    A priority has one protocol, so each protocol has a priority.
+    """
+    made = []
+    for port, (protocol, tag), end in itertools.product(ports, _FRAMES, ("src_port", "dst_port")):
+        place = ["tc", "filter", "add", "dev", device, "parent", parent, "protocol", protocol]
+        priority = str(1 + ("ip", "ipv6", "802.1Q").index(protocol))
+        tcp = ["flower", *tag, "ip_proto", "tcp", end, str(port), "classid", band]
+        made.append([*place, "prio", priority, *tcp])
+    return made

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +50,41 @@ def test_a_foreign_qdisc_is_refused(kind: str) -> None:
     with pytest.raises(NetworkError, match=f"already has the qdisc '{kind}'"):
         guard.refuse_foreign("eth0", kernel)
     guard.refuse_foreign("eth0", Kernel('[{"kind": "fq_codel", "root": true}]'))
+
+
+def vlan(name: str, below: str, protocol: str = "802.1Q") -> dict[str, Any]:
+    info = {"info_kind": "vlan", "info_data": {"protocol": protocol, "id": 5}}
+    return {"ifname": name, "link": below, "linkinfo": info}
+
+
+def on(name: str, below: str, kind: str) -> dict[str, Any]:
+    return {"ifname": name, "link": below, "linkinfo": {"info_kind": kind}}
+
+
+ETH0 = {"ifname": "eth0", "link_type": "ether"}
+
+
+@pytest.mark.parametrize(
+    ("links", "hidden"),
+    [
+        ([ETH0, vlan("v5", "eth0"), on("m", "eth0", "macvlan"), on("n", "v5", "ipvlan")], ""),
+        ([ETH0, on("far", "eth0", "veth"), vlan("a", "eth1"), vlan("b", "a")], ""),
+        ([on("x", "eth1", "macsec"), on("w", "v9", "vxlan")], ""),
+        ([vlan("v5.6", "v5"), vlan("v5", "eth0")], "v5.6"),
+        ([ETH0, vlan("s7", "eth0", "802.1ad")], "s7"),
+        ([ETH0, on("x", "eth0", "macsec")], "x"),
+        ([ETH0, on("x", "eth0", "vxlan")], "x"),
+        ([ETH0, on("lan1", "eth0", "dsa")], "lan1"),
+        ([ETH0, vlan("v5", "eth0"), on("x", "v5", "macsec")], "x"),
+    ],
+)
+def test_frames_in_which_ports_are_not_seen_are_refused(
+    links: list[dict[str, Any]], hidden: str
+) -> None:
+    kernel = Kernel(json.dumps(links))
+    refused = pytest.raises(NetworkError, match=rf"eth0 carries {hidden} .*--dev {hidden}")
+    with refused if hidden else contextlib.nullcontext():
+        guard.refuse_hidden("eth0", kernel)
 
 
 def test_the_reverter_stands_before_anything_changes_and_a_failure_is_put_back(

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from edgetrain.errors import NetworkError
 from edgetrain.fleet.networks import Direction, Profile
@@ -46,16 +46,32 @@ def wire() -> int:
         link.up(DEVICE, index, arp=False)
         link.add_address(index, address, 24)
         link.add_route("10.1.0.0", 24, index, address)
+        for words in _tagged(address[-1]):
+            subprocess.run(["ip", *words.split()], check=True)
     linux.setns(here, linux.CLONE_NEWNET)
     return there
 
 
+#: Networks beside 10.1.0.0/24 on the same wire: the second family, a VLAN tag, both.
+BESIDE = {"IPv6": "fd01::", "a VLAN": "10.2.0.", "IPv6 in a VLAN": "fd02::"}
+
+
+def _tagged(end: str) -> Iterator[str]:
+    yield f"addr add fd01::{end}/64 dev eth0 nodad"
+    yield "link add link eth0 name v5 type vlan id 5"
+    yield "link set v5 up"
+    yield f"addr add 10.2.0.{end}/24 dev v5"
+    yield f"addr add fd02::{end}/64 dev v5 nodad"
+
+
 def serve(there: int) -> None:
-    """Echo servers on both ports, in the other namespace."""
+    """Echo servers on both ports, in the other namespace, of both families."""
 
     def echo(port: int) -> None:
         linux.setns(there, linux.CLONE_NEWNET)
-        with socket.create_server(("10.1.0.2", port)) as listener:
+        with socket.create_server(
+            ("::", port), family=socket.AF_INET6, dualstack_ipv6=True
+        ) as listener:
             while True:
                 end, _ = listener.accept()
                 threading.Thread(target=answer, args=(end,), daemon=True).start()
@@ -70,10 +86,10 @@ def serve(there: int) -> None:
     time.sleep(0.3)
 
 
-def round_trip_ms(port: int, patience: float = 0.6) -> float | None:
+def round_trip_ms(port: int, patience: float = 0.6, network: str = "10.1.0.") -> float | None:
     """Median of five small exchanges, None where nothing comes back."""
     try:
-        with socket.create_connection(("10.1.0.2", port), timeout=patience) as end:
+        with socket.create_connection((f"{network}2", port), timeout=patience) as end:
             took = []
             for _ in range(5):
                 began = time.monotonic()
@@ -120,16 +136,20 @@ def shaped(figures: Profile) -> tc.Shaping:
 
 
 def delays_both_ways() -> None:
-    guard.apply(shaped(profile(delay_ms=40)), guard.ShapingLimits(30))
+    guard.apply(shaped(profile(delay_ms=40)), guard.ShapingLimits(120))
     slow, free = round_trip_ms(PORT), round_trip_ms(OTHER_PORT)
     say("delay both ways", slow is not None and 79 < slow < 100, slow)
     say("another port is untouched", free is not None and free < 20, free)
+    for name, network in BESIDE.items():
+        slow, free = (round_trip_ms(port, network=network) for port in (PORT, OTHER_PORT))
+        say(f"delay both ways in {name}", slow is not None and 79 < slow < 100, slow)
+        say(f"another port is untouched in {name}", free is not None and free < 20, free)
     guard.clear(DEVICE)
     say("clear puts it back", untouched(), qdiscs() + devices())
 
 
 def total_loss() -> None:
-    guard.apply(shaped(profile(loss_percent=100)), guard.ShapingLimits(30))
+    guard.apply(shaped(profile(loss_percent=100)), guard.ShapingLimits(120))
     lost, free = round_trip_ms(PORT), round_trip_ms(OTHER_PORT)
     say("all is lost on the job's port", lost is None, lost)
     say("with all lost, another port is untouched", free is not None and free < 20, free)
@@ -137,40 +157,52 @@ def total_loss() -> None:
 
 
 def time_is_over() -> None:
-    guard.apply(shaped(profile(delay_ms=40)), guard.ShapingLimits(2))
+    guard.apply(shaped(profile(delay_ms=40)), guard.ShapingLimits(40))
     say("applied", "netem" in qdiscs(), qdiscs())
-    say("put back when the time is over", wait_for(untouched, 6), qdiscs())
+    say("put back when the time is over", wait_for(untouched, 60), qdiscs())
 
 
 def renewals() -> None:
-    guard.apply(shaped(profile(delay_ms=40)), guard.ShapingLimits(60, renew_seconds=2))
+    guard.apply(shaped(profile(delay_ms=40)), guard.ShapingLimits(600, renew_seconds=20))
     for _ in range(4):
-        time.sleep(0.6)
+        time.sleep(6)
         guard.renew(DEVICE)
     say("renewals keep it", "netem" in qdiscs(), qdiscs())
-    say("put back when renewals stop", wait_for(untouched, 6), qdiscs())
+    say("put back when renewals stop", wait_for(untouched, 60), qdiscs())
 
 
 def owner_killed() -> None:
     owner = os.fork()
     if owner == 0:
-        guard.apply(shaped(profile(delay_ms=40)), guard.ShapingLimits(60, owner=os.getpid()))
+        guard.apply(shaped(profile(delay_ms=40)), guard.ShapingLimits(600, owner=os.getpid()))
         time.sleep(60)
-    say("applied by its owner", wait_for(lambda: "netem" in qdiscs(), 5), qdiscs())
+    say("applied by its owner", wait_for(lambda: "netem" in qdiscs(), 20), qdiscs())
     os.kill(owner, signal.SIGKILL)
     os.waitpid(owner, 0)
-    say("put back when the owner is killed", wait_for(untouched, 6), qdiscs() + devices())
+    say("put back when the owner is killed", wait_for(untouched, 60), qdiscs() + devices())
 
 
 def refusals() -> None:
     subprocess.run(["tc", "qdisc", "add", "dev", DEVICE, "root", "tbf", *_TBF], check=True)
     try:
-        guard.apply(shaped(profile(delay_ms=40)), guard.ShapingLimits(30))
+        guard.apply(shaped(profile(delay_ms=40)), guard.ShapingLimits(120))
         say("a foreign qdisc is refused", False, "it was taken")
     except NetworkError as error:
         say("a foreign qdisc is refused", "tbf" in str(error), error)
     say("and left alone", "tbf" in qdiscs(), qdiscs())
     subprocess.run(["tc", "qdisc", "del", "dev", DEVICE, "root"], check=True)
+    for name, words in (
+        ("two tags", "link v5 name q type vlan id 6"),
+        ("802.1ad", "link eth0 name q type vlan proto 802.1ad id 7"),
+        ("encryption", "link eth0 name q type macsec"),
+    ):
+        subprocess.run(["ip", "link", "add", *words.split()], check=True)
+        try:
+            guard.apply(shaped(profile(delay_ms=40)), guard.ShapingLimits(120))
+            say(f"{name} is refused", False, "it was taken")
+        except NetworkError as error:
+            say(f"{name} is refused", "eth0 carries q" in str(error), error)
+        subprocess.run(["ip", "link", "del", "q"], check=True)
 
 
 _TBF = ("rate", "10mbit", "burst", "16kb", "latency", "50ms")
@@ -182,7 +214,7 @@ def failing_command() -> None:
             return [*super().commands(), ["tc", "qdisc", "add", "dev", DEVICE, "bogus"]]
 
     try:
-        guard.apply(Broken(DEVICE, profile(delay_ms=40), (PORT,)), guard.ShapingLimits(30))
+        guard.apply(Broken(DEVICE, profile(delay_ms=40), (PORT,)), guard.ShapingLimits(120))
         say("a failing command is reported", False)
     except NetworkError as error:
         say("a failing command is reported", "bogus" in str(error), error)
@@ -196,7 +228,6 @@ def every_word() -> None:
     rich = Direction(
         delay_ms=40,
         jitter_ms=5,
-        jitter_correlation=0.3,
         distribution="pareto",
         rate_mbit=20,
         burst=Burst(1, 20, 90, 0.1),
