@@ -6,6 +6,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points, packages_distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 from edgetrain.errors import EdgetrainError, TaskError, did_you_mean
 from edgetrain.tasks import spelling
 from edgetrain.tasks.protocol import MEMBERS_OF_TASK, METHODS_OF_TASK, Task
+
+GROUP = "edgetrain.tasks"
+"""Entry points by which an installed package says that its modules have tasks."""
 
 
 def load_task(
@@ -32,15 +36,19 @@ def load_task(
     is a folder that the module must come from, as the files of a bundle are in. Messages name the
     task as `called`, by default `spec`.
 
-    Raises TaskError for a name that does not exist, for an option that the factory does not take,
+    Only what was written as a task is called: see `GROUP`. Raises TaskError for anything else, for
+    a name that does not exist, for an option that the factory does not take,
     for a factory that fails, and for a result that is not a task.
     """
     called = called or spec
     module_name, name = spelling.split(spec, called)
+    _check_own(module_name, within or beside, called)
     module = _module(module_name, within or beside)
     if within is not None:
         _check_origin(module, within, called)
     factory = _factory(module, name)
+    for each in (module_name, str(getattr(factory, "__module__", ""))):
+        _check_own(each, within or beside, called)
     known, open_ended = _parameters(factory)
     given = {k: v for k, v in (defaults or {}).items() if open_ended or k in known} | dict(options)
     _check_options(called, factory, given)
@@ -71,6 +79,27 @@ def _module(name: str, beside: Path | None) -> ModuleType:
         raise TaskError(f"module '{name}' cannot be imported: {_in_words(error)}") from error
     except Exception as error:
         raise TaskError(f"module '{name}' cannot be imported: {_in_words(error)}") from error
+
+
+def _check_own(name: str, beside: Path | None, called: str) -> None:
+    """TaskError for a module of Python itself, or of a package that has no tasks."""
+    top = name.partition(".")[0]
+    if f"{name}.".startswith("edgetrain.tasks."):
+        return
+    why = f"'{name}' is a module of Python" if top in sys.stdlib_module_names else ""
+    origin = getattr(sys.modules.get(name), "__file__", None)
+    if origin and not why:
+        path, own = Path(origin).resolve(), (beside or Path("/")).resolve() / top
+        if own not in (*path.parents, path.with_suffix("")):
+            says = {entry.module.partition(".")[0] for entry in entry_points(group=GROUP)}
+            if top not in says and top in {"edgetrain", *packages_distributions()}:
+                why = f"the package '{top}' does not say that it has tasks"
+    if why:
+        raise TaskError(
+            f"task '{called}' is not called: {why}",
+            "name a class or function of a module beside the job file, or of an installed package "
+            f"with an entry point in the group '{GROUP}'",
+        )
 
 
 def _check_origin(module: ModuleType, within: Path, called: str) -> None:

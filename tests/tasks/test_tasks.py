@@ -251,6 +251,11 @@ def sideways():
 
 number = 3
 
+from functools import partial
+from os import mkdir
+from torch import save
+later = partial(mkdir, "made")
+
 class Half:
     name = "half"
     def model(self): ...
@@ -293,8 +298,14 @@ def test_defaults_go_only_where_they_are_taken(module):
         ("edgetrain.tasks:digits", {"seed": "x"}, r"data\.seed = 'x'"),
         ("my_task:needy", {}, r"missing a required argument: 'folder'.*\[data\]"),
         ("my_task:fails", {}, "failed: ValueError: of its own"),
-        ("builtins:print", {}, "made a NoneType, which is not a task"),
-        ("builtins:iter", {"a": 1}, "is a builtin_function_or_method, not a factory"),
+        ("builtins:print", {}, "is not called: 'builtins' is a module of Python"),
+        ("os:mkdir", {"path": "made"}, "is not called: 'os' is a module of Python"),
+        ("my_task:mkdir", {"path": "made"}, "is not called: 'posix' is a module of Python"),
+        ("my_task:later", {}, "is not called: 'functools' is a module of Python"),
+        ("my_task:save", {"obj": 1, "f": "made"}, "the package 'torch' does not say that it has"),
+        ("torch:save", {"obj": 1, "f": "made"}, "the package 'torch' does not say that it has"),
+        ("numpy:save", {"file": "made", "arr": 1}, "the package 'numpy' does not say that it has"),
+        ("edgetrain.files.writing:write_text", {}, "the package 'edgetrain' does not say"),
         ("my_task:number", {}, "is a int, not a factory"),
         ("my_task:Half", {}, "lacks metric, better, target, samples, batches, loss, evaluate"),
         ("my_task:sideways", {}, "better = 'bigger'"),
@@ -302,6 +313,22 @@ def test_defaults_go_only_where_they_are_taken(module):
         ("torn_task:x", {}, "cannot be imported: SyntaxError"),
     ],
 )
-def test_a_bad_task_gets_one_clear_sentence(module, spec, options, says):
+def test_a_bad_task_gets_one_clear_sentence(module, spec, options, says, monkeypatch):
+    monkeypatch.chdir(module)
     with pytest.raises(TaskError, match=says):
         load_task(spec, options, beside=module)
+    assert not list(module.glob("made*")), "nothing of others' was called"
+
+
+def test_an_installed_package_may_say_that_it_has_tasks(module, monkeypatch):
+    (module / "site/packaged").mkdir(parents=True)
+    (module / "site/packaged/__init__.py").write_text(MODULE)
+    info = module / "site/packaged-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: packaged\nVersion: 1\n")
+    (info / "top_level.txt").write_text("packaged\n")
+    monkeypatch.syspath_prepend(module / "site")
+    with pytest.raises(TaskError, match="the package 'packaged' does not say"):
+        load_task("packaged:good", {}, beside=module)
+    (info / "entry_points.txt").write_text("[edgetrain.tasks]\ngood = packaged:good\n")
+    assert load_task("packaged:good", {}, beside=module).name == "bare"
