@@ -14,6 +14,7 @@ loads only the standard library.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
@@ -21,8 +22,9 @@ import math
 import os
 import re
 import shutil
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -223,8 +225,32 @@ def read_metrics(folder: Path, *kinds: str) -> Lines:
     return Lines(metrics_path(folder), *kinds)
 
 
+@contextlib.contextmanager
+def socket_path(folder: Path, name: str = ORDERS) -> Iterator[str]:
+    """A socket's path, however deep its folder lies: one may have 107 bytes. Raises OSError."""
+    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{opened}/{name}"
+    finally:
+        os.close(opened)
+
+
+def remove_dead_socket(folder: Path) -> None:
+    """Remove the socket of a hub that was killed: ordinary copying stops at it."""
+    try:
+        with socket_path(folder) as path, socket.socket(socket.AF_UNIX) as knocking:
+            knocking.setblocking(False)
+            knocking.connect(path)
+    except ConnectionRefusedError:
+        with contextlib.suppress(OSError):
+            (folder / ORDERS).unlink()
+    except OSError:  # there is none, it is another user's, or its hub is busy
+        pass
+
+
 def runs_in(folder: Path) -> list[Path]:
-    """The run folders in a folder, in order, or [folder] if it is a run itself.
+    """The run folders in a folder, in order, or [folder] if it is a run itself. Sockets of hubs
+    that were killed are removed from them.
 
     The order is that of `runs` in the folder's summary, or else of creation. Raises ConfigError if
     there is no folder, or no run in it.
@@ -233,9 +259,12 @@ def runs_in(folder: Path) -> list[Path]:
         raise ConfigError(f"{folder} does not exist", "`edgetrain runs` lists the run folders")
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder", "give a run folder, not one of its files")
-    if (folder / METRICS).exists():
-        return [folder]
-    inside = [path.parent for path in folder.glob(f"*/{METRICS}")]
+    is_run = (folder / METRICS).exists()
+    inside = [folder] if is_run else [path.parent for path in folder.glob(f"*/{METRICS}")]
+    for run in inside:
+        remove_dead_socket(run)
+    if is_run:
+        return inside
     listed = (read_summary(folder) or {}).get("runs")
     if not inside:
         raise ConfigError(

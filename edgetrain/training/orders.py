@@ -17,7 +17,7 @@ from typing import Any
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.hub.orders import Answer, Order
-from edgetrain.runs.folder import JOB, ORDERS, SUMMARY
+from edgetrain.runs.folder import JOB, ORDERS, SUMMARY, remove_dead_socket, socket_path
 
 MOST_BYTES = 1 << 16
 """Bytes of an order."""
@@ -27,16 +27,6 @@ MOST_ANSWER = 1 << 24
 
 MOST_WAITING = 16
 """Connections at a time."""
-
-
-@contextlib.contextmanager
-def _short(folder: Path) -> Iterator[str]:
-    """The socket's path, however deep the folder lies: a socket's may have 107 bytes."""
-    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{opened}/{ORDERS}"
-    finally:
-        os.close(opened)
 
 
 class Orders:
@@ -49,12 +39,14 @@ class Orders:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         os.fchmod(self._listener.fileno(), 0o600)  # before anybody can find it
+        draft = folder / f".{ORDERS}.part"  # whoever finds the socket itself finds it listening
         try:
-            self._path.unlink(missing_ok=True)
-            with _short(folder) as path:
+            draft.unlink(missing_ok=True)
+            with socket_path(folder, draft.name) as path:
                 self._listener.bind(path)
-            self._path.chmod(0o600)
+            draft.chmod(0o600)
             self._listener.listen(MOST_WAITING)
+            draft.replace(self._path)
         except OSError as error:
             self._listener.close()
             raise ConfigError(f"cannot listen at {self._path}: {error.strerror}") from None
@@ -62,7 +54,7 @@ class Orders:
     def poll(self) -> Iterator[Order]:
         """The orders that have come. Each is answered over its own connection."""
         with contextlib.suppress(OSError):  # none waits, or this process is out of descriptors
-            while len(self._waiting) < MOST_WAITING:
+            for _ in range(MOST_WAITING):
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
                 self._waiting[connection] = b""
@@ -84,6 +76,9 @@ class Orders:
                 answer({"error": "an order is one line of JSON", "hint": ""})
             else:
                 yield Order(words, answer)
+        for silent in [*self._waiting][:-MOST_WAITING]:  # the oldest: whoever orders speaks at once
+            del self._waiting[silent]
+            silent.close()
 
     def close(self) -> None:
         """Listen no longer. Works twice."""
@@ -125,6 +120,7 @@ def _no_hub_in(folder: Path) -> ConfigError:
     if not (folder / JOB).exists():
         return ConfigError(f"{folder} is no run folder: it has no {JOB}", "name the hub's")
     ended = (folder / SUMMARY).exists() or (folder / ORDERS).exists()
+    remove_dead_socket(folder)
     why = "its hub has ended" if ended else "it is a member's, or its hub has ended"
     return ConfigError(
         f"no hub runs in {folder}: {why}",
@@ -142,7 +138,7 @@ def give_order(folder: Path, words: list[str], patience_s: float | None = None) 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(patience_s)
         try:
-            with _short(folder) as path:
+            with socket_path(folder) as path:
                 connection.connect(path)
         except PermissionError:
             raise ConfigError(
