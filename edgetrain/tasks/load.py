@@ -42,7 +42,8 @@ def load_task(
     """
     called = called or spec
     module_name, name = spelling.split(spec, called)
-    _check_own(module_name, within or beside, called)
+    if within is None:
+        _check_own(module_name, beside, called)
     module = _module(module_name, within or beside)
     if within is not None:
         _check_origin(module, within, called)
