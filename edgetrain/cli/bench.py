@@ -76,7 +76,7 @@ def _bench(arguments: argparse.Namespace) -> int:
             return None, f"FAILED   {answer.why or 'its worker has no bench: update it'}"
 
     with reach(arguments, found, keeps=False) as (remote, devices):
-        answers = on_each(devices, work)
+        answers = on_each(devices, work, lambda _, why: (None, f"FAILED   {why}"))
     shown: list[str] = []
     plain: list[dict[str, Any]] = []
     kinds: dict[str, list[tuple[str, MeasuredSpeed]]] = {}

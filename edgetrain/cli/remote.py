@@ -280,7 +280,7 @@ def _everywhere(
     arguments: argparse.Namespace, words: Sequence[str], *, seconds: float, root: bool
 ) -> int:
     from edgetrain.fleet import cluster
-    from edgetrain.fleet.ssh import on_each
+    from edgetrain.fleet.ssh import AT_ONCE, SshAnswer, on_each
 
     found = cluster.load(arguments.cluster)
     lock = threading.Lock()
@@ -302,13 +302,23 @@ def _everywhere(
         told = None if arguments.json else heard
         answer = remote.run(host, words, seconds=seconds, root=root, heard=told)
         show([bytes(rest)] if rest else [])
+        return warn(host, answer)
+
+    def warn(host: SshHost, answer: SshAnswer) -> SshAnswer:
         if not answer.ok and not arguments.json:
             with lock:
                 common.warn(f"{host.name}: {answer.why}")
         return answer
 
+    def failed(item: tuple[DeviceEntry, SshHost], why: str) -> SshAnswer:
+        return warn(item[1], SshAnswer(-1, stderr=why))
+
     with reach(arguments, found, keeps=False) as (remote, devices):
-        answers = on_each(devices, work, len(devices))
+        if math.isinf(seconds) and len(devices) > AT_ONCE:
+            raise ConfigError(
+                f"--follow: {len(devices)} devices, and at most {AT_ONCE} are followed", "name them"
+            )
+        answers = on_each(devices, work, failed)
     if arguments.json:
         shown = [
             {"name": host.name, "status": each.status, "stdout": each.text, "why": each.why}

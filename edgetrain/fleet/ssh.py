@@ -19,6 +19,7 @@ import hashlib
 import itertools
 import math
 import os
+import resource
 import selectors
 import shlex
 import shutil
@@ -33,7 +34,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, BinaryIO, Protocol, TypeVar
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, EdgetrainError, in_words
 
 OPTIONS = (
     "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10",
@@ -42,6 +43,8 @@ OPTIONS = (
 """Asks nothing, takes no host that is not known, and notices a dead one within 15 seconds."""
 AT_ONCE = 16
 """Machines that are worked on at a time."""
+FILES_EACH = 12
+"""Files that are open at once for one of them, at most: three pipes, and what is copied."""
 CHUNK = 1 << 18
 MOST_OUTPUT = 16 << 20
 """Bytes that are kept of what a command prints."""
@@ -143,6 +146,8 @@ class SshAnswer:
         lines = [line.strip() for line in self.stderr.splitlines() if line.strip(" @\t")]
         last = lines[-1] if lines else ""
         if self.trouble is None:
+            if self.status < 0:
+                return last
             return f"exit status {self.status}: {last}" if last else f"exit status {self.status}"
         told = f": {last}" if last and self.trouble is not SshTrouble.KEY_CHANGED else ""
         return f"{self.trouble}{told} ({self.trouble.way_out})"
@@ -174,11 +179,30 @@ def argv(target: str, script: str, options: Sequence[str] = ()) -> list[str]:
     return ["ssh", *OPTIONS, *options, "--", target, script]
 
 
-def on_each(items: Sequence[T], work: Callable[[T], R], at_once: int = AT_ONCE) -> list[R]:
-    """Call `work` for each item, `at_once` at a time; what it returns, in order. Raises what the
-    first to fail raised."""
-    with ThreadPoolExecutor(max_workers=max(1, min(at_once, len(items)))) as pool:
-        return list(pool.map(work, items))
+def on_each(
+    items: Sequence[T],
+    work: Callable[[T], R],
+    failed: Callable[[T, str], R],
+    at_once: int = AT_ONCE,
+) -> list[R]:
+    """Call `work` for each item, `at_once` at a time, or as many as files may be open; what it
+    returns, in order. An exception is the end of one item: `failed` makes its result, of the item
+    and a line. Only a closed output of our own, BrokenPipeError, is raised."""
+
+    def one(item: T) -> R:
+        try:
+            return work(item)
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            known = isinstance(error, EdgetrainError)
+            return failed(item, str(error) if known else in_words(error).splitlines()[0])
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit >= 0:  # below: there is none
+        at_once = min(at_once, (limit - len([*Path("/proc/self/fd").iterdir()])) // FILES_EACH)
+    with ThreadPoolExecutor(max(1, min(at_once, len(items)))) as pool:
+        return list(pool.map(one, items))
 
 
 # -- files ---------------------------------------------------------------------------------------
@@ -401,20 +425,13 @@ class SshClient:
 
 
 def _end_connections(sockets: Iterable[Path]) -> None:
-    """End the connections that are kept at these control sockets, all at once."""
-    ending = [
-        subprocess.Popen(
-            ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "edgetrain"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )
-        for socket in sockets
-    ]  # fmt: skip
-    for process in ending:
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    """End the connections that are kept at these control sockets."""
+
+    def end(socket: Path) -> None:
+        words, quiet = ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "x"], subprocess.DEVNULL
+        subprocess.run(words, stdin=quiet, stdout=quiet, stderr=quiet, timeout=5, check=False)
+
+    on_each([*sockets], end, lambda *_: None)
 
 
 def _feed(pipe: IO[bytes], first: bytes, stdin: bytes | BinaryIO) -> None:

@@ -189,7 +189,10 @@ class DeviceDesk:
             answer = glance.look(self._remote, host, self._root, seconds)
             return judged(host.name, answer, time.time(), version)
 
-        return on_each(self.hosts, look, len(self.hosts))
+        def failed(host: SshHost, why: str) -> DeviceState:
+            return DeviceState(host.name, "unreachable", why)
+
+        return on_each(self.hosts, look, failed)
 
     # -- jobs ---------------------------------------------------------------------------------
 
@@ -230,7 +233,7 @@ class DeviceDesk:
             known = {text: put(text) for text in hubs.values()}
             results: list[DeviceResult] = []
             for role in ROLES:
-                results += on_each(self._at(role), give)
+                results += on_each(self._at(role), give, _failed)
                 failed |= {result.name for result in results if not result.ok}
             return results
 
@@ -261,13 +264,13 @@ class DeviceDesk:
             why = fetch(self._remote, host, run, self._root, role, room)
             return DeviceResult(host.name, not why, why)
 
-        return on_each(self._at(role), one)
+        return on_each(self._at(role), one, _failed)
 
     def stop(self) -> list[DeviceResult]:
         def one(host: SshHost) -> DeviceResult:
             return _result(host, self.call(host, "stop"), lambda _: "stopped")
 
-        return on_each(self.hosts, one)
+        return on_each(self.hosts, one, _failed)
 
     # -- versions -----------------------------------------------------------------------------
 
@@ -310,24 +313,26 @@ class DeviceDesk:
         at a time. The first that does not take it ends this: devices after it are left alone."""
         with archive.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        failed = threading.Event()
+        ends = threading.Event()
 
         def give(host: SshHost) -> DeviceResult:
-            if failed.is_set():
+            if ends.is_set():
                 return DeviceResult(host.name, False, "left alone: another did not take the update")
-            result = self._update(host, archive, digest, stops=stops)
+            return tell(self._update(host, archive, digest, stops=stops))
+
+        def tell(result: DeviceResult) -> DeviceResult:
             if not result.ok and result.said.startswith("went back"):
-                failed.set()
-            self._tell(f"{host.name}: {result.said}")
+                ends.set()
+            self._tell(f"{result.name}: {result.said}")
             return result
 
-        first = next((r for host in self.hosts[:1] if (r := give(host))), None)
-        rest = self.hosts[1:]
-        if first is None:
-            return []
-        if not first.ok:
-            failed.set()
-        return [first, *on_each(rest, give, at_once)]
+        def failed(host: SshHost, why: str) -> DeviceResult:
+            return tell(_failed(host, why))
+
+        first = on_each(self.hosts[:1], give, failed)
+        if not all(result.ok for result in first):
+            ends.set()
+        return first + on_each(self.hosts[1:], give, failed, at_once)
 
     def _update(self, host: SshHost, archive: Path, digest: str, *, stops: bool) -> DeviceResult:
         target = f"{self._root}opt/edgetrain/incoming/{digest}"
@@ -370,6 +375,10 @@ def _put(folder: Path, content: bytes) -> Path:
     path = folder / hashlib.sha256(content).hexdigest()
     path.write_bytes(content)
     return path
+
+
+def _failed(host: SshHost, why: str) -> DeviceResult:
+    return DeviceResult(host.name, False, why)
 
 
 def _result(host: SshHost, answer: Any, said: Callable[[Mapping[str, Any]], str]) -> DeviceResult:

@@ -34,7 +34,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import Public, public_key, spell
 from edgetrain.fleet.cluster import ROLES, Cluster, DeviceEntry
@@ -142,19 +141,20 @@ class Provisioner:
     ) -> list[Provisioned]:
         """Set up these devices, several at a time; those in trouble do not hold up the others."""
 
-        def work(item: tuple[DeviceEntry, SshHost]) -> Provisioned:
-            device, host = item
-            try:
-                result = self._one(device, host, check=check)
-            except EdgetrainError as error:
-                result = Provisioned(device.name, ok=False, why=str(error))
+        def tell(result: Provisioned) -> Provisioned:
             told(result)
             return result
+
+        def work(item: tuple[DeviceEntry, SshHost]) -> Provisioned:
+            return tell(self._one(*item, check=check))
+
+        def failed(item: tuple[DeviceEntry, SshHost], why: str) -> Provisioned:
+            return tell(Provisioned(item[0].name, ok=False, why=why))
 
         self._joined = {device.name: host for device, host in devices if device.role != "member"}
         found: list[Provisioned] = []
         for role in ROLES:
-            found += on_each([each for each in devices if each[0].role == role], work)
+            found += on_each([each for each in devices if each[0].role == role], work, failed)
         return found
 
     def _one(self, device: DeviceEntry, host: SshHost, *, check: bool) -> Provisioned:
@@ -277,7 +277,10 @@ def remove(
             ring.revoke(host.name)
         return Provisioned(host.name, ok=True, changed=("removed",))
 
-    return on_each(devices, work)
+    def failed(host: SshHost, why: str) -> Provisioned:
+        return Provisioned(host.name, ok=False, why=why)
+
+    return on_each(devices, work, failed)
 
 
 def _said(answer: SshAnswer) -> dict[str, Any]:

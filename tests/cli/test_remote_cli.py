@@ -8,6 +8,8 @@ import os
 import pytest
 
 from edgetrain.__main__ import main
+from edgetrain.fleet import ssh
+from edgetrain.fleet.ssh import SshClient
 
 SSH = """#!/bin/sh
 for word in "$@"; do line="$word"; done
@@ -51,6 +53,30 @@ def test_each_line_has_its_device_and_one_that_is_off_is_named(cluster, tmp_path
     assert devices("run", "--json", *keys, cluster, "--", "sh", "-c", "exit 3") == 1
     found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
     assert (found["pi-0"]["status"], found["pi-1"]["status"]) == (3, -1)
+
+
+def test_an_exception_at_one_device_is_its_line_and_status_1(cluster, capsys, monkeypatch):
+    run = SshClient.run
+
+    def raising(client, host, words, *rest, **more):
+        return run(client, host, words, *rest, **more) if host.name == "pi-0" else 1 / 0
+
+    monkeypatch.setattr(SshClient, "run", raising)
+    assert devices("run", cluster, "--", "echo", "here") == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err.split(" (")[0]) == ("pi-0: here\n", ZERO)
+    assert devices("run", "--json", cluster, "--", "true") == 1
+    (one, other) = json.loads(capsys.readouterr().out)
+    assert (one["status"], other["status"], other["why"].split(" (")[0]) == (0, -1, ZERO[6:])
+
+
+def test_no_more_are_followed_than_are_worked_on_at_a_time(cluster, capsys, monkeypatch):
+    monkeypatch.setattr(ssh, "AT_ONCE", 1)
+    assert devices("logs", "--follow", cluster) == 2
+    assert "--follow: 2 devices, and at most 1 are followed (name them)" in capsys.readouterr().err
+
+
+ZERO = "pi-1: ZeroDivisionError: division by zero"
 
 
 @pytest.mark.parametrize(

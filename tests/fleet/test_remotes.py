@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import resource
+import tarfile
 import threading
+from pathlib import Path
 
 import pytest
 from folder_remote import FolderRemote
@@ -17,8 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from remote_laws import LAWS
 
+from edgetrain.errors import ConfigError
+from edgetrain.fleet import ssh
 from edgetrain.fleet.ssh import (
     CUT,
+    FILES_EACH,
     SshAnswer,
     SshClient,
     SshHost,
@@ -216,7 +222,8 @@ def test_two_hosts_that_begin_at_once_do_not_share_a_connection(marks):
 
     with SshClient({}) as client:
         hosts = [Slow(f"pi-{i}", "10.0.0.1") for i in range(2)]
-        assert all(a.ok for a in on_each(hosts, lambda host: client.run(host, ["true"])))
+        answers = on_each(hosts, lambda host: client.run(host, ["true"]), none_fails)
+        assert all(answer.ok for answer in answers)
     assert len(set(connections(marks))) == 2
 
 
@@ -240,8 +247,65 @@ def test_sixteen_are_worked_on_at_a_time():
             inside -= 1
         return -item
 
-    assert on_each(range(40), work) == [-item for item in range(40)], "in order"
+    assert on_each(range(40), work, none_fails) == [-item for item in range(40)], "in order"
     assert most == 16
+
+
+def none_fails(item, why):
+    raise AssertionError(why)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyError("unit"), "KeyError: 'unit'"),
+        (ValueError("no\nnumber"), "ValueError: no number"),
+        (ConfigError("no worker", "make one"), "no worker (make one)"),
+        (RecursionError("nested"), "RecursionError: nested"),
+        (tarfile.ReadError("cut"), "ReadError: cut"),
+        (OSError(28, "No space left"), "OSError: [Errno 28] No space left"),
+    ],
+)
+def test_an_exception_is_the_end_of_one_item_and_its_line(error, said):
+    def work(item):
+        if item == 1:
+            raise error
+        return item, ""
+
+    zero, one, two = on_each(range(3), work, lambda item, why: (item, why))
+    assert (zero, two) == ((0, ""), (2, ""))
+    assert one[0] == 1
+    assert one[1].startswith(said)
+    assert "\n" not in one[1]
+
+
+def open_files():
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.mark.parametrize(
+    ("rooms", "items", "at_once"), [(0, 240, 1), (3, 240, 3), (400, 240, 16), (400, 2, 2)]
+)
+def test_no_more_are_worked_on_than_files_may_be_open(rooms, items, at_once, monkeypatch):
+    pools, pool = [], ssh.ThreadPoolExecutor
+    monkeypatch.setattr(ssh, "ThreadPoolExecutor", lambda n: pools.append(n) or pool(n))
+    limit = open_files() + rooms * FILES_EACH + FILES_EACH // 2
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    assert on_each(range(items), abs, none_fails) == [*range(items)]
+    assert pools == [at_once]
+
+
+def test_many_machines_are_called_with_few_files(marks, monkeypatch):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = open_files() + 2 * FILES_EACH + 3
+    hosts = [SshHost(f"pi-{i}", "10.0.0.1") for i in range(24)]
+    with SshClient({}, keeps=False) as client:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            answers = on_each(hosts, lambda host: client.run(host, ["true"]), none_fails)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert all(answer.ok for answer in answers)
 
 
 def test_an_answer_says_why_in_one_line():

@@ -18,7 +18,7 @@ from running_devices import end_trials, facts, flashed, packed, stand_ins, state
 
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.messages import PROTOCOL
-from edgetrain.fleet.ssh import SshHost, SshTrouble
+from edgetrain.fleet.ssh import SshAnswer, SshHost, SshTrouble
 from edgetrain.provisioning import calling, sets
 from edgetrain.provisioning.cards import archive
 from edgetrain.provisioning.desk import DeviceDesk, archive_protocol, judged
@@ -251,6 +251,31 @@ def test_an_older_protocol_is_told_before_and_refused_while_a_job_runs(room, arc
     other = dataclasses.replace(manifest, python="3.99")
     with pytest.raises(ConfigError, match=r"the worker is for Python 3\.99 on"):
         room.desk.check_update(states, other, PROTOCOL, stops=False)
+
+
+class Odd:
+    """A remote that reaches no device, and raises for one."""
+
+    def run(self, host, words, *rest, **more):
+        if host.name == "pi-1":
+            raise KeyError("unit")
+        return SshAnswer(-1, trouble=SshTrouble.UNREACHABLE)
+
+
+@pytest.mark.parametrize("command", ["states", "send", "stop", "fetch", "update"])
+def test_an_exception_at_one_device_is_its_line_and_the_others_have_theirs(command, tmp_path):
+    names = ("pi-1", "pi-0", "pi-2")
+    desk = DeviceDesk(Odd(), [SshHost(name, name) for name in names], root="")
+    words = {"states": ["1"], "send": [SET, UNITS], "stop": [], "fetch": [tmp_path, "member"]}
+    (tmp_path / "file").touch()
+    found = getattr(desk, command)(*words.get(command, [tmp_path / "file"]))
+    lines = [f"{each.name}: {getattr(each, 'said', '') or each.why}" for each in found]
+    other = "left alone: another" if command == "update" else "unreachable"
+    for line, begin in zip(
+        lines, ("1: KeyError: 'unit'", f"0: {other}", f"2: {other}"), strict=True
+    ):
+        assert line.startswith(f"pi-{begin}")
+    assert not any(getattr(each, "ok", False) for each in found)
 
 
 # -- states ---------------------------------------------------------------------------------------

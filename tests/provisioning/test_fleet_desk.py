@@ -105,7 +105,7 @@ def test_a_large_archive_is_sent_once_to_each_and_goes_on_after_a_cut(fleet, cap
         answers[host.name] = copy(client, host, source, "/opt/large", root=True)
 
     with town.client() as client:
-        giving = threading.Thread(target=on_each, args=(town.hosts, give))
+        giving = threading.Thread(target=on_each, args=(town.hosts, give, print))
         giving.start()
         while sent_to(fleet, cut) < LARGE // 2:
             time.sleep(0.01)
@@ -115,7 +115,7 @@ def test_a_large_archive_is_sent_once_to_each_and_goes_on_after_a_cut(fleet, cap
         giving.join()
         troubles = {name: answer.trouble for name, answer in answers.items() if not answer.ok}
         assert troubles == {"pi-0": SshTrouble.LOST}
-        on_each(town.hosts, give)
+        on_each(town.hosts, give, print)
         assert [answer.why for answer in answers.values() if not answer.ok] == []
     for name, machine in fleet.machines.items():
         carried = sent_to(fleet, machine) + (before if name == "pi-0" else 0)

@@ -163,6 +163,16 @@ def test_it_sets_up_what_is_missing_and_a_second_run_changes_nothing(town):
     assert len(town.remote.commands) == 3, "one look at each"
 
 
+def test_what_a_device_answers_instead_of_facts_is_its_line_alone(town, monkeypatch):
+    odd = {"pi-0": b"", "pi-1": b"{}\n", "pi-2": b'{"key": 1, "clock": "noon"}\nno JSON\n'}
+    monkeypatch.setattr(town.remote, "run", lambda host, *_, **__: SshAnswer(0, odd[host.name]))
+    found = town.provision()
+    assert [(name, r.ok) for name, r in found.items()] == [(name, False) for name in KEYS]
+    assert [r.why.split(":")[0] for r in found.values()] == [
+        "IndexError", "KeyError", "JSONDecodeError"
+    ]  # fmt: skip
+
+
 def test_a_changed_address_is_the_only_thing_that_is_made(town):
     town.provision()
     path = town.folder / "cluster.toml"
