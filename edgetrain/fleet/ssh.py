@@ -27,7 +27,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -36,11 +36,16 @@ from typing import IO, BinaryIO, Protocol, TypeVar
 
 from edgetrain.errors import ConfigError, EdgetrainError, in_words
 
-OPTIONS = (
-    "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10",
-    "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
-)  # fmt: skip
-"""Asks nothing, takes no host that is not known, and notices a dead one within 15 seconds."""
+OPTIONS = ("-T", *(f"-o{option}" for option in (
+    "IgnoreUnknown=*",  # an older ssh lacks some of these
+    "BatchMode=yes", "StrictHostKeyChecking=yes", "VerifyHostKeyDNS=no", "ConnectTimeout=10",
+    "ConnectionAttempts=1", "ServerAliveInterval=5", "ServerAliveCountMax=3",
+    "RemoteCommand=none", "SessionType=default", "StdinNull=no", "ForkAfterAuthentication=no",
+    "LogLevel=ERROR", "VisualHostKey=no", "PermitLocalCommand=no", "ClearAllForwardings=yes",
+    "ForwardX11=no", "Tunnel=no",
+)))  # fmt: skip
+"""Asks nothing, takes no host that is not known, and notices a dead one within 15 seconds. Carries
+one command, its input and its output, whatever the user's configuration does for other uses."""
 AT_ONCE = 16
 """Machines that are worked on at a time."""
 FILES_EACH = 12
@@ -50,6 +55,8 @@ MOST_OUTPUT = 16 << 20
 """Bytes that are kept of what a command prints."""
 LONGEST_SOCKET = 80
 """Characters of a control socket's path: the system allows 108, and ssh adds 17 for a draft."""
+COPY_S = 300.0
+"""Seconds for which a copy may stand still: a slow card takes its time to write what it has."""
 CUT = 75
 """Exit status of a copy whose bytes ended too soon."""
 T = TypeVar("T")
@@ -66,6 +73,7 @@ class SshTrouble(StrEnum):
     TIMEOUT = "timeout"
     LOST = "connection lost"
     SUDO = "no sudo"
+    SHELL = "no shell"
 
     @property
     def way_out(self) -> str:
@@ -82,6 +90,7 @@ _WAYS_OUT = {
     "off: edgetrain keys revoke NAME, or ssh-keygen -R HOST",
     SshTrouble.TIMEOUT: "it is slow or hangs: the same command again, or restart the machine",
     SshTrouble.LOST: "the same command goes on where it was cut off",
+    SshTrouble.SHELL: "something else answers: give the user a POSIX shell, without a ForceCommand",
     SshTrouble.SUDO: "--ask-sudo asks for the password; or allow the user sudo without one",
 }
 _SIGNS = (
@@ -97,6 +106,8 @@ _SIGNS = (
     ("kex_exchange_identification", SshTrouble.UNREACHABLE),
 )
 """Words of ssh, the most telling first; without any of them the connection was lost."""
+_JUMPED, _VAGUE = " UNKNOWN port ", ("stdio forwarding failed", "kex_exchange_identification:")
+"""How ssh names a host behind a jump host; its words that do not say why."""
 _NO_SUDO = (
     "a password is required", "incorrect password", "no password was provided",
     "not in the sudoers", "may not run sudo", "sudo: not found", "not allowed to execute",
@@ -145,11 +156,13 @@ class SshAnswer:
             return ""
         lines = [line.strip() for line in self.stderr.splitlines() if line.strip(" @\t")]
         last = lines[-1] if lines else ""
+        if _JUMPED in last:  # why is in a line before it
+            last = "; ".join([*(x for x in lines[:-1] if not x.startswith(_VAGUE)), last][-2:])
         if self.trouble is None:
             if self.status < 0:
                 return last
             return f"exit status {self.status}: {last}" if last else f"exit status {self.status}"
-        told = f": {last}" if last and self.trouble is not SshTrouble.KEY_CHANGED else ""
+        told = f": {last}" if last else ""
         return f"{self.trouble}{told} ({self.trouble.way_out})"
 
 
@@ -169,14 +182,16 @@ class Remote(Protocol):
     ) -> SshAnswer:
         """Run a command, given as a list of words, with these bytes as its input.
 
-        seconds: its limit, the connection included; inf: none. root: as root, by sudo. heard: is
+        seconds: its limit, the connection included, and of a file as input from when a part of it
+        was last taken; inf: none. root: as root, by sudo. heard: is
         given what it prints as it comes, in place of `SshAnswer.stdout`. Does not raise for what
         goes wrong on the way or over there. A status of 255 is seen as 254.
         """
 
 
 def argv(target: str, script: str, options: Sequence[str] = ()) -> list[str]:
-    return ["ssh", *OPTIONS, *options, "--", target, script]
+    """The first of two options counts: without one in `options` no connection is shared."""
+    return ["ssh", *OPTIONS, *options, "-o", "ControlPath=none", "--", target, script]
 
 
 def on_each(
@@ -231,10 +246,11 @@ def copy(
     target: str,
     *,
     digest: str = "",
-    seconds: float = 3600.0,
+    seconds: float = COPY_S,
     root: bool = False,
 ) -> SshAnswer:
     """Copy a file to a path on a machine, whole or not at all. Its status is 0 if it is there.
+    seconds: how long nothing of it may move.
 
     A copy that was cut off goes on where it ended: its bytes wait in TARGET.DIGEST.part. Nothing is
     sent if the file is there already. digest: the SHA-256 of the file, if it is known.
@@ -323,14 +339,21 @@ class SshClient:
     ) -> SshAnswer:
         if root:
             words = ["sh", "-c", _AS_ROOT, "sh", *words]
-        # A shell of its own: the user's may be another, and 255 is what ssh itself ends with.
-        script = f"{shlex.join(words)}; s=$?; [ $s = 255 ] && s=254; exit $s"
+        # A shell of its own: the user's may be another, and 255 is what ssh itself ends with. Marks
+        # of this call alone, which the line spells in another way: shells may print it, too.
+        mark = os.urandom(6).hex()
+        show = f"printf '\\036{mark}\\036'"
+        script = f"{show}; {shlex.join(words)}; s=$?; {show}; [ $s = 255 ] && s=254; exit $s"
         line = f"exec sh -c {shlex.quote(script)}"
+
+        def start() -> SshAnswer:
+            said = _Marked(f"\x1e{mark}\x1e".encode(), heard)
+            return self._start(host, line, first, stdin, seconds, said)
+
         first = f"{self._password}\n".encode() if root else b""
-        deadline = time.monotonic() + seconds
-        answer = self._start(host, line, first, stdin, deadline, heard)
+        answer = start()
         if answer.trouble is SshTrouble.KEY_UNKNOWN and self._learn(host):
-            return self._start(host, line, first, stdin, time.monotonic() + seconds, heard)
+            return start()
         if answer.trouble in (SshTrouble.TIMEOUT, SshTrouble.LOST):
             number = self._numbers.pop(host, None)
             _end_connections(self._folder.glob(f"c{number}"))
@@ -344,8 +367,8 @@ class SshClient:
         line: str,
         first: bytes,
         stdin: bytes | BinaryIO,
-        deadline: float,
-        heard: Callable[[bytes], None] | None,
+        seconds: float,
+        marked: _Marked,
     ) -> SshAnswer:
         # A file for stderr: a connection that is kept holds it open after the command has ended.
         with tempfile.TemporaryFile() as errors:
@@ -356,18 +379,24 @@ class SshClient:
             )  # fmt: skip
             assert process.stdin is not None
             assert process.stdout is not None
-            feeder = threading.Thread(target=_feed, args=(process.stdin, first, stdin), daemon=True)
-            feeder.start()
-            out, in_time = _drain(process.stdout, deadline, heard)
-            if not in_time:
-                process.kill()
-            status = process.wait()
-            process.stdout.close()
-            feeder.join()
+            feed = _Feed(process.stdin, first, stdin)
+            feed.start()
+            in_time = False
+            try:
+                in_time = _drain(process.stdout, lambda: feed.moved + seconds, marked.take)
+            finally:
+                if not in_time:
+                    process.kill()
+                status = process.wait()
+                process.stdout.close()
+                feed.join()
             errors.seek(max(0, errors.seek(0, os.SEEK_END) - CHUNK))
             said = errors.read().decode(errors="replace")
+        out = marked.end()
         if not in_time:
             return SshAnswer(-1, out, said, SshTrouble.TIMEOUT)
+        if 0 <= status < 255 and not marked.seen:
+            return SshAnswer(-1, b"", f"{said}\n{marked.before}", SshTrouble.SHELL)
         if 0 <= status < 255:
             return SshAnswer(status, out, said)
         trouble = next((trouble for sign, trouble in _SIGNS if sign in said), SshTrouble.LOST)
@@ -388,6 +417,7 @@ class SshClient:
                 known.write_text(f"{host.name} {self._known[host.name]}\n", "utf-8")
             options += ["-o", f"UserKnownHostsFile={known}", "-o", "GlobalKnownHostsFile=/dev/null"]
             options += ["-o", f"HostKeyAlias={host.name}", "-o", "UpdateHostKeys=no"]
+            options += ["-o", "KnownHostsCommand=none"]
         return options
 
     def _learn(self, host: SshHost) -> bool:
@@ -434,36 +464,71 @@ def _end_connections(sockets: Iterable[Path]) -> None:
     on_each([*sockets], end, lambda *_: None)
 
 
-def _feed(pipe: IO[bytes], first: bytes, stdin: bytes | BinaryIO) -> None:
-    """Write a command's input, and close it."""
-    with contextlib.suppress(OSError, ValueError):  # it has ended, and reads no more
-        pipe.write(first)
-        for chunk in [stdin] if isinstance(stdin, bytes) else _chunks(stdin):
-            pipe.write(chunk)
-            pipe.flush()
-    with contextlib.suppress(OSError):
-        pipe.close()
+class _Feed(threading.Thread):
+    """Writes a command's input, and closes it."""
+
+    def __init__(self, pipe: IO[bytes], first: bytes, stdin: bytes | BinaryIO) -> None:
+        super().__init__(daemon=True)
+        self.moved = time.monotonic()
+        """When it began, or a part of a file was last taken."""
+        self._pipe, self._first, self._stdin = pipe, first, stdin
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it has ended, and reads no more
+            self._pipe.write(self._first)
+            if isinstance(self._stdin, bytes):
+                self._pipe.write(self._stdin)
+            else:
+                while chunk := self._stdin.read(CHUNK):
+                    self._pipe.write(chunk)
+                    self._pipe.flush()
+                    self.moved = time.monotonic()
+        with contextlib.suppress(OSError):
+            self._pipe.close()
 
 
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK):
-        yield chunk
+class _Marked:
+    """Takes what a command prints out of all that arrives, by a mark that stands before and behind
+    it: login shells, and what follows them, may print, too."""
+
+    def __init__(self, mark: bytes, heard: Callable[[bytes], None] | None) -> None:
+        """heard: is given it as it comes; None: `end` returns it, up to MOST_OUTPUT."""
+        self.seen, self.before = 0, ""
+        """Marks so far; the end of what came before the first."""
+        self._mark, self._heard = mark, heard
+        self._rest, self._out = b"", bytearray()
+
+    def take(self, chunk: bytes) -> None:
+        *parts, last = (self._rest + chunk).split(self._mark)
+        begun = last.rfind(self._mark[:1], -len(self._mark))  # a mark that is not whole yet
+        cut = begun if begun >= 0 else len(last)
+        self._rest = last[cut:]
+        for part in parts:
+            self._give(part)
+            self.seen += 1
+        self._give(last[:cut])
+
+    def _give(self, part: bytes) -> None:
+        if self.seen == 0:
+            self.before = (self.before + part.decode(errors="replace"))[-1000:]
+        elif self.seen == 1 and part and self._heard is not None:
+            self._heard(part)
+        elif self.seen == 1 and len(self._out) < MOST_OUTPUT:
+            self._out += part
+
+    def end(self) -> bytes:
+        """Nothing more arrives."""
+        self._give(self._rest)
+        return bytes(self._out)
 
 
-def _drain(
-    pipe: IO[bytes], deadline: float, heard: Callable[[bytes], None] | None
-) -> tuple[bytes, bool]:
-    """What comes out of a pipe, and whether it ended in time."""
-    out = bytearray()
+def _drain(pipe: IO[bytes], until: Callable[[], float], take: Callable[[bytes], None]) -> bool:
+    """Take what comes out of a pipe; whether it ended in time, which may move meanwhile."""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0 or not selector.select(None if math.isinf(left) else left):
-                return bytes(out), False
-            if not (chunk := os.read(pipe.fileno(), CHUNK)):
-                return bytes(out), True
-            if heard is not None:
-                heard(chunk)
-            elif len(out) < MOST_OUTPUT:
-                out += chunk
+        while (left := until() - time.monotonic()) > 0:
+            if selector.select(None if math.isinf(left) else left):
+                if not (chunk := os.read(pipe.fileno(), CHUNK)):
+                    return True
+                take(chunk)
+    return False

@@ -37,7 +37,7 @@ from typing import Any
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import Public, public_key, spell
 from edgetrain.fleet.cluster import ROLES, Cluster, DeviceEntry
-from edgetrain.fleet.ssh import Remote, SshAnswer, SshHost, copy, on_each
+from edgetrain.fleet.ssh import COPY_S, Remote, SshAnswer, SshHost, copy, on_each
 from edgetrain.provisioning import calling, onsite
 from edgetrain.provisioning.cards.archive import read_manifest
 from edgetrain.provisioning.cards.first_boot import FLEETING, SPARE
@@ -46,7 +46,7 @@ from edgetrain.provisioning.cards.looking import ImageDescription, Partition
 from edgetrain.provisioning.keeper import other_hub
 from edgetrain.provisioning.reaching import hub_keys, members_list, send_list
 
-LOOK_S, SET_UP_S, COPY_S = 30.0, 900.0, 3600.0
+LOOK_S, SET_UP_S = 30.0, 900.0
 CLOCK_S = 86_400.0
 """Seconds by which a device's clock may differ from this machine's."""
 PARTS = ("worker", "job", "keys", "hub", "list", "user", "tune", "unit", "start")
@@ -257,7 +257,7 @@ class Provisioner:
         worker = load.files["worker.tar"]
         if sent.ok and "worker" in parts and isinstance(worker, Path):
             target = f"{stage}/worker.tar"
-            sent = copy(self._remote, host, worker, target, seconds=COPY_S, root=True)
+            sent = copy(self._remote, host, worker, target, root=True)
         if not sent.ok:
             return sent
         made = [part for part in parts if part not in ("list", "start")]

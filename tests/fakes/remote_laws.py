@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 
@@ -41,8 +42,9 @@ def status_and_stderr_come_back(remote: Remote, host: SshHost, folder: Path) -> 
 
 def a_limit_ends_it(remote: Remote, host: SshHost, folder: Path) -> None:
     began = time.monotonic()
-    answer = remote.run(host, ["sleep", "30"], seconds=1.0)
-    assert (answer.status, answer.trouble) == (-1, SshTrouble.TIMEOUT)
+    for given in (b"", io.BytesIO(bytes(1000))):
+        answer = remote.run(host, ["sleep", "30"], given, seconds=0.5)
+        assert (answer.status, answer.trouble) == (-1, SshTrouble.TIMEOUT)
     assert time.monotonic() - began < patience(20)
 
 

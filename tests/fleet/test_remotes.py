@@ -7,11 +7,15 @@ tests run the same against a real sshd.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import resource
+import shutil
+import subprocess
 import tarfile
 import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -23,6 +27,7 @@ from remote_laws import LAWS
 from edgetrain.errors import ConfigError
 from edgetrain.fleet import ssh
 from edgetrain.fleet.ssh import (
+    COPY_S,
     CUT,
     FILES_EACH,
     SshAnswer,
@@ -54,6 +59,13 @@ case "$*" in *"-O exit"*) exit;; *UserKnownHostsFile=*) ;; *)
     fi;;
 esac
 cd "$MARKS/home"
+if [ -e "$MARKS/quits" ]; then cat "$MARKS/quits"; exit 1; fi
+if [ -e "$MARKS/talks" ]; then
+    printf '%s\n0\n{}\036\036' "$line"
+    sh -c "$line"; status=$?
+    printf 'logout\n%s' "$line"
+    exit $status
+fi
 exec sh -c "$line"
 """
 
@@ -72,8 +84,10 @@ def marks(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize("kind", ["folder", "ssh"])
+@pytest.mark.parametrize("kind", ["folder", "ssh", "talking"])
 def test_a_remote_keeps_the_laws(kind, law, marks, tmp_path):
+    if kind == "talking":  # a login shell that prints, before and behind, and what it runs
+        (marks / "talks").touch()
     if kind == "folder":
         law(FolderRemote(tmp_path / "machines"), HOST, tmp_path)
     else:
@@ -122,6 +136,70 @@ def test_only_what_is_missing_is_sent_again(tmp_path):
     assert (tmp_path / "pi-0/file").read_bytes() == bytes(range(200)), "the last 50 were enough"
 
 
+HOSTILE = """IgnoreUnknown UseKeychain
+Host *
+UseKeychain yes
+NoSuchOption yes
+RequestTTY force
+RemoteCommand tmux attach
+StdinNull yes
+SessionType none
+ForkAfterAuthentication yes
+LogLevel QUIET
+ControlMaster auto
+ControlPath /tmp/mine-%C
+PermitLocalCommand yes
+LocalCommand echo hello
+LocalForward 8080 localhost:80
+ExitOnForwardFailure yes
+ForwardX11 yes
+Tunnel yes
+ConnectionAttempts 9
+VisualHostKey yes
+VerifyHostKeyDNS yes
+BatchMode no
+"""
+KEPT = {
+    "requesttty": "false", "remotecommand": None, "stdinnull": "no", "sessiontype": "default",
+    "forkafterauthentication": "no", "loglevel": "ERROR", "controlpath": None,
+    "permitlocalcommand": "no", "localforward": None, "forwardx11": "no", "tunnel": "false",
+    "connectionattempts": "1", "visualhostkey": "no", "verifyhostkeydns": "false",
+    "batchmode": "yes", "stricthostkeychecking": "true", "user": "fleet",
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not shutil.which("ssh"), reason="needs OpenSSH's client, to read its options")
+def test_no_configuration_of_the_user_changes_what_is_depended_on(tmp_path):
+    (tmp_path / "config").write_text(HOSTILE)
+    words = argv(HOST.target, "true")
+    words[1:1] = ["-G", "-F", str(tmp_path / "config")]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    found = dict(line.partition(" ")[::2] for line in said.splitlines())
+    assert {name: found.get(name) for name in KEPT} == KEPT
+
+
+JUMP = "Connection closed by UNKNOWN port 65535\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("a\nConnection reset by 10.0.0.1 port 22\n", "Connection reset by 10.0.0.1 port 22"),
+        (f"b\nme@bastion: Permission denied (publickey).\n{JUMP}",
+         f"me@bastion: Permission denied (publickey).; {JUMP.strip()}"),
+        (f"ssh: connect to host bastion port 22: Connection refused\r\n{JUMP}",
+         f"ssh: connect to host bastion port 22: Connection refused; {JUMP.strip()}"),
+        (f"channel 0: open failed: connect failed: No route\nstdio forwarding failed\n{JUMP}",
+         f"channel 0: open failed: connect failed: No route; {JUMP.strip()}"),
+        (f"kex_exchange_identification: Connection closed by remote host\n{JUMP}", JUMP.strip()),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("trouble", [SshTrouble.LOST, SshTrouble.KEY_CHANGED])
+def test_the_last_line_of_ssh_is_shown_and_that_of_a_jump_host(said, shown, trouble):
+    why = SshAnswer(-1, b"", said, trouble).why
+    assert why == f"{trouble}: {shown} ({trouble.way_out})"
+
+
 SAID = {
     SshTrouble.UNREACHABLE: "ssh: connect to host 10.0.0.1 port 22: Connection refused",
     SshTrouble.REFUSED: "fleet@10.0.0.1: Permission denied (publickey).",
@@ -162,6 +240,55 @@ def test_the_key_of_the_enrolment_is_the_only_one_that_counts(marks):
     for option in ("BatchMode=yes", "StrictHostKeyChecking=yes", "ControlMaster=auto"):
         assert option in first
         assert option in second
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13, 14, 15, 16, 1000])
+def test_what_is_heard_does_not_depend_on_how_it_arrives(size, marks, monkeypatch):
+    read, content = os.read, b"\x1e0\x1e\x1e" + bytes(range(40)) + b"\x1e"
+    (marks / "talks").touch()
+    monkeypatch.setattr(os, "read", lambda file, most: read(file, min(size, most)))
+    heard = []
+    with SshClient({}) as client:
+        assert client.run(HOST, ["cat"], content, heard=heard.append).ok
+    assert b"".join(heard) == content
+
+
+@pytest.mark.parametrize("said", ["This account is currently not available.\n", "", "a\nmenu: "])
+def test_a_login_that_runs_something_else_is_said(said, marks):
+    (marks / "quits").write_text(said)
+    with SshClient({}) as client:
+        answer = client.run(HOST, ["true"])
+    assert (answer.status, answer.stdout, answer.trouble) == (-1, b"", SshTrouble.SHELL)
+    assert answer.why.startswith(
+        "no shell" + "".join(f": {x.strip()}" for x in said.splitlines()[-1:])
+    )
+
+
+class SlowFile(io.BytesIO):
+    """Each part of it takes 200 seconds."""
+
+    now = 0.0
+
+    def read(self, size):
+        self.now += 200.0
+        return super().read(min(size, 10))
+
+
+def test_a_copy_may_take_any_time_while_it_moves(marks, monkeypatch):
+    file = SlowFile(bytes(100))
+    monkeypatch.setattr(ssh, "time", types.SimpleNamespace(monotonic=lambda: file.now))
+    with SshClient({}) as client:
+        answer = client.run(HOST, ["sh", "-c", "wc -c"], file, seconds=300.0)
+    assert (answer.text.strip(), answer.trouble, file.now > 2000.0) == ("100", None, True)
+    assert COPY_S == 300.0
+
+
+def test_what_takes_the_output_may_fail_and_leaves_no_process(marks):
+    def full(chunk):
+        raise OSError(28, "No space left on device")
+
+    with SshClient({}) as client, pytest.raises(OSError, match="No space left"):
+        client.run(HOST, ["sh", "-c", "echo a; exec sleep 60"], heard=full)
 
 
 @pytest.mark.parametrize("yes", [True, False])
@@ -209,7 +336,7 @@ def test_a_connection_that_was_lost_or_hung_is_not_used_again(said, marks):
 def test_a_client_of_one_command_keeps_no_connection(marks):
     with SshClient({}, keeps=False) as client:
         assert client.run(HOST, ["true"]).ok
-    assert "Control" not in (marks / "said").read_text()
+    assert re.findall(r"Control\S+", (marks / "said").read_text()) == ["ControlPath=none"]
 
 
 def test_two_hosts_that_begin_at_once_do_not_share_a_connection(marks):
@@ -312,4 +439,5 @@ def test_an_answer_says_why_in_one_line():
     assert SshAnswer().why == ""
     assert SshAnswer(3, b"", "a\n\n  last \n").why == "exit status 3: last"
     assert SshAnswer(CUT).why == "exit status 75"
+    assert SshAnswer(-1, b"", "a\nKeyError: 'b'\n").why == "KeyError: 'b'"
     assert argv("pi", "true")[-3:] == ["--", "pi", "true"]
