@@ -9,14 +9,14 @@ from __future__ import annotations
 import ipaddress
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 import psutil
 
-from edgetrain.errors import ConfigError, HubUnreachable, NetworkError
+from edgetrain.errors import ConfigError, EdgetrainError, HubUnreachable, NetworkError, Refused
 
 T = TypeVar("T")
 
@@ -114,18 +114,35 @@ def check_hub_name(host: str) -> list[str]:
 def first_route(hubs: Sequence[str], timeout_s: float) -> tuple[str, str]:
     """The first of a hub's addresses that answers, and the interface over which it is reached, as
     `route` says it. Raises the error of the only address, or HubUnreachable with those of all."""
-    errors: list[NetworkError] = []
+    return first_of(hubs, lambda hub: route(hub, timeout_s))
+
+
+def first_of(hubs: Sequence[str], attempt: Callable[[str], T]) -> tuple[str, T]:
+    """The first of a hub's addresses at which an attempt raises nothing, and what it returns.
+    Raises `all_said`; a refusal by a hub that has let this machine's key in counts for all."""
+    said: dict[str, EdgetrainError] = {}
     for hub in hubs:
         try:
-            return hub, route(hub, timeout_s)
-        except NetworkError as error:
-            errors.append(error)
-    if len(errors) == 1:
-        raise errors[0]
-    raise HubUnreachable(
-        "none of the hub's addresses answers: " + "; ".join(error.message for error in errors),
-        passing=any(error.passing for error in errors),
-    )
+            return hub, attempt(hub)
+        except (NetworkError, Refused) as error:
+            if isinstance(error, Refused) and error.code != "key":
+                raise
+            said[hub] = error
+    raise all_said(said)
+
+
+def all_said(said: Mapping[str, EdgetrainError]) -> EdgetrainError:
+    """What to raise where none of a hub's addresses will do, of what each said: that of the only
+    one; a Refused with all of it if all refused, otherwise a HubUnreachable."""
+    first, *others = said.values()
+    if not others:
+        return first
+    listed = "; ".join(f"{at}: {each.message}" for at, each in said.items())
+    message = f"none of the hub's addresses can be used: {listed}"
+    hint = next((each.hint for each in said.values() if not each.passing), first.hint)
+    if isinstance(first, Refused) and all(isinstance(each, Refused) for each in others):
+        return Refused(first.code, message, hint)
+    return HubUnreachable(message, hint, passing=any(each.passing for each in said.values()))
 
 
 LONGEST_PAUSE_S = 5.0

@@ -6,7 +6,7 @@ process. Both pass the same tests (tests/exchange/test_transport.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -106,8 +106,8 @@ class Reconnecting(Protocol):
         one, the connection before broke, and messages on it may be lost."""
 
     @property
-    def addresses(self) -> int:
-        """The hub's addresses, which `reconnect` tries in turn."""
+    def addresses(self) -> Mapping[str, str]:
+        """The hub's, which `reconnect` tries in turn; by each why it is not the hub's, or ""."""
 
     def reconnect(self) -> None:
         """Drop the connection and what is queued on it, and make another.

@@ -34,7 +34,7 @@ class Wire:
 
     def __init__(self, room: Room, name: bytes) -> None:
         self.name = name
-        self.connections = self.addresses = 1
+        self.connections, self.addresses = 1, {"": ""}
         self._room = room
         self._inbox: Mailbox[Frames] = Mailbox(room.world)
         room.wires[name] = self

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import socket
 import threading
 import time
 
@@ -13,9 +15,12 @@ from edgetrain.exchange.addresses import first_route
 from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.host_keys import read_host_key
 from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.pairs import Credentials
+from edgetrain.exchange.messages import Refuse, pack
 from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.exchange.zeromq.enrolment import enrol
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
+from edgetrain.exchange.zeromq.member_socket import MemberSocket, wait_for_message
 
 pytestmark = pytest.mark.real
 
@@ -25,12 +30,17 @@ NOBODY = "tcp://127.0.0.1:1"
 class Serving:
     """A hub's socket with keys, served by a thread, that can lose its answers."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, pair=None, device=None):
         self.ring = Keyring(folder / "hub")
-        self.ring.init(new_pair)
-        self.socket = HubSocket("tcp://127.0.0.1:0", gate=Gate(self.ring))
-        self.address = self.socket.address
+        self.ring.init(lambda: pair or new_pair())
+        if device is not None:
+            self.ring.allow(device.public, "pi-1")
         self.loses = 0
+        self._begin(Gate(self.ring))
+
+    def _begin(self, gate):
+        self.socket, self.heard = HubSocket("tcp://127.0.0.1:0", gate=gate), []
+        self.address = self.socket.address
         self._send, self.socket.send = self.socket.send, self._answer
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve)
@@ -44,13 +54,29 @@ class Serving:
 
     def _serve(self):
         while not self._over.is_set():
-            for _ in self.socket.poll(0.02):
-                pass
+            for sender, frames in self.socket.poll(0.02):
+                self.heard.append([bytes(frame) for frame in frames])
+                self.accept(sender)
+
+    def accept(self, sender):
+        """A message that is no enrolment."""
 
     def close(self):
         self._over.set()
         self._thread.join()
         self.socket.close()
+
+
+class Plain(Serving):
+    """A hub without keys, which refuses all with this code; "": none."""
+
+    def __init__(self, code):
+        self.code, self.loses = code, 0
+        self._begin(None)
+
+    def accept(self, sender):
+        if self.code:
+            self.socket.send(sender, pack(Refuse(self.code, "why")))
 
 
 @pytest.fixture
@@ -130,6 +156,144 @@ def test_a_hub_that_is_another_than_the_tokens_changes_no_pin(hub, tmp_path):
     with pytest.raises(HubUnreachable, match="the hub whose key is pinned"):
         enrol(device, [hub.address, "tcp://127.0.0.1:2"], token)
     assert device.hubs() == {hub.address: hub.ring.pair().public}
+
+
+@contextlib.contextmanager
+def at_first(what, folder):
+    """The address of something that is not the hub."""
+    if what == "closed":
+        yield NOBODY
+    elif what == "no name":
+        yield "tcp://no-such-name.invalid:5"
+    elif what in ("silent", "talks"):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            if what == "talks":  # HTTP, SSH, …
+                threading.Thread(target=talk, args=[server], daemon=True).start()
+            yield f"tcp://127.0.0.1:{server.getsockname()[1]}"
+            server.shutdown(socket.SHUT_RDWR)
+    else:
+        other = Plain("") if what == "plain" else Serving(folder / "other")
+        with contextlib.closing(other):
+            yield other.address
+
+
+def talk(server):
+    with contextlib.suppress(OSError):
+        while True:
+            with server.accept()[0] as caller:
+                caller.sendall(b"SSH-2.0-OpenSSH_9.2\r\n" * 20)
+
+
+FIRST = ("closed", "no name", "silent", "talks", "other key", "plain")
+
+
+@pytest.mark.parametrize("first", FIRST)
+def test_a_device_enrols_whatever_is_at_the_first_address(first, hub, tmp_path):
+    token = hub.ring.issue_token("pi-1", new_pair, time.time())
+    device = Keyring(tmp_path / "pi")
+    with at_first(first, tmp_path) as address:
+        found = enrol(device, [address, hub.address], token, timeout_s=1.0)
+    assert (found.name, found.hub) == ("pi-1", hub.address)
+    assert hub.ring.members() == {device.pair().public: "pi-1"}
+    assert device.hubs() == dict.fromkeys([address, hub.address], hub.ring.pair().public)
+
+
+def test_what_each_address_said_is_listed_and_a_device_tries_again_if_one_may_come(hub, tmp_path):
+    token = hub.ring.issue_token("pi-1", new_pair, time.time())
+    device = Keyring(tmp_path / "pi")
+    with (
+        at_first("other key", tmp_path) as wrong,
+        at_first("plain", tmp_path) as plain,
+        pytest.raises(HubUnreachable) as caught,
+    ):
+        enrol(device, [NOBODY, wrong, plain], token, timeout_s=1.0)
+    for said in (
+        f"{NOBODY}: nothing listens",
+        f"{wrong}: the hub breaks off",
+        f"{plain}: the hub breaks off",
+    ):
+        assert said in caught.value.message
+    assert caught.value.passing
+    assert "\n" not in str(caught.value)
+    assert device.hubs() == {}
+    enrol(device, [hub.address], token)
+    with pytest.raises(Refused, match="was used before"):  # its own hub's word is the last
+        enrol(Keyring(tmp_path / "other pi"), [hub.address, NOBODY], token)
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A member's credentials, their hub, and one with the same key that does not let them in."""
+    device = new_pair()
+    hub = Serving(tmp_path / "one", device=device)
+    twin = Serving(tmp_path / "twin", hub.ring.pair())
+    yield Credentials(device, hub.ring.pair().public), hub, twin
+    twin.close()
+    hub.close()
+
+
+def ask(end, hub=None, tries=100):
+    """Ask as a link does: again where the question went elsewhere, or after a while of silence."""
+    end.send([b"J", b"question"])
+    for number in range(1, tries):
+        assert end.receive(0.1) is None
+        if hub is not None and hub.heard:
+            return
+        if end.connections == 0 and number % 20 == 0:
+            end.reconnect()
+        if end.connections < 0 or number % 20 == 0:
+            assert end.received_bytes() == 0, "no sign of life of a hub"
+            end.send([b"J", b"question"])
+
+
+@pytest.mark.parametrize("first", ["revoked", *FIRST])
+def test_a_member_speaks_with_its_hub_whatever_is_at_the_first_address(first, place, tmp_path):
+    credentials, hub, twin = place
+    with contextlib.ExitStack() as stack:
+        revoked = first == "revoked"
+        address = twin.address if revoked else stack.enter_context(at_first(first, tmp_path))
+        end = MemberSocket([address, hub.address], credentials=credentials)
+        stack.callback(end.close, 0)
+        ask(end, hub)
+    assert hub.heard[0] == [b"J", b"question"]
+    assert twin.heard == []
+
+
+def test_a_member_whose_addresses_are_all_wrong_is_told_of_each(place, tmp_path):
+    credentials, hub, twin = place
+    with contextlib.ExitStack() as stack:
+        wrong = stack.enter_context(at_first("other key", tmp_path))
+        end = MemberSocket([wrong, twin.address], credentials=credentials)
+        stack.callback(end.close, 0)
+        with pytest.raises(HubUnreachable, match=r"breaks off.*; tcp.*does not let") as caught:
+            ask(end, hub)
+        assert caught.value.passing
+        assert end.addresses[wrong].startswith("the hub breaks off")
+        both = MemberSocket([twin.address, twin.address], credentials=credentials)
+        stack.callback(both.close, 0)
+        with pytest.raises(Refused, match="does not let this machine's key in") as refused:
+            ask(both)
+    assert (refused.value.code, refused.value.passing) == ("key", False)
+
+
+@pytest.mark.parametrize("code", ["job", "model", "session"])
+def test_without_encryption_a_hub_of_another_job_gives_way_too(code):
+    with contextlib.ExitStack() as stack:
+        other, hub = (stack.enter_context(contextlib.closing(Plain(c))) for c in (code, ""))
+        end = MemberSocket([other.address, hub.address])
+        stack.callback(end.close, 0)
+        ask(end, hub)
+        assert hub.heard[0] == [b"J", b"question"]
+        alone = MemberSocket(other.address)
+        stack.callback(alone.close, 0)
+        alone.send([b"J", b"question"])
+        assert wait_for_message(alone, 5.0) == [bytes(each) for each in pack(Refuse(code, "why"))]
+        hub.code = code
+        hub.heard.clear()
+        both = MemberSocket([other.address, hub.address])
+        stack.callback(both.close, 0)
+        with pytest.raises(Refused, match=rf"refused: {code}: why; tcp.*refused: {code}: why"):
+            ask(both)
 
 
 def test_none_of_several_addresses_answers():

@@ -105,7 +105,7 @@ class Wire:
     def __init__(self, wait: Callable[[], None]) -> None:
         self.to_hub: deque[list[Buffer]] = deque()
         self.to_member: deque[list[Buffer]] = deque()
-        self.connections = self.addresses = 1
+        self.connections, self.addresses = 1, {"": ""}
         self.is_dead = False
         """Nothing gets through any more, and neither end knows, until the member reconnects."""
         self._wait = wait

@@ -75,7 +75,7 @@ class LoopbackMember:
     def __init__(self, hub: Loopback, name: bytes) -> None:
         self._hub = hub
         self._name = name
-        self.addresses = 1
+        self.addresses = {"": ""}
         """See Reconnecting."""
         self.reconnect()
 

@@ -653,7 +653,7 @@ class Cut(Script):
     def __init__(self, *said):
         super().__init__(*said)
         self.reconnected = []
-        self.connections = self.addresses = 1
+        self.connections, self.addresses = 1, {"": ""}
 
     def reconnect(self):
         self.reconnected.append(self.now)

@@ -407,7 +407,7 @@ class Silence:
         trips_s = QUIET_BEATS * self._reconnecting.traffic().round_trip_s
         patience_s = min(least_s + trips_s, LONGEST_PAUSE_S)
         if self._pauses:
-            longest_s = max(LONGEST_PAUSE_S / self._reconnecting.addresses, trips_s)
+            longest_s = max(LONGEST_PAUSE_S / max(1, len(self._reconnecting.addresses)), trips_s)
             patience_s = min(patience_s * 2**self._pauses, longest_s)
         if silent_s <= patience_s:
             return False
@@ -420,7 +420,9 @@ class Silence:
         """Raise HubUnreachable if the hub has been silent for too long."""
         silent_s = self._clock() - self.heard
         if silent_s > self._most_s:
+            said = {} if self._reconnecting is None else self._reconnecting.addresses
+            each = [f"; {at}: {why or 'no answer'}" for at, why in said.items() if len(said) > 1]
             raise HubUnreachable(
-                f"the hub has been silent for {silent_s:.0f} s",
+                f"the hub has been silent for {silent_s:.0f} s{''.join(each)}",
                 "is it running, and does it run the same edgetrain?",
             )

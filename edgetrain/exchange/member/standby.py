@@ -8,7 +8,7 @@ silent it goes to the replica, and back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from edgetrain.errors import BadMessage, NetworkError
 from edgetrain.exchange.messages import Agree, Join, Offer, Standby, pack, unpack
@@ -196,12 +196,13 @@ class StandbyEnd:
         return self._end.connections if isinstance(self._end, Reconnecting) else 1
 
     @property
-    def addresses(self) -> int:
-        own = self._hub.addresses if isinstance(self._hub, Reconnecting) else 1
-        return own + (self._told is not None)
+    def addresses(self) -> Mapping[str, str]:
+        own = self._hub.addresses if isinstance(self._hub, Reconnecting) else {"": ""}
+        return {**own, **({} if self._told is None else {self._told.address: ""})}
 
     def received_bytes(self) -> int:
-        return self.traffic().received_bytes
+        ends = (end for end in (self._hub, self._replica) if end is not None)
+        return self._before.received_bytes + sum(end.received_bytes() for end in ends)
 
     def traffic(self) -> Traffic:
         """See MemberTransport: of all ends."""

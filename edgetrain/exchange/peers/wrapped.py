@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from edgetrain.exchange.transport import MemberTransport, Reconnecting, Traffic
 from edgetrain.vectors.vector import Buffer
@@ -30,8 +30,8 @@ class WrappedEnd:
         return 1 if self._reconnecting is None else self._reconnecting.connections
 
     @property
-    def addresses(self) -> int:
-        return 1 if self._reconnecting is None else self._reconnecting.addresses
+    def addresses(self) -> Mapping[str, str]:
+        return {} if self._reconnecting is None else self._reconnecting.addresses
 
     def reconnect(self) -> None:
         if self._reconnecting is not None:

@@ -140,8 +140,9 @@ class StageLink:
             raise HubUnreachable(f"nothing from the hub for {self._silence_s:g} s")
         if not isinstance(transport, Reconnecting):
             return
-        if transport.connections > self._connections:  # what was on the old one may be lost
-            self._connections = transport.connections
+        count = transport.connections
+        if count > self._connections or count < 0:  # what was on the old one may be lost
+            self._connections = max(1, count)
             self._ask_again()
         elif now - max(self._heard, self._asked) > 5 * AGAIN_S:
             transport.reconnect()

@@ -1,8 +1,10 @@
 """A member's end of ZeroMQ: one DEALER, connected to one hub.
 
 A hub may have several addresses: it moves to another network, or a board with two interfaces comes
-back with one. They are tried in turn. A DEALER that was connected to all of them at once would deal
-its messages out among them.
+back with one. They are tried in turn, whatever is at the first: nothing, something that is silent,
+a hub with another key, one that does not let this machine in, or (not encrypted) one of another
+job. Only once all have said so, that is raised. A DEALER that was connected to all of them at once
+would deal its messages out among them.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from collections.abc import Sequence
 
 import zmq
 
-from edgetrain.exchange.addresses import split_address
+from edgetrain.errors import EdgetrainError, HubUnreachable, Refused
+from edgetrain.exchange.addresses import all_said, join_address, split_address
 from edgetrain.exchange.keys.pairs import Credentials
+from edgetrain.exchange.messages import Refuse, unpack
 from edgetrain.exchange.transport import Traffic, owned
 from edgetrain.exchange.zeromq.frames import LINGER_MS, frame_of, receive_frames, set_options
 from edgetrain.exchange.zeromq.handshakes import (
@@ -30,6 +34,9 @@ from edgetrain.exchange.zeromq.tcp_counters import ConnectionTo
 from edgetrain.vectors.vector import Buffer
 
 log = logging.getLogger("edgetrain")
+
+_OF_OTHERS = ("job", "model", "session")
+"""Codes by which a hub of another job refuses."""
 
 
 class MemberSocket:
@@ -45,6 +52,11 @@ class MemberSocket:
         hubs = [address] if isinstance(address, str) else address
         self._hubs = deque(split_address(each) for each in hubs)
         """Host and port of the hub's addresses; the first is in use."""
+        self._said: dict[str, EdgetrainError] = {}
+        """By address: why it is not the hub's. Empty once the hub was heard."""
+        self._moves = self._alive_bytes = 0
+        self._has_moved = False
+        """It went to another address, and nothing was sent there yet."""
         self._name = b"m" + os.urandom(16)
         if credentials is not None:
             self._name = owned(credentials.pair.public, os.urandom(16))
@@ -75,12 +87,14 @@ class MemberSocket:
 
     @property
     def connections(self) -> int:
-        """See Reconnecting. Known as soon as the first message of a new connection is."""
-        return self._handshake.connections
+        """See Reconnecting. Known as soon as the first message of a new connection is. Below 0
+        where what was sent went to another address: it has to be sent again."""
+        return -self._moves if self._has_moved else self._handshake.connections
 
     @property
-    def addresses(self) -> int:
-        return len(self._hubs)
+    def addresses(self) -> dict[str, str]:
+        shown = (join_address(*hub) for hub in self._hubs)
+        return {at: self._said[at].message if at in self._said else "" for at in shown}
 
     def reconnect(self) -> None:
         """See Reconnecting. An address that was silent gives way to the next."""
@@ -89,6 +103,15 @@ class MemberSocket:
             log.info("no answer; trying the hub at %s, port %d", *self._hubs[0])
         self._renew()
         self._handshake.connections = 0
+
+    def _give_way(self, error: EdgetrainError) -> None:
+        """Go to the next address: this one is not the hub's. Raises once none is."""
+        self._said[join_address(*self._hubs[0])] = error
+        if len(self._said) == len({*self._hubs}):
+            raise all_said(self._said)
+        self._was_heard = False
+        self.reconnect()
+        self._moves, self._has_moved = self._moves + 1, True
 
     def _renew(self) -> None:
         """Drop the connection and what is queued on it, and make another."""
@@ -103,6 +126,7 @@ class MemberSocket:
         Once the hub has refused this machine's key there is no connection, and libzmq makes no
         other: then the message is dropped. Raises as `receive` does.
         """
+        self._has_moved = False
         try:
             packed = [frame_of(buffer) for buffer in frames]
             self._socket.send_multipart(packed, zmq.NOBLOCK, copy=False)
@@ -118,13 +142,33 @@ class MemberSocket:
         if not self._socket.poll(math.ceil(timeout_s * 1000)):
             self._read_monitor()
             return None
-        frames, self._was_heard = receive_frames(self._socket), True
+        frames = receive_frames(self._socket)
+        if (refused := self._refusal(frames)) is not None:
+            self._give_way(refused)
+            return None
+        self._was_heard = True
+        self._said.clear()
         self._read_monitor()
         return frames
 
+    def _refusal(self, frames: Sequence[Buffer]) -> Refused | None:
+        """What another job's hub says, at one of several addresses without encryption: with it, a
+        hub that has proved its key is the one."""
+        if self._credentials is not None or len(self._hubs) == 1 or frames[0] != Refuse.kind:
+            return None
+        message = unpack(frames)
+        if not isinstance(message, Refuse) or message.code not in _OF_OTHERS:
+            return None
+        return Refused(message.code, f"the hub refused: {message.code}: {message.reason}")
+
     def _read_monitor(self) -> None:
         while (found := next_event(self._monitor)) is not None:
-            match self._handshake.record_event(found[0]):
+            try:
+                remedy = self._handshake.record_event(found[0])
+            except (Refused, HubUnreachable) as error:
+                self._give_way(error)
+                return
+            match remedy:
                 case "renew":
                     self._renew()
                 case "hang up":
@@ -136,7 +180,10 @@ class MemberSocket:
         return None if self._socket.closed else self._socket
 
     def received_bytes(self) -> int:
-        return self.traffic().received_bytes
+        """See MemberTransport. Only what a hub sends that has proved itself is a sign of life."""
+        if self._handshake.state == "stands":
+            self._alive_bytes = self.traffic().received_bytes
+        return self._alive_bytes
 
     def traffic(self) -> Traffic:
         """Bytes at the socket, as the kernel counts them; zeros before the connection stands."""

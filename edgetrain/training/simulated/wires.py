@@ -8,7 +8,8 @@ connections. The same link models as in the emulator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from edgetrain.exchange.transport import SILENCE_S, Traffic
 from edgetrain.fleet.networks import Direction, Fault, Profile, Site
@@ -42,7 +43,7 @@ def stream(
 class MemberWire:
     """A member's end of its connection to one hub: a MemberTransport in virtual time."""
 
-    addresses = 1
+    addresses: Mapping[str, str] = MappingProxyType({"": ""})
 
     def __init__(self, network: SimulatedNetwork, node: int, hub: HubWire) -> None:
         self.node, self.hub = node, hub

@@ -204,7 +204,7 @@ class Wire:
 
     def __init__(self):
         self.connections, self.bytes, self.reconnected, self.now = 1, 0, 0, 0.0
-        self.addresses = 1
+        self.addresses = {"": ""}
 
     def received_bytes(self):
         return self.bytes
@@ -246,14 +246,19 @@ def test_a_silent_hub_is_reconnected_with_growing_pauses_and_then_given_up():
     assert at[:3] == [9, 9 + 17, 9 + 17 + 33], "four beats and round trips, then twice as many"
     assert at[-1] - at[-2] == 61
     wire.now = 601
-    with pytest.raises(HubUnreachable, match="silent for 601 s"):
+    with pytest.raises(HubUnreachable, match=r"silent for 601 s \("):
+        silence.check()
+    wire.addresses = {"tcp://a:1": "the hub breaks off", "tcp://b:2": ""}
+    with pytest.raises(
+        HubUnreachable, match=r"601 s; tcp://a:1: the hub breaks off; .*2: no answe"
+    ):
         silence.check()
 
 
 @given(st.integers(2, 12), st.floats(0.05, 10.0))
 def test_all_addresses_of_a_silent_hub_are_tried_within_a_minute(addresses, beat_s):
     wire = Wire()
-    wire.addresses = addresses
+    wire.addresses = dict.fromkeys(range(addresses), "")
     silence = Silence(wire, wire.clock, 30.0, 600.0)
     silence.set_beat(beat_s)
     at = []
@@ -269,7 +274,7 @@ def test_all_addresses_of_a_silent_hub_are_tried_within_a_minute(addresses, beat
 
 def test_a_long_round_trip_is_waited_for_however_many_addresses_there_are():
     wire = Wire()
-    wire.addresses = 30
+    wire.addresses = dict.fromkeys(range(30), "")
     silence, at = silence_over(wire), []
     for wire.now in range(600):
         if silence.reconnect_if_silent():
