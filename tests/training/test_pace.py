@@ -101,6 +101,7 @@ def test_a_thermometer_that_does_not_answer_caps_nothing_meanwhile() -> None:
     cap = HeatCap(70.0, lambda: next(found), now)
     for factor in (HeatCap.MOST, 1, HeatCap.MOST):
         assert cap.rest_s(1.0) == factor - 1
+        assert cap.is_blind is (factor == 1)
         now.pass_by(HeatCap.READ_S)
 
 

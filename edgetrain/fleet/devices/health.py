@@ -29,11 +29,12 @@ Ioctl = Callable[[int, int, bytearray], object]
 
 def hottest(zones: Sequence[tuple[str, int | None]]) -> float | None:
     """Temperature of the hottest zone of the processor; of all, if none is called so. zones: the
-    kind of each, and thousandths of a degree, None if it does not answer now."""
+    kind of each, and thousandths of a degree (or, of some drivers, degrees), None if it does not
+    answer now. What no processor lives through, below -40 or above 150 degrees, is unknown."""
     words = ("cpu", "soc", "x86_pkg")  # a Jetson's PMIC always says 100 degrees
     chosen = [z for z in zones if any(word in z[0].lower() for word in words)] or zones
-    readings = [value for _, value in chosen if value is not None]
-    return max(readings) / 1000 if readings else None
+    readings = [v if abs(v) <= 150 else v / 1000 for _, v in chosen if v is not None]
+    return max((float(value) for value in readings if -40 <= value <= 150), default=None)
 
 
 def throttled(flags: int | None) -> bool | None:
@@ -162,7 +163,7 @@ class Health:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return path.read_text(errors="replace").splitlines()
     except OSError:
         return []
 

@@ -64,7 +64,7 @@ class Rapl:
         return self._microjoules / 1e6
 
     def _counters(self) -> list[int]:
-        return [int(_read(zone / "energy_uj")) for zone in self._packages]
+        return [_whole(zone / "energy_uj") for zone in self._packages]
 
 
 class PowerSensor(ABC):
@@ -102,7 +102,7 @@ class Ina3221(PowerSensor):
         super().__init__(now)
 
     def _power(self) -> float:
-        return math.prod(int(_read(file)) / 1e3 for file in self._files)
+        return math.prod(_whole(file) / 1e3 for file in self._files)
 
 
 class Pmic(PowerSensor):
@@ -146,6 +146,14 @@ def _iio_rail(root: Path) -> tuple[Path, ...]:
             number = label.name.removeprefix("rail_name_")
             return (label.parent / f"in_power{number}_input",)
     return ()
+
+
+def _whole(path: Path) -> int:
+    """The number in a file. Raises OSError where it has none, as where it cannot be read."""
+    try:
+        return int(_read(path))
+    except ValueError:
+        raise OSError(f"{path} has no number") from None
 
 
 def _read(path: Path) -> str:

@@ -28,6 +28,8 @@ class HeatCap:
         self.celsius = celsius
         self.factor = 1.0
         """How many times longer steps last now."""
+        self.is_blind = False
+        """Whether the temperature could not be read last time: then steps are not made longer."""
         self._read, self._clock = read, clock
         self._read_at = -math.inf
 
@@ -36,7 +38,9 @@ class HeatCap:
         now = self._clock()
         if now - self._read_at >= self.READ_S:
             self._read_at = now
-            above = (self._read() or 0.0) - self.celsius + self.BAND
+            celsius = self._read()
+            self.is_blind = celsius is None
+            above = (celsius or 0.0) - self.celsius + self.BAND
             self.factor = min(self.MOST, 1 + (2.0 ** min(above, 64.0) - 1) / 4) if above > 0 else 1
         return computed_s * (self.factor - 1)
 

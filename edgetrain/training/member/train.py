@@ -255,6 +255,8 @@ def _tell_training(
         said = f"training: {telemeter.sums().step} of {steps} steps"
         if cap is not None and cap.factor > 1:
             said += f", each {cap.factor:.1f} times as long to stay below {cap.celsius:g} C"
+        if cap is not None and cap.is_blind:
+            said += f"; how hot it is is unknown: --max-celsius {cap.celsius:g} has no effect"
         return said
 
     service.status(status)

@@ -94,6 +94,21 @@ def test_the_hottest_zone_of_the_processor_counts(tmp_path):
     assert Health(board(tmp_path, files)).celsius == 61.5
 
 
+@pytest.mark.parametrize(
+    ("said", "celsius"),
+    [
+        ("61500", 61.5), ("-40000", -40.0), ("150000", 150.0), ("61", 61.0), ("-12", -12.0),
+        ("-40001", None), ("150001", None), ("-273150", None), ("4294967295", None), ("x", None),
+        ("", None), ("61.5", None), ("-127000", None), ("255000", None), ("-60", None), ("0", 0.0),
+    ],
+)  # fmt: skip
+def test_a_temperature_that_no_processor_has_is_unknown(said, celsius, tmp_path):
+    zone = "sys/class/thermal/thermal_zone0"
+    board(tmp_path, {f"{zone}/temp": f"{said}\n", f"{zone}/type": "cpu\n"})
+    (tmp_path / zone / "type").write_bytes(b"cpu\xff\n")
+    assert Health(tmp_path).celsius == celsius
+
+
 def test_what_changes_slowly(tmp_path):
     board = Health(tmp_path)
     assert (board.megahertz, board.swap_bytes, board.wifi_dbm) == (None, None, None)

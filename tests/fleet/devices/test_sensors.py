@@ -45,6 +45,14 @@ def test_a_jetsons_power_is_summed_over_time(machine, kind):
     assert sensor.joules(13.0) == pytest.approx(8 + 6)
 
 
+def test_a_reading_that_is_no_number_is_one_that_could_not_be_read(machine):
+    machine.rapl(0)
+    sensor = find_sensor(machine.root, 0.0)
+    machine.write("sys/class/powercap/intel-rapl:0/energy_uj", "")
+    with pytest.raises(OSError, match="has no number"):
+        sensor.joules(1.0)
+
+
 def test_a_sensor_that_may_not_be_read_or_makes_no_sense_is_none(machine):
     assert find_sensor(machine.root, 0.0) is None
     machine.rapl(0)
