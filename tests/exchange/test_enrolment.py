@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from patience import patience
 
 from edgetrain.errors import HubUnreachable, NetworkError, Refused
 from edgetrain.exchange.addresses import first_route
@@ -192,7 +193,7 @@ def test_a_device_enrols_whatever_is_at_the_first_address(first, hub, tmp_path):
     token = hub.ring.issue_token("pi-1", new_pair, time.time())
     device = Keyring(tmp_path / "pi")
     with at_first(first, tmp_path) as address:
-        found = enrol(device, [address, hub.address], token, timeout_s=1.0)
+        found = enrol(device, [address, hub.address], token, timeout_s=patience(1))
     assert (found.name, found.hub) == ("pi-1", hub.address)
     assert hub.ring.members() == {device.pair().public: "pi-1"}
     assert device.hubs() == dict.fromkeys([address, hub.address], hub.ring.pair().public)
@@ -206,7 +207,7 @@ def test_what_each_address_said_is_listed_and_a_device_tries_again_if_one_may_co
         at_first("plain", tmp_path) as plain,
         pytest.raises(HubUnreachable) as caught,
     ):
-        enrol(device, [NOBODY, wrong, plain], token, timeout_s=1.0)
+        enrol(device, [NOBODY, wrong, plain], token, timeout_s=patience(1))
     for said in (
         f"{NOBODY}: nothing listens",
         f"{wrong}: the hub breaks off",
@@ -235,7 +236,7 @@ def place(tmp_path):
 def ask(end, hub=None, tries=100):
     """Ask as a link does: again where the question went elsewhere, or after a while of silence."""
     end.send([b"J", b"question"])
-    for number in range(1, tries):
+    for number in range(1, int(patience(tries))):
         assert end.receive(0.1) is None
         if hub is not None and hub.heard:
             return
