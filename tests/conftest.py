@@ -144,9 +144,9 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item, nextitem):
-    """Of tests that are not `real`, and their fixtures, nothing real starts. With --tries, run each
+    """Of tests of `make test`, and their fixtures, nothing real starts. With --tries, run each
     test that often, each time with fixtures of its own."""
-    is_real = item.get_closest_marker("real") is not None
+    is_real = any(mark.name in nothing_real.OTHERS for mark in item.iter_markers())
     with contextlib.nullcontext() if is_real else nothing_real.nothing_real(item.nodeid):
         _again(item)
         return (yield)

@@ -8,22 +8,10 @@ from pathlib import Path
 
 import nothing_real
 import pytest
-from nothing_real import Real
+from nothing_real import OTHERS, Real
 
 TESTS = Path(__file__).parent
 CLOCKS = {"sleep", "monotonic", "time", "perf_counter"}
-OTHERS = {
-    "real",
-    "fleet",
-    "boot",
-    "boot_qemu",
-    "arm_doctor",
-    "groups",
-    "endurance",
-    "nightly",
-    "uml",
-}
-"""Marks of tests that are not in `make test`."""
 CHAOS, ON_DEMAND = "fleets of processes: test_real_processes.py is real", "its users are marked"
 FILES = {
     "chaos/clock.py": CHAOS,

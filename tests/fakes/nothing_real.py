@@ -24,6 +24,18 @@ ALLOWED = {
 PROGRAMS = {"git": "a run's folder names the commit of the checkout"}
 """Programs that the product asks, which answer and end at once."""
 
+OTHERS = {
+    "real",
+    "fleet",
+    "boot",
+    "boot_qemu",
+    "arm_doctor",
+    "groups",
+    "endurance",
+    "nightly",
+    "uml",
+}
+"""Marks of tests that are not in `make test`."""
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"}
 _test: str | None = None
 """The test that runs now, if it is not to do such things."""
