@@ -201,8 +201,8 @@ def check_loss(job: Job, task: Task) -> None:
 
 
 def rehearse(job: Job, task: Task) -> None:
-    """Look at samples, the first batch and the figures of a small model, and take one gradient as a
-    private job does: what cannot be fails before anything starts. ConfigError, TaskError."""
+    """Look at samples, the first batch and the figures of a small model: what cannot be
+    fails before anything starts. ConfigError, TaskError."""
     from edgetrain.tasks import batches_from
     from edgetrain.tasks.draws import figures_of, generators_kept
     from edgetrain.tasks.losses import is_small
@@ -219,12 +219,31 @@ def rehearse(job: Job, task: Task) -> None:
     check_loss(job, task)
     if strategy.deals:
         _check_same_data(job, task, strategy.argument("batch"))
-    if job.privacy.unit == "example":
-        from edgetrain.tasks.flat import FlatModel
 
-        model = task.model()
-        with generators_kept():
-            work_of(job, task, model, FlatModel(model), 0, system).backward()
+
+def rehearse_private(found: Resolved, task: Task, index: int = 0) -> None:
+    """Take two steps as a private job's member does: what cannot be, and what would leave without
+    noise, fails before anything starts. ConfigError."""
+    job = found.job
+    if job.privacy.unit == "none":
+        return
+    from edgetrain.tasks.draws import generators_kept, model_of
+    from edgetrain.tasks.flat import FlatModel
+    from edgetrain.tasks.weights import unnoised_check
+    from edgetrain.tasks.work import optimizer_for
+
+    if job.privacy.unit == "example" and job.privacy.sampling == "poisson":  # no empty batches
+        job = replace(job, train=replace(job.train, batch=max(job.train.batch, 16)))
+    with generators_kept():
+        model, has_mean = model_of(task, job.seed), buffers_of(found) == "mean"
+        flat = FlatModel(model, fixed="own", statistics=has_mean)
+        optimizer = optimizer_for(model, job.train.optimizer, task)
+        check = unnoised_check(model, has_mean, job.privacy.unit)
+        work = work_of(job, task, model, flat, index, system)
+        for _ in range(2):  # a teacher follows what the first one has moved
+            work.backward()
+            optimizer.step()
+    check()
 
 
 def _check_same_data(job: Job, task: Task, batch: int) -> None:

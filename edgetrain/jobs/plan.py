@@ -100,7 +100,7 @@ def plan(job: Job, beside: Path | None = None) -> Resolved:
 def with_task(found: Resolved, beside: Path | None = None) -> Resolved:
     """A job that `check` has looked up, with its task, and its optimizer built. Loads torch and
     the data. The model is built without memory, where it can be. ConfigError, TaskError."""
-    from edgetrain.jobs.lookup import buffers_of, rehearse, samples_of, task_of
+    from edgetrain.jobs.lookup import buffers_of, rehearse, rehearse_private, samples_of, task_of
     from edgetrain.tasks.flat import statistics_of
     from edgetrain.tasks.meta import outline_of
     from edgetrain.tasks.work import optimizer_for
@@ -116,6 +116,7 @@ def with_task(found: Resolved, beside: Path | None = None) -> Resolved:
     samples = samples_of(job, task)
     fixed = settle(replace(found, job=replace(job, name=job.name or task.name)), samples)
     rehearse(fixed.job, task)
+    rehearse_private(fixed, task)
     return _settled(
         replace(
             fixed,

@@ -8,7 +8,7 @@ Either members have equal values, which a digest shows, or all take the first me
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -54,26 +54,35 @@ SAMPLED = 4096
 
 class Unexchanged:
     """Notices which tensors of a model change although members do not exchange them: buffers but
-    for statistics, and parameters that are frozen now, such as a teacher's."""
+    for statistics, and parameters that are frozen now, such as a teacher's; or those `named`. By
+    `sampled` elements of each, about."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        named: Callable[[torch.nn.Module], Named] = fixed_of,
+        sampled: int = SAMPLED,
+    ) -> None:
+        self._model, self._named, self._sampled = model, named, sampled
         self._trained = {id(p) for p in model.parameters() if p.requires_grad}
-        self._before = {name: _print_of(tensor) for name, tensor in fixed_of(model)}
+        self._before = {name: _print_of(tensor, sampled) for name, tensor in named(model)}
 
     def changed(self) -> dict[str, torch.Tensor]:
         """Those that are new or have other values than at first, by name."""
         return {
             name: tensor
-            for name, tensor in fixed_of(self._model)
-            if id(tensor) not in self._trained and self._before.get(name) != _print_of(tensor)
+            for name, tensor in self._named(self._model)
+            if id(tensor) not in self._trained
+            and self._before.get(name) != _print_of(tensor, self._sampled)
         }
 
 
-def _print_of(tensor: torch.Tensor) -> bytes:
+def _print_of(tensor: torch.Tensor, sampled: int) -> bytes:
     if tensor.is_meta:
         return b""
-    parts = (p.detach().flatten()[:: max(1, p.numel() // SAMPLED)] for p in _parts_of(tensor))
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # left by a gradient of examples
+        return b"no values"
+    parts = (p.detach().flatten()[:: max(1, p.numel() // sampled)] for p in _parts_of(tensor))
     return hashlib.blake2b(b"".join(map(_bytes_of, parts)), digest_size=12).digest()
 
 

@@ -6,15 +6,20 @@ The format holds arrays and names and no code. Names are those of `named_paramet
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.files.writing import replacing, sync
+from edgetrain.tasks.fixed import Unexchanged
+from edgetrain.tasks.flat import statistics_of
 from edgetrain.tasks.protocol import Task
 
 FILE = "model.safetensors"
+_COUNT = "num_batches_tracked"
 
 
 def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -22,6 +27,38 @@ def tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = dict(model.named_parameters())
     kept = model.state_dict(keep_vars=True)
     return found | {name: each for name, each in model.named_buffers() if name in kept}
+
+
+def unnoised_check(model: torch.nn.Module, statistics: bool, unit: str) -> Callable[[], None]:
+    """A function that raises ConfigError if, since now, something has changed that leaves with the
+    model and is in no contribution, so that it has no noise: frozen parameters, buffers, and
+    running statistics unless they are in the vector (`statistics`). Counts of batches may: they are
+    equal whatever the data are. `unit`: of privacy; "none": nothing is checked."""
+    exchanged = {id(each): each for _, each in statistics_of(model) if statistics}
+
+    def unnoised(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+        # Of a gradient of examples nothing is left in a buffer that could be computed with.
+        others = model.named_buffers() if unit == "example" else ()
+        return [
+            (name, each)
+            for name, each in (tensors_of(model) | dict(others)).items()
+            if not (each.requires_grad or id(each) in exchanged or name.endswith(_COUNT))
+        ]
+
+    watched = None if unit == "none" else Unexchanged(model, unnoised, sys.maxsize)
+
+    def check() -> None:
+        for name in watched.changed() if watched else ():
+            raise ConfigError(
+                f"privacy.unit = '{unit}': training changes '{name}', which is in no contribution: "
+                "it would leave with the trained model, without noise",
+                "GroupNorm or LayerNorm, or no buffers"
+                if unit == "example"
+                else "of BatchNorm take buffers = 'mean' with dga or local-sgd, or GroupNorm; a "
+                "buffer made with persistent=False stays with its member",
+            )
+
+    return check
 
 
 def save(model: torch.nn.Module, path: Path) -> None:

@@ -125,11 +125,10 @@ def _trained(task: Task, seed: int) -> nn.Module:
     """The run's model, made as its members made theirs: what no file holds is the same. What is
     written is one that the task has not evaluated, because that may leave a model in training
     mode, or with other weights."""
-    import torch
+    from edgetrain.tasks.draws import generators_kept, model_of
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return task.model().eval()
+    with generators_kept():
+        return model_of(task, seed).eval()
 
 
 def _written(

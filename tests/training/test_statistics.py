@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
 import children
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from command_line import write_tiny
 from loopback import Loopback
 from torch import nn
 
+import edgetrain
+from edgetrain import strategies
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
+from edgetrain.exchange.zeromq.hub_socket import HubSocket
+from edgetrain.jobs.job import Privacy
+from edgetrain.jobs.lookup import task_of
+from edgetrain.jobs.plan import plan
+from edgetrain.jobs.reading import load
 from edgetrain.runs.folder import read_summary
+from edgetrain.tasks import held, weights
 from edgetrain.tasks.flat import FlatModel, with_parameters
 from edgetrain.training.member.member import Member, bind
+from edgetrain.training.simulated import simulation
+from edgetrain.vectors.noise import length
 
 MEANS = (-4.0, 4.0)
 """Where the inputs of the two members lie: each alone measures statistics that suit only itself."""
@@ -138,6 +150,186 @@ def test_strategies_that_exchange_gradients_have_no_use_for_them():
             Member.join(link, flat, optim, Request("", "m0"))
     with pytest.raises(ConfigError, match="allowed are mean and local"):
         bind(model, optim, buffers="some")
+
+
+# -- privacy --------------------------------------------------------------------------------------
+
+
+class Layer(nn.Linear):
+    """A layer that changes, in a way of its own, what is not trained."""
+
+    def __init__(self, change, dtype=torch.float32, persistent=True):
+        super().__init__(3, 3)
+        self.change = change
+        self.calls = 0
+        self.register_buffer("seen", torch.zeros(3, dtype=dtype), persistent=persistent)
+        self.register_buffer("running_mean", torch.zeros(3))
+        self.teacher = nn.Parameter(torch.zeros(3, 3), requires_grad=False)
+
+    def forward(self, x):
+        self.calls += 1
+        if self.training:
+            with torch.no_grad():
+                self.change(self, x.detach())
+        return super().forward(x)
+
+
+def replaced(name):
+    return lambda layer, x: setattr(layer, name, x.mean(0))
+
+
+LEAKS = {
+    "BatchNorm": lambda: nn.BatchNorm1d(3),
+    "cumulative": lambda: nn.BatchNorm1d(3, momentum=None),
+    "InstanceNorm": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 3)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten()
+    ),
+    "mean": lambda: Layer(lambda layer, x: layer.seen.lerp_(x.mean(0), 0.1)),
+    "replaced": lambda: Layer(replaced("seen")),
+    "its own running mean": lambda: Layer(replaced("running_mean")),
+    "one element": lambda: Layer(lambda layer, x: layer.seen[1:2].copy_(x[:1, 1])),
+    "counts": lambda: Layer(lambda layer, x: layer.seen.add_((x > 0).sum(0)), torch.int64),
+    "teacher": lambda: Layer(lambda layer, x: layer.teacher.lerp_(layer.weight, 0.1)),
+    "spectral": lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
+}
+FINE = {
+    "GroupNorm": lambda: nn.GroupNorm(1, 3),
+    "untracked": lambda: nn.BatchNorm1d(3, track_running_stats=False),
+    "not kept": lambda: Layer(replaced("seen"), persistent=False),
+}
+
+
+class Shifted:
+    """Inputs of the first member lie at `shift`: other data of the member that is protected."""
+
+    name, metric, better, target = "shifted", "loss", "lower", None
+
+    def __init__(self, layer, shift=0.0):
+        self.layer, self.shift = layer, shift
+
+    def model(self):
+        return nn.Sequential(self.layer(), nn.Linear(3, 2))
+
+    def samples(self, member, members):
+        return 8
+
+    def batches(self, member, members, batch, seed):
+        rng = torch.Generator().manual_seed(member)
+        while True:
+            x = torch.randn(batch, 3, generator=rng)
+            yield (x + self.shift * (member == 0),)
+
+    def loss(self, model, batch):
+        return model(*batch).square().mean()
+
+    def evaluate(self, model):
+        return {"loss": 0.0}
+
+
+def private(task, *words):
+    job = ["members=2", "steps=4", "batch=4", "pace_s=0.1", "noise=0", "clip=0.01"]
+    if not any(word.startswith("privacy=") for word in words):
+        words = ("privacy=member", *words)
+    return plan(load(None, [f"task={held.spelled(task)}", *job, *words]))
+
+
+def unnoised(folder, planned):
+    """What a run's model holds besides what is contributed, and counts."""
+    ends = ("running_mean", "running_var") if planned.buffers == "mean" else ()
+    kept = safetensors.torch.load_file(folder / weights.FILE)
+    trained = dict(task_of(planned.job).model().named_parameters())
+    return {
+        name: value.tolist()
+        for name, value in kept.items()
+        if not (name in trained and trained[name].requires_grad) and not name.endswith(ends)
+    }
+
+
+ARGUMENTS = {
+    "fedprox": "(0.1)", "streaming-diloco": "(2, 0.5)", "fedbuff": "(2, 0.5)", "ssp": "(1)",
+    "async-sgd": "(1)",
+}  # fmt: skip
+PRIVATE = [
+    f"{name}{ARGUMENTS.get(name, '')}{' | alike' * row.weighted}"
+    for name, row in strategies.TABLE.items()
+]
+"""Every strategy, without weights, with which none is private."""
+
+
+@pytest.mark.parametrize("strategy", PRIVATE)
+def test_nothing_leaves_a_private_member_that_is_not_clipped(strategy, tmp_path, monkeypatch):
+    """With other data nothing else is other: contributions are no longer than the clip."""
+    sent, submit = [], Link.submit
+
+    def seen(link, submission):
+        sent.append(length(submission.vector))
+        return submit(link, submission)
+
+    monkeypatch.setattr(Link, "submit", seen)
+    ways = itertools.product(
+        ["BatchNorm", "mean", "GroupNorm"], ["mean", "local"], ["member", "hub"]
+    )
+    for number, (kind, buffers, where) in enumerate(ways):
+        words = f"strategy={strategy}", f"buffers={buffers}", f"where={where}"
+        left = []
+        for shift in (0.0, 6.0):
+            sent.clear()
+            try:
+                planned = private(Shifted((LEAKS | FINE)[kind], shift), *words)
+            except ConfigError:
+                break
+            folder = tmp_path / f"{number} {shift}"
+            folder.mkdir()
+            simulation.run(planned, folder)
+            left.append(unnoised(folder, planned))
+            assert where == "hub" or (sent and max(sent) <= 0.01)
+        if strategy in ("dga", "local-sgd"):
+            assert bool(left) == (kind == "GroupNorm" or (kind, buffers) == ("BatchNorm", "mean"))
+        if strategy == "sync-sgd":
+            assert bool(left) == (kind == "GroupNorm")
+        assert not left or left[0] == left[1]
+
+
+@pytest.mark.parametrize("unit", ["member", "example"])
+@pytest.mark.parametrize("kind", LEAKS | FINE)
+def test_what_has_no_noise_is_refused_before_training(kind, unit):
+    words = f"privacy={unit}", "buffers=local", "sampling=shuffle"
+    if kind in FINE and (unit, kind) not in [("example", "untracked"), ("example", "not kept")]:
+        private(Shifted(FINE[kind]), *words)
+    elif kind in LEAKS or unit == "example":
+        with pytest.raises(ConfigError, match=f"privacy.unit = '{unit}': ") as refused:
+            private(Shifted((LEAKS | FINE)[kind]), *words)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_loop_of_ones_own_ends_where_something_has_no_noise():
+    hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "sync-sgd", 1)
+    model = normalised()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    with hub.serving():
+        table = Privacy("member", clip=1.0, noise=0.0)
+        member = edgetrain.join(hub.transport.address, model, optimizer, privacy=table)
+        children.backward(model, optimizer, 0, 0)
+        optimizer.step()
+        children.backward(model, optimizer, 0, 1)
+        with pytest.raises(ConfigError, match=r"changes '0.running_mean'.*without noise"):
+            optimizer.step()
+        member.close()
+
+
+def test_the_hub_is_not_told_the_words_of_a_private_members_error():
+    hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "sync-sgd", 1)
+    model = children.model(0)
+    optimizer = children.optimizer("sgd", model)
+    table = Privacy("member", clip=1.0, noise=0.0)
+    with (
+        hub.serving(),
+        pytest.raises(KeyError),
+        edgetrain.join(hub.transport.address, model, optimizer, privacy=table),
+    ):
+        raise KeyError("Ada Lovelace")
+    assert "KeyError" in str(hub.notes)
+    assert "Ada" not in str(hub.notes)
 
 
 # -- a job ----------------------------------------------------------------------------------------

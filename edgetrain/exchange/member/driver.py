@@ -242,7 +242,7 @@ class Driver:
         self.observe: Callable[[Exchanged], None] | None = None
         """Called after each exchange."""
         self.is_mid_step = self.is_drained = False
-        self.optimizer, self.clock, self._release = optimizer, clock, release
+        self.optimizer, self.clock, self.release = optimizer, clock, release
         self._weight = float(request.weight) if self.strategy.weighted else 1.0
         self._meter = DelayMeter() if entry.delay.is_measured or is_auto else None
         self._longest = 0
@@ -472,13 +472,13 @@ class Driver:
         read = self.exchange.submit(
             Submission(
                 round,
-                contribution if self._release is None else self._released(contribution),
+                contribution if self.release is None else self._released(contribution),
                 weight,
                 self.half.applied,
                 self.half.checksum,
                 0 if self._meter is None or self._is_waiting else self._meter.wanted,
                 1.0 if self._meter is None else self._meter.step_s,
-                rest_later=self._release is not None or not self.half.keeps_rest,
+                rest_later=self.release is not None or not self.half.keeps_rest,
             )
         )
         if read is not None:
@@ -488,9 +488,9 @@ class Driver:
         return True
 
     def _released(self, contribution: Vector) -> Vector:
-        assert self._release is not None
+        assert self.release is not None
         shown = self.exchange.memory.borrow_vector()[: contribution.size]
-        self._release(contribution, shown)
+        self.release(contribution, shown)
         return shown
 
     def _apply(self, round: int) -> None:

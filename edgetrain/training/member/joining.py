@@ -32,6 +32,7 @@ from edgetrain.jobs.rules import doubts, refuse_checkpoint
 from edgetrain.runs.folder import check_room
 from edgetrain.tasks.fixed import Unexchanged
 from edgetrain.tasks.flat import FlatModel
+from edgetrain.tasks.weights import unnoised_check
 from edgetrain.training.member.direct import job_of_file, lend_base, peer_exchange
 from edgetrain.training.member.hooks import StepHooks, Together, parameters_of, plain_optimizers
 from edgetrain.training.member.keeping import Keeping, keeping_of
@@ -100,7 +101,7 @@ def join(
     stepper, release = Together(optimizers), release_of(privacy)
     member = JoinedMember.join(link, flat, stepper, request, keeping=keeping, release=release)
     lend_base(link, member)
-    member.watched = None if fixed == "own" else Unexchanged(model)
+    member.watch(model, buffers, None if fixed == "own" else Unexchanged(model), privacy)
     return _recorded(member.follow(flat, optimizers), runs)
 
 
@@ -217,6 +218,20 @@ class JoinedMember(Member):
     _model: FlatModel
     watched: Unexchanged | None = None
     """What of the model should not change, until it has been reported; None: it may."""
+    check_noise: Callable[[], None]
+    """Raises ConfigError once something would leave without the noise that it should have."""
+
+    def watch(
+        self,
+        model: torch.nn.Module,
+        buffers: str,
+        watched: Unexchanged | None,
+        privacy: Privacy | None,
+    ) -> None:
+        """From now on notice what of the model changes on this member alone."""
+        self.watched = watched
+        unit = (privacy or Privacy()).unit
+        self.check_noise = unnoised_check(model, buffers == "mean", unit)
 
     def follow(self, model: FlatModel, optimizers: Sequence[torch.optim.Optimizer]) -> Self:
         """Exchange at every step of these optimizers, of this model, from now on; this member.
@@ -340,7 +355,13 @@ class JoinedMember(Member):
             self._report_changed()
 
     def _report_changed(self) -> None:
-        """Warn, once, of tensors that should be equal on all members and change on each."""
+        """Warn, once, of tensors that should be equal on all members and change on each. Leave, and
+        raise ConfigError, where what changes would have no noise."""
+        try:
+            self.check_noise()
+        except ConfigError as error:
+            self.abandon(f"failed: {error}")
+            raise
         if self.watched is not None and (changed := list(self.watched.changed())):
             self.watched = None
             log.warning(

@@ -328,7 +328,7 @@ class Member:
             ):
                 self.vanish()  # the process is about to end: it can go on from its checkpoint
             else:
-                self.abandon(_told_of(error))
+                self.abandon(_told_of(error, is_private=self._driver.release is not None))
         finally:
             self._give_back()
 
@@ -336,9 +336,12 @@ class Member:
         """Leave model and optimizer as they were. Here: nothing to do."""
 
 
-def _told_of(error: BaseException) -> str:
-    """What the hub is told of an error that ends a member, and how much memory is free."""
+def _told_of(error: BaseException, *, is_private: bool) -> str:
+    """What the hub is told of an error that ends a member, and how much memory is free. Of a
+    private one not a task's own words, in which its data may be."""
     told = f"{type(error).__name__}: {error}"
+    if is_private and not isinstance(error, EdgetrainError):
+        told = type(error).__name__
     return (
         f"memory: {1e-6 * free_memory():,.0f} MB are free; {told}" if lacks_memory(told) else told
     )

@@ -34,6 +34,7 @@ from edgetrain.jobs.lookup import (
     buffers_of,
     check_loss,
     pace_of,
+    rehearse_private,
     samples_of,
     task_of,
     tuning_of,
@@ -102,6 +103,7 @@ def make_alone(found: Resolved, place: Place, on_task: Callable[[Task], None]) -
     on_task(task)
     check_loss(found.job, task)
     found = settle(found, samples_of(found.job, task))
+    rehearse_private(found, task, place.index)
     model, optimizer, flat, pace = prepare(found, place, task)
 
     def work(source: Source, begins_at: int, taken: int) -> Local:
@@ -155,6 +157,7 @@ def train(
         link, made.flat, made.optimizer, request, keeping=keeping, release=release, stop=stop
     ) as member:
         _lend_base(job, link, member)
+        keep = _model_keeper(member, made, keeps_model)
         _tell_training(service, stop, member, job.train.steps, cap)
         member.telemeter.read = readings_of(place.device, energy)
         local = made.work(source, member.begins_at, member.steps)
@@ -166,11 +169,10 @@ def train(
             try:
                 loop.run()
             except Refused as refused:
-                if refused.code == "ended" and keeps_model and loop.evaluates:
-                    _keep_model(member, made.model, log)
+                if refused.code == "ended":
+                    keep(loop, log)
                 raise
-            if keeps_model and loop.evaluates:
-                _keep_model(member, made.model, log)
+            keep(loop, log)
 
 
 Way = Link | RangedExchange
@@ -299,14 +301,28 @@ def _keeping(place: Place, folder: Path, made: Made) -> Keeping:
     return keeping_of(Keep(folder, job.checkpoint.sparing()), place.name, made.model, optimizer)
 
 
-def _keep_model(member: Member, model: torch.nn.Module, log: MetricsLog) -> None:
-    with member.fleet_model():
-        keep_model(model, log)
+def _model_keeper(
+    member: Member, made: Made, keeps_model: bool
+) -> Callable[[Loop, MetricsLog], None]:
+    """Keeps the fleet's model, if that is asked for, and where this loop evaluates it."""
+    has_mean, unit = buffers_of(made.found) == "mean", made.found.job.privacy.unit
+    check = weights.unnoised_check(made.model, has_mean, unit)
+
+    def keep(loop: Loop, log: MetricsLog) -> None:
+        if keeps_model and loop.evaluates:
+            with member.fleet_model():
+                keep_model(made.model, log, check)
+
+    return keep
 
 
-def keep_model(model: torch.nn.Module, log: MetricsLog) -> None:
-    """Write the fleet's model beside the log. Training is over: an error does not undo it."""
+def keep_model(
+    model: torch.nn.Module, log: MetricsLog, check: Callable[[], None] = lambda: None
+) -> None:
+    """Write the fleet's model beside the log, after `check`, which may raise ConfigError. Training
+    is over: an error does not undo it."""
     try:
+        check()
         weights.save(model, log.path.with_name(weights.FILE))
     except ConfigError as error:
         logging.getLogger("edgetrain").warning("the trained model is not kept: %s", error)
