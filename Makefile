@@ -43,7 +43,8 @@ test test-real test-examples test-costs check: export OMP_NUM_THREADS ?= 1
 test test-real test-examples test-costs check: export PYTHONPYCACHEPREFIX ?= $(abspath $(VENV))/pycache
 test test-real test-examples test-costs check: export PYTHONDONTWRITEBYTECODE :=
 
-test: SEED ?= $(shell od -An -N2 -tu2 /dev/urandom)
+# The same order in CI, each time.
+test: SEED ?= $(if $(CI),,$(shell od -An -N2 -tu2 /dev/urandom))
 test: install-dev
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --costs $(if $(SEED),--order $(strip $(SEED)))
 

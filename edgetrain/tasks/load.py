@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
@@ -82,6 +83,12 @@ def _module(name: str, beside: Path | None) -> ModuleType:
         raise TaskError(f"module '{name}' cannot be imported: {_in_words(error)}") from error
 
 
+@functools.cache
+def _installed() -> frozenset[str]:
+    """The names of installed packages' modules; half a second where there are many."""
+    return frozenset({"edgetrain", *packages_distributions()})
+
+
 def _check_own(name: str, beside: Path | None, called: str) -> None:
     """TaskError for a module of Python itself, or of a package that has no tasks."""
     top = name.partition(".")[0]
@@ -93,7 +100,7 @@ def _check_own(name: str, beside: Path | None, called: str) -> None:
         path, own = Path(origin).resolve(), (beside or Path("/")).resolve() / top
         if own not in (*path.parents, path.with_suffix("")):
             says = {entry.module.partition(".")[0] for entry in entry_points(group=GROUP)}
-            if top not in says and top in {"edgetrain", *packages_distributions()}:
+            if top not in says and top in _installed():
                 why = f"the package '{top}' does not say that it has tasks"
     if why:
         raise TaskError(

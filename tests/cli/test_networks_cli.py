@@ -77,7 +77,7 @@ def test_lab_refuses() -> None:
 def test_apply_can_be_printed_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("apply", "wan-200ms", "--dev", "eth0", "--port", "5555", "--dry-run") == 0
     said = capsys.readouterr().out
-    assert "netem limit 1652 delay 100ms rate 100000kbit" in said
+    assert "netem limit 1652 delay 100ms rate 100000000bit" in said
     assert said.index("qdisc add") < said.index("# to restore it") < said.index("qdisc del")
     with pytest.raises(ConfigError, match="SSH"):
         run("apply", "wan-200ms", "--dev", "eth0", "--port", "22")

@@ -55,6 +55,7 @@ def test_each_line_has_its_device_and_one_that_is_off_is_named(cluster, tmp_path
     assert (found["pi-0"]["status"], found["pi-1"]["status"]) == (3, -1)
 
 
+@pytest.mark.real
 def test_an_exception_at_one_device_is_its_line_and_status_1(cluster, capsys, monkeypatch):
     run = SshClient.run
 

@@ -405,9 +405,11 @@ def test_what_ends_a_member_decides_whether_its_place_is_kept(tmp_path):
 class Bare:
     """A task of somebody's own, which knows nothing of this."""
 
+    name = "bare"
+
     def batches(self, member, members, batch, seed):
         for number in itertools.count():
-            yield (torch.tensor([member, members, batch, seed, number]),)
+            yield (torch.tensor([[member, members, batch, seed, number]] * batch),)
 
 
 @pytest.mark.parametrize(

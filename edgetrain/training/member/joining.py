@@ -218,7 +218,7 @@ class JoinedMember(Member):
     _model: FlatModel
     watched: Unexchanged | None = None
     """What of the model should not change, until it has been reported; None: it may."""
-    check_noise: Callable[[], None]
+    check_noise: Callable[[], None] = staticmethod(lambda: None)
     """Raises ConfigError once something would leave without the noise that it should have."""
 
     def watch(
