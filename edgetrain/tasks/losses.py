@@ -22,8 +22,9 @@ from edgetrain.errors import TaskError
 from edgetrain.tasks.meta import outline_of
 from edgetrain.tasks.protocol import Batch, Task, batches_from, counts_of, is_counted
 
-MOST_SAMPLES = 256
-"""Whose losses are looked at: a rare class may weigh more than others."""
+MOST_SAMPLES, ENOUGH = 256, (8, 64)
+"""Whose losses are looked at: a rare class may weigh more than others. ENOUGH: batches, and samples
+in them, after which no more are drawn."""
 ANSWERED = 8
 """Samples that the model is called with, to see its outputs' shapes."""
 MOST_SLICES = 8
@@ -112,7 +113,8 @@ def first_batches(task: Task, members: int, batch: int, seed: int) -> Batch:
                 "the same shapes each time", "pad them to one length",
             )  # fmt: skip
         samples, elements = samples + len(each[0]), elements + sum(t.numel() for t in each)
-        if len(found) > 1 and (samples >= MOST_SAMPLES or elements >= MOST_ELEMENTS):
+        enough = len(found) >= ENOUGH[0] and samples >= ENOUGH[1]
+        if len(found) > 1 and (enough or samples >= MOST_SAMPLES or elements >= MOST_ELEMENTS):
             break
     return tuple(torch.cat(pair) for pair in zip(*found, strict=True))
 
