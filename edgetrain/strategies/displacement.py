@@ -32,8 +32,11 @@ restart of the rate, is as much longer as its rate is higher."""
 
 
 def _length(vector: Vector) -> float:
-    """Of all elements: a sample of a sparse model's rounds may have none of those that moved."""
-    return math.sqrt(sum(float(np.dot(vector[here], vector[here])) for here in tiles(vector.size)))
+    """Of all elements: a sample of a sparse model's rounds may have none of those that moved. It is
+    infinite where squares are beyond float32."""
+    with np.errstate(over="ignore"):
+        squares = [float(np.dot(vector[here], vector[here])) for here in tiles(vector.size)]
+    return math.sqrt(sum(squares))
 
 
 class Growth:
