@@ -85,9 +85,18 @@ class Dialled(WrappedEnd):
         if self._is_shut:
             self.reconnect()
         self._is_shut = False
-        self._end.send(self._hello)
-        if self._question:
-            self._end.send(self._question)
+        try:
+            self._end.send(self._hello)
+            if self._question:
+                self._end.send(self._question)
+        except Refused as refused:
+            self._ask_later(refused)
+
+    def _ask_later(self, refused: Refused) -> None:
+        """This member's key is in none of the peer's maps: libzmq makes no other connection."""
+        if self._question is None or self._clock() >= self._until:
+            raise refused
+        self._is_shut, self._again = True, self._clock() + AGAIN_S
 
     def receive(self, timeout_s: float) -> list[Buffer] | None:
         if self._is_cut:
@@ -97,10 +106,8 @@ class Dialled(WrappedEnd):
             self._say_again()
         try:
             frames = self._end.receive(min(timeout_s, max(0.0, self._again - self._clock())))
-        except Refused:  # its key is in none of the peer's maps: libzmq makes no other connection
-            if self._question is None or self._clock() >= self._until:
-                raise
-            self._is_shut, self._again = True, self._clock() + AGAIN_S
+        except Refused as refused:
+            self._ask_later(refused)
             return None
         if frames is None:
             return None
