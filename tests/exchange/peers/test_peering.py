@@ -42,7 +42,7 @@ from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.vector import checksum
-from tests.fakes.loopback import Loopback
+from tests.fakes.loopback import Loopback, LoopbackMember
 
 pytestmark = pytest.mark.real
 
@@ -209,35 +209,32 @@ def test_nobody_reaches_a_stranger_at_a_members_address(closing):
     assert reached == ()  # b has no map yet either
 
 
-class Barred:
+class Barred(LoopbackMember):
     """An end that lets no message out until it is made anew, as libzmq's once a key is refused."""
 
-    def __init__(self):
-        self.sent, self.is_barred = [], True
+    is_barred, sent = False, 0
 
     def send(self, frames):
         if self.is_barred:
             raise Refused("key", "not let in")
-        self.sent.append(frames)
-
-    def receive(self, timeout_s):
-        return None
+        self.sent += 1
 
     def reconnect(self):
+        super().reconnect()
         self.is_barred = False
 
 
 def test_a_refusal_that_is_seen_while_sending_is_one_that_may_pass():
-    now, end = [0.0], Barred()
+    now, end = [0.0], Barred(Loopback(), b"b")
+    end.is_barred = True
     dialled = Dialled(end, Hello(7, "b", "a"), lambda: now[0], patience_s=60.0)
     dialled.greet()
     now[0] = 59.0
     assert dialled.receive(0.0) is None
-    assert len(end.sent) == 1
+    assert end.sent == 1
     end.is_barred, now[0] = True, 200.0
-    end.reconnect = lambda: None
     dialled.greet()
-    now[0] = 300.0
+    end.reconnect, now[0] = lambda: None, 300.0
     with pytest.raises(Refused):
         dialled.receive(0.0)
 
