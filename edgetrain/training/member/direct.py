@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import functools
 import time
-from pathlib import Path
 
-from edgetrain.errors import ConfigError
 from edgetrain.exchange.addresses import join_address, listen_on, split_address
 from edgetrain.exchange.keys.pairs import Credentials, Pair
 from edgetrain.exchange.member.link import Link
@@ -17,15 +15,10 @@ from edgetrain.exchange.peers.listener import Listener, listen
 from edgetrain.exchange.peers.peering import MappedEnd, Peering
 from edgetrain.exchange.peers.reducer_link import ReducerLink
 from edgetrain.exchange.peers.together import LOST_S, CollectiveExchange
-from edgetrain.exchange.seam import Exchange
 from edgetrain.exchange.transport import MemberTransport
 from edgetrain.jobs.building import message_limit, reducer_of
 from edgetrain.jobs.job import DIRECT, Job
-from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved
-from edgetrain.jobs.rules import resolve
-from edgetrain.training.member.member import Member
-from edgetrain.vectors.vector import Vector
 
 
 def peer_exchange(
@@ -54,33 +47,6 @@ def peer_exchange(
     lead = Link(MappedEnd(hub, peering), *waits)
     way = DirectExchange(lead, peering, link_over, reducer, open_another, time.monotonic)
     return way, address
-
-
-def lend_base(exchange: Exchange, member: Member) -> None:
-    """Where members reduce, or average among themselves: let this one give its base, in place of a
-    reducer that is lost or to a member that joins."""
-    if not isinstance(exchange, DirectExchange | CollectiveExchange):
-        return
-
-    def base_of() -> tuple[int, Vector | None]:
-        half = member.half
-        return half.applied, half.base if member.strategy.hub_keeps_base else None
-
-    exchange.base_of = base_of
-
-
-def job_of_file(path: str | Path | None) -> Resolved | None:
-    """The job of a file whose members reduce, for a loop of one's own; None: without one. Raises
-    ConfigError for another job."""
-    if path is None:
-        return None
-    found = resolve(load(path))
-    if (topology := found.job.fleet.topology) != DIRECT:
-        raise ConfigError(
-            f"job_file = '{path}' has fleet.topology = '{topology}'",
-            "only members that reduce need the file: fleet.topology = 'direct'; join without it",
-        )
-    return found
 
 
 def lost_after(job: Job) -> float:

@@ -26,14 +26,14 @@ from edgetrain.exchange.member.shared import SharedExchange
 from edgetrain.exchange.messages import MAX_COUNT, NO_WEIGHT
 from edgetrain.exchange.seam import Exchange, Request
 from edgetrain.exchange.zeromq.standby_socket import member_end
-from edgetrain.jobs.job import Privacy
+from edgetrain.jobs.job import DIRECT, Privacy
+from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved
-from edgetrain.jobs.rules import doubts, refuse_checkpoint
+from edgetrain.jobs.rules import doubts, refuse_checkpoint, resolve
 from edgetrain.runs.folder import check_room
 from edgetrain.tasks.fixed import Unexchanged
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.weights import unnoised_check
-from edgetrain.training.member.direct import job_of_file, lend_base, peer_exchange
 from edgetrain.training.member.hooks import StepHooks, Together, parameters_of, plain_optimizers
 from edgetrain.training.member.keeping import Keeping, keeping_of
 from edgetrain.training.member.member import Member, bind, release_of
@@ -90,7 +90,7 @@ def join(
     fleet lands (docs/dga.md). Raises HubUnreachable, NetworkError, Refused, ConfigError.
     """
     _check_arguments(weight, runs, checkpoint is not None, bool(state), privacy, steps)
-    found, optimizers = job_of_file(job_file), plain_optimizers(optimizer)
+    found, optimizers = _job_of(job_file), plain_optimizers(optimizer)
     keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
     reached = _reach_hub(hub, timeout_s, keep, name or MEMBER, job)
     shown = credentials_for(reached.hubs, hub_key, keys, insecure=insecure)
@@ -100,9 +100,21 @@ def join(
     link, request = _way(reached, shown, keys, insecure, found, request)
     stepper, release = Together(optimizers), release_of(privacy)
     member = JoinedMember.join(link, flat, stepper, request, keeping=keeping, release=release)
-    lend_base(link, member)
     member.watch(model, buffers, None if fixed == "own" else Unexchanged(model), privacy)
     return _recorded(member.follow(flat, optimizers), runs)
+
+
+def _job_of(path: str | Path | None) -> Resolved | None:
+    """The job of a file whose members reduce; None: without one. Raises ConfigError for another."""
+    if path is None:
+        return None
+    found = resolve(load(path))
+    if (topology := found.job.fleet.topology) != DIRECT:
+        raise ConfigError(
+            f"job_file = '{path}' has fleet.topology = '{topology}'",
+            "only members that reduce need the file: fleet.topology = 'direct'; join without it",
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,8 @@ def _way(
         lead = Link(end, time.monotonic, patience_s)
         dial = dialling(shown, keys, insecure, patience_s, OUTAGE_S)
         return SharedExchange([lead], dial), request
+    from edgetrain.training.member.direct import peer_exchange  # and with it all of a hub
+
     way, address = peer_exchange(found, end, shown, any_port_of(reached.via), patience_s)
     return way, replace(request, job=request.job or found.job.digest(), address=address)
 

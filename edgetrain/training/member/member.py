@@ -24,7 +24,7 @@ from edgetrain.exchange.hub.fallback import lacks_memory
 from edgetrain.exchange.member.checkpoint import Saved
 from edgetrain.exchange.member.driver import Driver, Exchanged, Flat, Release, Stepper
 from edgetrain.exchange.member.telemetry import Sums, Telemeter
-from edgetrain.exchange.seam import Entry, Exchange, Request
+from edgetrain.exchange.seam import Entry, Exchange, LendsBase, Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.jobs.job import Privacy
 from edgetrain.jobs.rules import BUFFERS, FIXED
@@ -38,7 +38,7 @@ from edgetrain.training.member.recording import Recording
 from edgetrain.training.stopping import GRACE_S, Stop
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.noise import Gaussian, Source, system
-from edgetrain.vectors.vector import checksum, flushes_tiny
+from edgetrain.vectors.vector import Vector, checksum, flushes_tiny
 
 log = logging.getLogger("edgetrain")
 
@@ -141,6 +141,8 @@ class Member:
                 keeping.close()
             exchange.vanish()
             raise
+        if isinstance(exchange, LendsBase):
+            exchange.base_of = functools.partial(_base_of, driver)
         return cls(driver, request, stop, keeping)
 
     @property
@@ -334,6 +336,11 @@ class Member:
 
     def _give_back(self) -> None:
         """Leave model and optimizer as they were. Here: nothing to do."""
+
+
+def _base_of(driver: Driver) -> tuple[int, Vector | None]:
+    """How many replies it has applied, and its base; None: the strategy has none that hubs keep."""
+    return driver.half.applied, driver.half.base if driver.strategy.hub_keeps_base else None
 
 
 def _told_of(error: BaseException, *, is_private: bool) -> str:

@@ -156,7 +156,6 @@ def train(
     with Member.join(
         link, made.flat, made.optimizer, request, keeping=keeping, release=release, stop=stop
     ) as member:
-        _lend_base(job, link, member)
         keep = _model_keeper(member, made, keeps_model)
         _tell_training(service, stop, member, job.train.steps, cap)
         member.telemeter.read = readings_of(place.device, energy)
@@ -210,14 +209,6 @@ def _exchange(
     own = shown[0]
     dial = dialling(own, place.keys, own is None, patience_s, outage_s)
     return SharedExchange(links, dial, found.job.hub.hubs[1:]), request
-
-
-def _lend_base(job: Job, link: Way, member: Member) -> None:
-    """Where members reduce; a star's loads nothing for it."""
-    if job.fleet.topology == DIRECT:
-        from edgetrain.training.member.direct import lend_base
-
-        lend_base(link, member)
 
 
 def _tell_welcome(service: Service, link: Way, members: int) -> None:

@@ -23,7 +23,6 @@ from edgetrain.fleet import devices
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task
-from edgetrain.training.member.direct import lend_base
 from edgetrain.training.member.loop import Loop, Steps
 from edgetrain.training.member.member import Member, release_of
 from edgetrain.training.member.pacing import Pace
@@ -158,7 +157,7 @@ class SimulatedMember:
             try:
                 release = release_of(job.privacy, noise_of(job, self._index))
                 exchange, request = self._exchange(request)
-                member = Member.join(
+                return Member.join(
                     exchange, flat, optimizer, request, clock=self.clock, release=release
                 )
             except Refused as refused:
@@ -168,9 +167,6 @@ class SimulatedMember:
                 if refused.code != "name":
                     raise
                 self._around.world.sleep(RETRY_S)
-            else:
-                lend_base(exchange, member)
-                return member
 
     def _exchange(self, request: Request) -> tuple[Exchange, Request]:
         """Over the connections that stand, and what to join with."""
