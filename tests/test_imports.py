@@ -126,9 +126,12 @@ def test_a_verb_imports_no_other_verb(verb):
     assert found == {verb, "arguments", "common", "parser"}
 
 
-def test_a_member_of_a_star_loads_neither_a_hub_nor_peers():
+@pytest.mark.parametrize(
+    "door", ["edgetrain.cli.member, edgetrain.training.member.train", "edgetrain; edgetrain.join"]
+)
+def test_a_member_of_a_star_loads_neither_a_hub_nor_peers(door):
     code = (
-        "import sys, edgetrain.cli.member, edgetrain.training.member.train\n"
+        f"import sys, {door}\n"
         "print(*[m for m in sys.modules if m.startswith('edgetrain.exchange.')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

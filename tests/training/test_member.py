@@ -61,6 +61,27 @@ def processes_of_ours():
     processes.stop_all(started)
 
 
+class Lending(Link):
+    """An exchange whose members ask each other for the base."""
+
+    base_of = None
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "sync-sgd"])
+def test_members_that_exchange_among_themselves_can_give_the_fleets_base(strategy):
+    wires = Loopback()
+    with children.HubThread(wires, strategy, 1).serving():
+        model = children.model(0)
+        optim = children.optimizer("sgd", model)
+        link = Lending(wires.connect(), time.monotonic)
+        with Member.join(link, bind(model, optim), optim, Request("", "m0")) as member:
+            model(torch.ones(1, 6)).sum().backward()
+            member.step()
+            applied, base = link.base_of()
+            assert applied == member.half.applied
+            assert base is (member.half.base if strategy == "fedavg" else None)
+
+
 def ended(child):
     child.process.join(60)
     return child.exit_code
