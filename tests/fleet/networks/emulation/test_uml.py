@@ -27,7 +27,8 @@ def test_in_a_kernel_with_netem(machine: ModuleType, guest: str, tmp_path: Path)
     if why_not := machine.why_not():
         pytest.skip(why_not)
     for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(folder.stat().st_mode | 0o055)  # pytest's folders are closed to the user who boots
+        # pytest's folders are closed to the user who boots; one of them may be /tmp itself
+        folder.chmod(folder.stat().st_mode | 0o055)
     status, said = machine.run(Path(__file__).parent / "guests" / f"{guest}.py", tmp_path)
     print(said)
     assert status == 0, said
