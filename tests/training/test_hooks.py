@@ -12,10 +12,11 @@ import torch
 from loopback import Loopback
 from torch import nn
 
-from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.errors import ConfigError, Diverged, EdgetrainError
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.tasks.flat import FlatModel
+from edgetrain.tasks.work import Tuning, tune
 from edgetrain.training.member.hooks import plain_optimizers
 from edgetrain.training.member.joining import JoinedMember
 from edgetrain.training.member.member import bind
@@ -316,10 +317,143 @@ def test_parameters_that_are_not_the_models_are_refused_by_shape():
     bind(model, optim)
 
 
+# -- between backward and step ------------------------------------------------------------------
+
+
+def test_clipping_sees_the_fleets_gradient():
+    """Gradients 10 and -0.5 to length 1: the mean, 4.75, is cut, as in DDP and `train.clip`."""
+
+    def train(exchanges):
+        wires = Loopback()
+
+        def run(index):
+            model = nn.Linear(1, 1, bias=False)
+            nn.init.zeros_(model.weight)
+            optim = torch.optim.SGD(model.parameters(), lr=1.0)
+            flat, link = bind(model, optim), Link(wires.connect(), time.monotonic)
+            with JoinedMember.join(link, flat, optim, Request("", f"m{index}")) as member:
+                member.follow(flat, [optim])
+                (model.weight * (10.0 if number(member) else -0.5)).sum().backward()
+                if exchanges:
+                    member.exchange_gradients()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optim.step()
+            return model.weight.item()
+
+        with children.HubThread(wires, "sync-sgd", 2).serving():
+            return children.in_threads(lambda: run(0), lambda: run(1))
+
+    assert train(True) == pytest.approx([-1.0, -1.0], abs=1e-6)
+    assert train(False) == pytest.approx([-0.25, -0.25], abs=1e-6), "each cuts its own"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("way", ["step", "member", "closure", "scaler", "accumulates"])
+def test_gradients_exchanged_before_clipping_step_as_a_jobs_do(strategy, way):
+    """Bit for bit `train.clip`, which works within the optimizer's step."""
+
+    def jobs(model, optim, member):
+        tune(optim, Tuning(clip=0.3))
+        for step in range(4):
+            backward(model, optim, member, step)
+            optim.step()
+
+    def own(model, optim, member):
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=way == "scaler")
+
+        def exchange():
+            member.exchange_gradients()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+
+        def closure(step):
+            loss = backward(model, optim, member, step)
+            exchange()
+            return loss
+
+        for step in range(4):
+            if way == "closure":
+                assert optim.step(lambda step=step: closure(step)) > 0
+                continue
+            backward(model, optim, member, step, scaler)
+            scaler.unscale_(optim)
+            exchange()
+            if way == "member":
+                member.step()
+            else:
+                scaler.step(optim)
+            scaler.update()
+
+    def backward(model, optim, member, step, scaler=None):
+        optim.zero_grad()
+        parts = 2 if way == "accumulates" else 1
+        for part in range(parts):
+            x, y = children.batch(number(member), step * parts + part)
+            loss = nn.functional.cross_entropy(model(x), y) / parts
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        return loss
+
+    (found, _), (wanted, hub) = fleet(strategy, [own] * 2), fleet(strategy, [jobs] * 2)
+    assert [params.tobytes() for params, _ in found] == [params.tobytes() for params, _ in wanted]
+    assert len(hub.closed) == 4
+
+
+@pytest.mark.parametrize("strategy", ["sync-sgd", "fedavg"])
+def test_each_of_several_optimizers_exchanges_its_own_gradients_before_its_step(strategy):
+    def train(early):
+        with alone(strategy, optimizers=halves) as (model, optims, member):
+            for step in range(3):
+                for each in optims:
+                    compute(model, each, step)
+                    if early:
+                        member.exchange_gradients(each)
+                    each.step()
+                compute(model, optims[0], step)
+                if early:
+                    member.exchange_gradients()
+                for each in optims:
+                    each.step()
+            rounds = member.half.round
+        return children.flat(model), rounds
+
+    (found, rounds), (wanted, expected) = train(True), train(False)
+    np.testing.assert_array_equal(found, wanted)
+    assert rounds == expected
+
+
+def test_gradients_that_cannot_be_exchanged_now_are_told_in_a_line():
+    with alone("sync-sgd", model=children.model(0)) as (model, optim, member):
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        compute(model, optim)
+        with pytest.raises(ConfigError, match="this SGD did not join"):
+            member.exchange_gradients(torch.optim.SGD(model.parameters(), 0.1))
+        member.exchange_gradients()
+        with pytest.raises(ConfigError, match=r"exchanged already.*once a step"):
+            member.exchange_gradients()
+        optim.step()
+        compute(model, optim, 1)
+        member.exchange_gradients()
+        with pytest.raises(ConfigError, match=r"before they were computed.*in the closure"):
+            optim.step(lambda: compute(model, optim, 1))
+        optim.zero_grad()
+        scaler.scale(nn.functional.cross_entropy(model(children.batch(0, 2)[0]),
+                                                 children.batch(0, 2)[1])).backward()  # fmt: skip
+        member.exchange_gradients()
+        with pytest.raises(ConfigError, match=r"or unscaled.*behind scaler.unscale_"):
+            scaler.step(optim)
+        assert member.steps == 1
+        before = children.flat(model)
+        compute(model, optim, 3)
+        model[0].weight.grad[0, 0] = float("nan")
+        member.exchange_gradients()
+        with pytest.raises(Diverged, match="not finite"):
+            optim.step()
+        np.testing.assert_array_equal(children.flat(model), before)
+
+
 # -- a scaler that skips ------------------------------------------------------------------------
 
 
-def with_scaler(bad):
+def with_scaler(bad, early=False):
     """A loop with a scaler, in which the gradient of one batch of member 1 is not finite."""
 
     def loop(model, optim, member):
@@ -331,6 +465,8 @@ def with_scaler(bad):
             is_bad = bad and number(member) == 1 and step == 2
             scaler.scale(loss * (float("inf") if is_bad else 1)).backward()
             scaler.unscale_(optim)
+            if early:
+                member.exchange_gradients()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(optim)
             scaler.update()
@@ -339,9 +475,10 @@ def with_scaler(bad):
     return loop
 
 
-def test_under_sync_sgd_a_skipped_step_takes_the_others_mean():
+@pytest.mark.parametrize("early", [False, True])
+def test_under_sync_sgd_a_skipped_step_takes_the_others_mean(early):
     """What all would do if member 1 had not been there for that batch."""
-    found, hub = fleet("sync-sgd", [with_scaler(True)] * 3)
+    found, hub = fleet("sync-sgd", [with_scaler(True, early)] * 3)
     assert len({params.tobytes() for params, _ in found}) == 1
     assert [closed.weight for closed in hub.closed] == [3, 3, 2, 3, 3, 3]
 
@@ -351,11 +488,14 @@ def test_under_sync_sgd_a_skipped_step_takes_the_others_mean():
         grads = []
         for index in range(3):
             compute(model, optim, step, index)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if not early:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             if (index, step) != (1, 2):
                 grads.append([p.grad.clone() for p in model.parameters()])
         for p, *each in zip(model.parameters(), *grads, strict=True):
             p.grad = sum(each) / len(each)
+        if early:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optim.step()
     np.testing.assert_allclose(found[0][0], children.flat(model), atol=1e-6)
 

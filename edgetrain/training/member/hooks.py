@@ -9,6 +9,7 @@ knows a strategy, a message or a hub.
     `step(closure)`                     the closure, then `begin`           `end`
     a GradScaler steps                  unscale, then `begin`               `end`
     a GradScaler skips the step         no gradients, `begin` adding none   `end`
+    `exchange` was called               nothing more                        `end`
     a subclass calls `super().step()`   nothing: within another step        nothing
     an optimizer that did not join      nothing                             EdgetrainError, unless a
                                                                             step above was within it
@@ -34,7 +35,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.errors import ConfigError, Diverged, EdgetrainError, refuse_first
 
 Optimizer = torch.optim.Optimizer
 
@@ -66,6 +67,9 @@ class StepHooks:
         self._begin, self._end = _untraced(begin), _untraced(end)
         self._outer: FrameType | None = None
         """The step under way. One within it is part of it."""
+        self._exchanged: dict[int, bool] = {}
+        """Optimizers (by `id`) whose next step has begun already; whether their gradients were
+        finite."""
         self._is_calling = self._is_paused = False
         self._call = ""
         """Which call the loop uses."""
@@ -92,6 +96,47 @@ class StepHooks:
             self._is_calling = False
         return loss
 
+    @torch.no_grad()
+    def exchange(self, optimizers: Sequence[Optimizer]) -> None:
+        """Begin the next step of these optimizers now. Gradients that are not finite add nothing: a
+        GradScaler leaves the step out. ConfigError for an optimizer that did not join, or whose
+        gradients have been exchanged for this step."""
+        for each in optimizers:
+            refuse_first(
+                (all(each is not joined for joined in self.optimizers),
+                 f"this {type(each).__name__} did not join", "name one that did, or none"),
+                (id(each) in self._exchanged, "the gradients of this step are exchanged already",
+                 "call exchange_gradients() once a step, between the last backward() and step()"),
+            )  # fmt: skip
+            self._check_groups()
+            found = (p.grad for p in parameters_of(each) if p.grad is not None)
+            is_finite = all(bool(g.to_dense().isfinite().all()) for g in found)
+            self._start(each, adds=is_finite)
+            self._exchanged[id(each)] = is_finite
+
+    def _has_begun(self, optimizer: Optimizer, is_early: bool = False, skips: bool = False) -> bool:
+        """Whether `exchange` began this step. ConfigError where that `is_early`. Diverged for
+        gradients that were not finite, unless a scaler `skips` the step, too."""
+        is_finite = self._exchanged.pop(id(optimizer), None)
+        if is_finite is None:
+            return False
+        refuse_first(
+            (is_early, "gradients were exchanged before they were computed, or unscaled",
+             "exchange_gradients() in the closure, or behind scaler.unscale_(optimizer)"),
+        )  # fmt: skip
+        if not (is_finite or skips):
+            raise Diverged(
+                "the gradient of this step is not finite",
+                "training diverged on this member: lower the learning rate, or clip gradients",
+            )
+        return True
+
+    def _start(self, optimizer: Optimizer, *, adds: bool) -> None:
+        if not adds:
+            for parameter in parameters_of(optimizer):
+                parameter.grad = None
+        self._begin(optimizer, adds=adds)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Within: steps are only steps."""
@@ -114,19 +159,20 @@ class StepHooks:
         self._check_groups()
         self._outer = sys._getframe(1)
         self._begun += 1
-        adds = not _skips(optimizer)
-        if not adds:
-            for parameter in parameters_of(optimizer):
-                parameter.grad = None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        is_early = closure is not None or getattr(optimizer, "grad_scale", None) is not None
+        skips = _skips(optimizer)
+        if self._has_begun(optimizer, is_early, skips):
+            return None
         if closure is None:
-            self._begin(optimizer, adds=adds)
+            self._start(optimizer, adds=not skips)
             return None
 
         def computed() -> Any:
             loss = closure()
-            with torch.no_grad():
-                self._begin(optimizer, adds=True)
+            if not self._has_begun(optimizer):
+                with torch.no_grad():
+                    self._begin(optimizer, adds=True)
             return loss
 
         rest = {name: value for name, value in kwargs.items() if name != "closure"}

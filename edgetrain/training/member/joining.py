@@ -289,6 +289,20 @@ class JoinedMember(Member):
         self._check_open()
         return self._hooks.step(closure)
 
+    def exchange_gradients(self, *optimizers: torch.optim.Optimizer) -> None:
+        """Make of this member's gradients what its optimizers step with: the members' mean, under
+        `sync-sgd`. What the loop does before `step` (clipping, noise, a log of the norm) then sees
+        that, as under DDP. The step does not exchange again. Nothing where the strategy leaves
+        gradients alone (`dga`, `fedavg`).
+
+        Call it once a step, on all members; with a GradScaler behind `unscale_`, with a closure in
+        it. Of several `optimizers`: those whose gradients are there; (): all. May wait. Raises
+        ConfigError for a second call in one step, EdgetrainError as `step` does.
+        """
+        self._check_open()
+        if self.half.adjusts_gradient:
+            self._hooks.exchange(plain_optimizers(optimizers or self._hooks.optimizers))
+
     @property
     def param_groups(self) -> NoReturn:
         """A GradScaler asks for them. It would not know that this is the optimizer whose gradients
