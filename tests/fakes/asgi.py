@@ -24,7 +24,9 @@ def scope_of(method: str, path: str, headers: Mapping[str, str]) -> dict[str, An
     }  # fmt: skip
 
 
-async def ask(app, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Answer:
+async def ask(
+    app, method: str, path: str, headers: Mapping[str, str], body: bytes = b"", **scope: Any
+) -> Answer:
     """One request, to the end of its answer."""
     sent: list[dict[str, Any]] = []
     told = [{"type": "http.request", "body": body, "more_body": False}]
@@ -35,7 +37,7 @@ async def ask(app, method: str, path: str, headers: Mapping[str, str], body: byt
     async def send(message):
         sent.append(message)
 
-    await app(scope_of(method, path, headers), receive, send)
+    await app(scope_of(method, path, headers) | scope, receive, send)
     start = sent[0]
     found = {key.decode(): value.decode() for key, value in start["headers"]}
     return Answer(start["status"], found, b"".join(each.get("body", b"") for each in sent[1:]))

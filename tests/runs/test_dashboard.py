@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import http.client
 import json
+import queue
 import re
 import socket
 import statistics
@@ -22,7 +24,7 @@ from made_up_runs import DGA, replace, write_comparison, write_run
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.hub.steering import NEWS
 from edgetrain.runs.dashboard import app as dashboard
-from edgetrain.runs.dashboard import follow, serve
+from edgetrain.runs.dashboard import follow, listener, serve
 from edgetrain.runs.dashboard.app import application, page_files
 from edgetrain.runs.dashboard.follow import COLUMNS, MOST_POINTS, BoundedCurve, Following
 from edgetrain.runs.dashboard.gauges import exposition
@@ -673,6 +675,78 @@ def test_a_token_file_is_a_secret_and_no_short_one(tmp_path):
 def test_without_its_packages_it_says_how_to_get_them(tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     assert "edgetrain[dashboard]" in refused(tmp_path, ListensAt("127.0.0.1:0"))
+
+
+# -- strangers ---------------------------------------------------------------------------------
+
+
+async def knocks(hosts, *, asks=(), shows=()):
+    """Which of those who connect from `hosts`, one after the other, are ended. The numbers in
+    `asks` send a request, those in `shows` one with the token."""
+    door, clients, taken = listener.LimitedListener(socket.create_server(("127.0.0.1", 0))), [], []
+    guard = Guard(Inside(), LOOPBACK, PORT, secure=False, listener=door)
+    with door:
+        for number, host in enumerate(hosts):
+            clients.append(socket.create_connection(door.getsockname(), source_address=(host, 0)))
+            connection, peer = door.accept()
+            taken.append(connection)
+            token = guard.token if number in shows else "wrong"
+            if number in {*asks, *shows}:
+                headers = {"Host": HOST, "Authorization": f"Bearer {token}"}
+                await ask(guard, "GET", "/metrics", headers, client=peer)
+        for _ in range(3):
+            await asyncio.sleep(0)
+    ended = []
+    for number, client in enumerate(clients):
+        client.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            ended += [number] * (client.recv(1) == b"")
+    for each in (*clients, *taken):
+        each.close()
+    return ended
+
+
+A, B, C = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "shows", "ended"),
+    [
+        ([A, A, A, B], (), []),
+        ([A, A, A, B, B], (), [0]),
+        ([B, A, A, A, B, C, C], (), [1, 2, 0]),
+        ([A] * 7, (), [0, 1, 2]),
+        ([A] * 7, (0, 2), [1]),  # who has shown the token is no stranger
+        ([A, B, C, "127.0.0.5", "127.0.0.6"], (), [0]),
+    ],
+)
+def test_of_a_crowd_of_strangers_the_address_with_most_ends_first(hosts, shows, ended, monkeypatch):
+    monkeypatch.setattr(listener, "MOST_STRANGERS", 4)
+    assert asyncio.run(knocks(hosts, shows=shows)) == sorted(ended)
+
+
+def test_who_asks_nothing_is_ended_and_who_asked_is_not(monkeypatch):
+    monkeypatch.setattr(listener, "SILENT_S", 0.0)
+    assert asyncio.run(knocks([A, A, B, B], asks=(1,), shows=(3,))) == [0, 2]
+
+
+@pytest.mark.real
+def test_three_hundred_silent_connections_keep_no_owner_out(tmp_path):
+    run = write_run(tmp_path / "20260131-142501-digits", SMALL)
+    said: queue.Queue[str] = queue.Queue()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(beside(["dashboard", str(run), "--bind", "127.0.0.1:0"], said.put))
+        address = said.get(timeout=60)
+        port, token = re.search(r"127\.0\.0\.1:(\d+)/#token=([\w-]+)&run=", address).groups()
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", int(port))))
+            for _ in range(300)
+        ]
+        silent[-1].sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert streamed(port, token)["fleet"]["name"] == ["m0", "m1", "m2"]
+        for each in silent:  # also the half of a request
+            each.settimeout(60)
+            assert each.recv(1) == b""
 
 
 @pytest.mark.real

@@ -21,6 +21,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
+from edgetrain.runs.dashboard.listener import LimitedListener
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -45,11 +47,18 @@ class Guard:
     """Lets requests through to an application, or answers why not."""
 
     def __init__(
-        self, app: Asgi, names: Iterable[str], port: int, *, secure: bool, token: str = ""
+        self,
+        app: Asgi,
+        names: Iterable[str],
+        port: int,
+        *,
+        secure: bool,
+        token: str = "",
+        listener: LimitedListener | None = None,
     ) -> None:
         """`names`: of this server, beside its IP addresses where it listens beyond loopback.
-        `secure`: it speaks TLS. `token`: "": a new one."""
-        self._app, self._port, self._secure = app, port, secure
+        `secure`: it speaks TLS. `token`: "": a new one. `listener` is told who asks."""
+        self._app, self._port, self._secure, self._listener = app, port, secure, listener
         self._names = frozenset(name.lower() for name in names)
         self.token = token or secrets.token_urlsafe(32)
         self._session = secrets.token_urlsafe(32)
@@ -68,6 +77,9 @@ class Guard:
             key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]
         }
         many = [key for key, _ in scope["headers"] if key in (b"host", b"origin")]
+        if self._listener is not None:
+            is_in = self._has_token(headers) or self._has_session(headers.get("cookie", ""))
+            (self._listener.came_in if is_in else self._listener.asked)(scope["client"])
         if why := self._why_not(scope, headers, many):
             await _answer(guarded, *why)
         elif scope["path"] == "/enter":

@@ -22,6 +22,7 @@ from edgetrain.files.reading import OTHERS_READ, read_guarded
 from edgetrain.runs.dashboard.app import Tell, application
 from edgetrain.runs.dashboard.guard import Guard
 from edgetrain.runs.dashboard.hall import Hall
+from edgetrain.runs.dashboard.listener import MOST_STRANGERS, LimitedListener
 from edgetrain.runs.looking import NICE, when_stdin_ends
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -71,7 +72,8 @@ def serve(
             )
         names = LOOPBACK if _is_loopback(listener) else (*LOOPBACK, host, "*")
         secure, token = place.tls is not None, _token(place.token)
-        guard = Guard(application(hall, tell), names, port, secure=secure, token=token)
+        app = application(hall, tell)
+        guard = Guard(app, names, port, secure=secure, token=token, listener=listener)
         only = hall.only()
         shown = f"[{host}]" if ":" in host else host
         scheme = "https" if place.tls else "http"
@@ -80,7 +82,8 @@ def serve(
         cert, key = place.tls or (None, None)
         config = uvicorn.Config(
             guard, log_config=None, log_level="critical", lifespan="off", ws="none", http="h11",
-            loop="asyncio", server_header=False, limit_concurrency=256, timeout_graceful_shutdown=1,
+            loop="asyncio", server_header=False, proxy_headers=False, backlog=MOST_STRANGERS,
+            timeout_graceful_shutdown=1,
             ssl_certfile=cert, ssl_keyfile=key, ssl_keyfile_password="" if key else None,
         )  # fmt: skip
         server = uvicorn.Server(config)
@@ -94,7 +97,7 @@ def serve(
             server.run(sockets=[listener])
 
 
-def _listen(place: ListensAt) -> tuple[str, socket.socket]:
+def _listen(place: ListensAt) -> tuple[str, LimitedListener]:
     """The name of the host as it was given, and a socket that is bound."""
     try:
         parts = urlsplit(f"//{place.bind}")
@@ -115,14 +118,14 @@ def _listen(place: ListensAt) -> tuple[str, socket.socket]:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(64)
+        listener.listen(MOST_STRANGERS)
     except OSError as error:
         listener.close()
         raise ConfigError(
             f"cannot listen at {place.bind}: {error.strerror}",
             f"another port, as in --bind {host}:0 for any free one",
         ) from None
-    return host, listener
+    return host, LimitedListener(listener)
 
 
 def _is_loopback(listener: socket.socket) -> bool:
