@@ -54,6 +54,31 @@ class Keeping(nn.Module):
         return hidden
 
 
+class Turned(nn.Module):
+    """Tensors whose memory is not in order: transposed, slices, expanded; one is an attribute."""
+
+    pieces = (("first",), ("last",))
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.rows = nn.Parameter(torch.randn(WIDTH, 3).t())
+        self.register_buffer("turned", torch.randn(WIDTH, WIDTH).t())
+        self.register_buffer("every_second", torch.randn(WIDTH, 2 * WIDTH)[:, ::2])
+        self.register_buffer("expanded", torch.randn(WIDTH, 1).expand(WIDTH, WIDTH))
+        self.attribute = torch.randn(WIDTH, 2, 3).permute(2, 0, 1)
+        self.last.same = self.turned
+
+    def forward(self, hidden):
+        if self.first is not None:
+            hidden = torch.tanh(self.first(hidden) @ self.turned + self.attribute.sum((0, 2)))
+        if self.last is None:
+            return hidden
+        return self.last(hidden @ (self.every_second * self.expanded + self.last.same)) + (
+            self.rows.sum(0)
+        )
+
+
 class Task:
     name, metric, better, target = "keeping", "loss", "lower", None
 
@@ -64,6 +89,8 @@ class Task:
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
+            if self._kind == "unordered":
+                return Turned()
             return _with_hook() if self._kind == "hooked" else Keeping(self._kind == "running")
         finally:
             torch.set_default_dtype(before)

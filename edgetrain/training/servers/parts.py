@@ -113,12 +113,21 @@ def _fresh(task: Task, whole: nn.Module) -> nn.Module:
 
 def with_buffers(model: nn.Module) -> nn.Module:
     """The model; tensors that are plain attributes of its modules become buffers, which have names
-    and go along to other devices."""
+    and go along to other devices. The memory of all its tensors is in order, as collectives and
+    shards have to have it: those that are not (transposed, slices, expanded) are copied."""
+    ordered: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # shared buffers stay shared
     for module in model.modules():
         for key, value in list(vars(module).items()):
             if isinstance(value, torch.Tensor):
                 delattr(module, key)
                 module.register_buffer(key, value, persistent=False)
+        for key, buffer in module._buffers.items():
+            if buffer is not None and buffer.layout is torch.strided:
+                pair = ordered.setdefault(id(buffer), (buffer, buffer.contiguous()))
+                module._buffers[key] = pair[1]
+    for parameter in model.parameters():
+        if parameter.layout is torch.strided and not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
     return model
 
 

@@ -20,6 +20,7 @@ def check(found, expected):
     [
         ("fixed", "data=2 shard=2 zero=3 recompute=yes"),
         ("fixed", "pipeline=2 microbatches=4"),
+        *(("unordered", words) for words in ("data=2", "data=2 shard=2 zero=3", "pipeline=2")),
         ("running", "data=1"),
         ("running", "pipeline=2"),
     ],

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
+import buffer_cases
 import odd_models as odd
 import pytest
+import torch
 import torch.distributed as dist
 
 from edgetrain.jobs.lookup import task_of
@@ -12,6 +16,7 @@ from edgetrain.jobs.placement.question import question_of
 from edgetrain.jobs.placement.words import parse
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.rules import resolve
+from edgetrain.training.servers.parts import with_buffers
 from edgetrain.training.servers.rehearsing import problem_of, rehearsal
 
 pytestmark = pytest.mark.usefixtures("own_imports")
@@ -47,3 +52,16 @@ def test_a_plan_passes_over_what_cannot_be_built(tmp_path):
     assert decision.chosen == ""
     assert "RecursionError" in decision.why
     assert decision.why.endswith(" runs")
+
+
+def test_tensors_are_in_order_in_memory_with_their_values_and_what_is_shared():
+    model = buffer_cases.Turned()
+    twin = copy.deepcopy(model)
+    before = dict(model.named_parameters())
+    found = with_buffers(model)
+    assert found.last.same is found.turned
+    assert all(p is before[name] for name, p in found.named_parameters())
+    given = torch.randn(2, buffer_cases.WIDTH)
+    torch.testing.assert_close(found(given), twin(given))
+    for tensor in [*found.parameters(), *found.buffers()]:
+        assert tensor.is_contiguous()
