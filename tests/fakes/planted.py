@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import odd_models as odd
 import torch
@@ -109,6 +110,11 @@ def _zeroed_on_the_second(buffer):
         buffer.zero_()
 
 
+def _scaled_where_drawn(rank):
+    rank.steps.schedule.task = odd.Odd("random mask")
+    _gradients(_scaled("", 1.01))(rank)
+
+
 def _halved_again(module):
     module.register_full_backward_hook(lambda own, into, out: tuple(g * 0.5 for g in into))
 
@@ -157,6 +163,7 @@ DEFECTS = {
     ),
     "a parameter that decays unused": ("unused parameter", "data=2", _gradients(_gets_zeros)),
     "tied copies that are not added up": ("tied", "pipeline=2", _untied),
+    "a gradient of a model that draws": ("random mask", "data=2", _scaled_where_drawn),
     "a gradient without its mean": ("plain", "data=2", _gradients(_scaled("", 2.0))),
     "a penalty that is left out": ("penalty", "data=2", _computes("plain")),
     "a mean over a rank's own tokens": ("counted tokens", "data=2", _computes("counted tokens")),
@@ -190,16 +197,31 @@ def checked(defect: str, plants: bool = True, precision: str = "fp32") -> str:
         return str(error)
 
 
-def left_out(subject: str, share: float) -> str:
+def left_out(subject: str, share: float, words: str) -> str:
     """What the check says where it may take this share of main memory."""
-    job = odd.job_of(subject)
-    task = task_of(job)
-    rank = prepare_rank(job, task, parse("data=2"), torch.device("cpu"))
+    job = odd.job_of(subject if subject != "noise" else "plain")
+    task: Any = task_of(job) if subject != "noise" else Noisy()
+    rank = prepare_rank(job, task, parse(words), torch.device("cpu"))
     before, checking.SHARE = checking.SHARE, share
     try:
         return check_group(job, task, rank)
     finally:
         checking.SHARE = before
+
+
+class Noisy(odd.Odd):
+    """A task whose model adds noise in each block; half of its loss is drawn."""
+
+    def model(self):
+        found = super().model()
+        for block in found.blocks:
+            block.register_forward_hook(lambda own, given, out: out + torch.rand_like(out) * 0.1)
+        return found
+
+    def loss(self, model, batch):
+        scores, targets = model(batch[0]).flatten(0, 1), batch[1].flatten()
+        each = torch.nn.functional.cross_entropy(scores, targets, reduction="none")
+        return each.mean() + (each * torch.rand(len(each), dtype=each.dtype)).mean()
 
 
 class Mixed(odd.Odd):

@@ -2,9 +2,10 @@
 
 The leader has the whole model, so it can compute what the group should: the loss, the gradient and
 the buffers that a forward pass changes. What no rule of the planner foresees shows there. Dropout
-and dropped layers are off; a model or a loss that draws other numbers than these cannot be
-compared. The check leaves nothing behind: gradients, buffers and generators are as they were, and
-the optimizer has not stepped.
+and dropped layers are off. A model or a loss that draws other numbers draws the same ones on both
+sides: one process then computes the micro-batches of all ranks, one after the other. The check
+leaves nothing behind: gradients, buffers and generators are as they were, and the optimizer has not
+stepped.
 """
 
 from __future__ import annotations
@@ -12,24 +13,25 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 (torch's own spelling)
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from edgetrain.errors import EdgetrainError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.placement.words import Placement
 from edgetrain.tasks.experts import set_share
-from edgetrain.tasks.protocol import Batch, Task
+from edgetrain.tasks.protocol import Batch, Task, counts_of
 from edgetrain.training.servers.model import Held
 from edgetrain.training.servers.owned import local_part
 from edgetrain.training.servers.rank import Rank
@@ -44,6 +46,9 @@ SHARE = 0.25
 """Of main memory, that the check may take on the leader."""
 _SAMPLES = 2
 """Of each micro-batch."""
+_STATE = 7
+"""Seed of what is drawn within SameDraws."""
+_DRAWS = "the model or its loss draws numbers besides dropout"
 _DROPOUTS = (
     F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout,
     torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout,
@@ -54,6 +59,8 @@ _DROPOUTS = (
 class WithoutDropout(TorchFunctionMode):
     """While it is entered nothing is dropped."""
 
+    drawn: frozenset[str] = frozenset()
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _DROPOUTS:
@@ -63,7 +70,23 @@ class WithoutDropout(TorchFunctionMode):
             args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs, "dropout_p": 0.0}
         if func is F.multi_head_attention_forward and "dropout_p" in kwargs:
             kwargs = {**kwargs, "dropout_p": 0.0}
+        return self._called(func, args, kwargs)
+
+    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
+
+
+class SameDraws(WithoutDropout):
+    """Within it every function draws from the same state of torch's generator, so that its numbers
+    follow from its arguments, wherever it is called. `drawn` are the shapes of what was drawn."""
+
+    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        before = torch.default_generator.manual_seed(_STATE).get_state()
+        found = func(*args, **kwargs)
+        if not torch.equal(before, torch.default_generator.get_state()):
+            tensors = (t for t in tree_leaves(found) if isinstance(t, Tensor))
+            self.drawn |= {str(tuple(local_part(t).shape)) for t in tensors}
+        return found
 
 
 @dataclass(frozen=True)
@@ -91,22 +114,28 @@ def check_group(job: Job, task: Task, rank: Rank) -> str:
     held, placement = rank.held, rank.ranks.placement
     alone, limits, reason, repeats = None, (MOST, MOST), "", True
     parts, apart = _parts(placement), _apart(placement)
+    one: WithoutDropout = WithoutDropout()
     with _undone(rank):
         if held.model is not None:
             reason = _no_memory(held.model, job.servers.precision)
             if not reason:
-                batch, again = (
-                    _joined(_small(job, task, rank, place, parts) for place in range(apart))
+                batches, again = (
+                    [_small(job, task, rank, place, parts) for place in range(apart)]
                     for _ in range(2)
                 )
-                repeats = all(map(torch.equal, batch, again))
-                with WithoutDropout():
-                    alone, limits, reason = _in_one_process(job, task, held, batch)
+                pairs = zip(_joined(batches), _joined(again), strict=True)
+                repeats = all(torch.equal(*pair) for pair in pairs)
+                alone, limits, reason, one = _in_one_process(job, task, rank, batches, parts)
         if reason := _told(reason):
             return f"servers.check is left out: {reason}"
+        drawn = _told("\n".join(one.drawn))
         own = _small(job, task, rank, rank.ranks.data_rank % apart, parts)
-        with WithoutDropout():
+        with SameDraws() if drawn else WithoutDropout() as group:
             loss = rank.steps.try_batch(own, parts)
+        others = torch.tensor(not group.drawn <= set(drawn.split("\n"))).int()
+        dist.all_reduce(others, op=dist.ReduceOp.MAX)
+        if others:
+            return f"servers.check is left out: {_DRAWS}, of other shapes than in one process"
         differences = (  # all of them: all ranks compute each together
             _compared_buffers(held, alone, limits[1]),
             _compared_gradients(rank, alone, loss, limits),
@@ -147,7 +176,7 @@ def _small(job: Job, task: Task, rank: Rank, data_rank: int, parts: int) -> Batc
     return tuple(tensor[: each * parts] for tensor in batch)
 
 
-def _joined(batches: Iterator[Batch]) -> Batch:
+def _joined(batches: Iterable[Batch]) -> Batch:
     return tuple(torch.cat(tensors) for tensors in zip(*batches, strict=True))
 
 
@@ -169,29 +198,46 @@ def _no_memory(model: nn.Module, precision: str) -> str:
 
 
 def _in_one_process(
-    job: Job, task: Task, held: Held, batch: Batch
-) -> tuple[Alone | None, tuple[float, float], str]:
-    """What one process computes, how far a group may be off, and why nothing can be compared."""
-    model = held.model
+    job: Job, task: Task, rank: Rank, batches: Sequence[Batch], parts: int
+) -> tuple[Alone | None, tuple[float, float], str, WithoutDropout]:
+    """What one process computes, how far a group may be off, why nothing can be compared, and what
+    it was computed within."""
+    held, model, mode = rank.held, rank.held.model, WithoutDropout()
     assert model is not None
+    each = [_joined(batches)]
     generator = torch.get_rng_state()
-    alone = _computed(task, held, model, batch)
+    with mode:
+        alone = _computed(task, held, model, each)
     if not torch.equal(generator, torch.get_rng_state()):
-        return None, (0.0, 0.0), "the model or its loss draws numbers besides dropout"
+        if held.compiler or rank.ranks.device.type != "cpu":
+            return None, (0.0, 0.0), f"{_DRAWS}, and ranks draw others", mode
+        split = ([tensor.tensor_split(parts) for tensor in batch] for batch in batches)
+        each = [micro for tensors in split for micro in zip(*tensors, strict=True)]
+        mode = SameDraws()
+        with mode:
+            alone = _computed(task, held, model, each)
     if not math.isfinite(alone.loss) or not math.isfinite(alone.length):
-        return None, (0.0, 0.0), "loss and gradient of one process are not finite"
+        return None, (0.0, 0.0), "loss and gradient of one process are not finite", mode
     types = [tensor.dtype for tensor in alone.gradients.values() if tensor is not None]
     most = ROUNDING.get(types[0], MOST) if types else MOST
     if job.servers.precision == "bf16":
-        loss, gradient = alone.off(_computed(task, held, _in_bf16(model), batch))
-        return alone, (max(most, 2 * loss), max(most, 2 * gradient)), ""
-    return alone, (most, most), ""
+        with mode:
+            loss, gradient = alone.off(_computed(task, held, _in_bf16(model), each))
+        return alone, (max(most, 2 * loss), max(most, 2 * gradient)), "", mode
+    return alone, (most, most), "", mode
 
 
-def _computed(task: Task, held: Held, model: nn.Module, batch: Batch) -> Alone:
-    set_share(model, 1.0)
+def _computed(task: Task, held: Held, model: nn.Module, batches: Sequence[Batch]) -> Alone:
+    """Of these micro-batches together."""
+    counts = counts_of(task, batches) if len(batches) > 1 else np.ones(1)
+    set_share(model, 1 / len(batches))
     with own_buffers(model):
-        loss = task.loss(model, batch)
+        losses = [
+            task.loss(model, batch) * share
+            for batch, share in zip(batches, counts / counts.sum(), strict=True)
+            if share
+        ]
+        loss = torch.stack(losses).sum()
         tensors = held.parts.tensors(model)
         named = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
