@@ -45,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--insecure", action="store_true", help="let other machines come without --tls"
     )
     parser.add_argument(
+        "--name", action="append", default=[], metavar="HOST[:PORT]",
+        help="a name under which a proxy shows it, as browsers have it; may be given again",
+    )  # fmt: skip
+    parser.add_argument(
         "--token", type=Path, metavar="FILE",
         help="a file with the token that only its owner can read (default: a new token)",
     )  # fmt: skip
@@ -68,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         tuple(arguments.tls) if arguments.tls else None,
         arguments.insecure,
         arguments.token,
+        tuple(arguments.name),
     )
     serve(
         arguments.folder,

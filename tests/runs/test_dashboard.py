@@ -43,6 +43,7 @@ pytest.importorskip("uvicorn")
 PORT = 8750
 HOST = f"127.0.0.1:{PORT}"
 ORIGIN = f"http://{HOST}"
+PROXIED = ["lab.example", "Lab.example:8443"]
 SCRIPT = "<script>alert(1)</script>"
 ROOT = Path(__file__).parents[2]
 SMALL = replace(DGA, members=3, steps=60)
@@ -65,7 +66,7 @@ class Inside:
 
 def guarded(names=LOOPBACK, *, secure=False):
     inside = Inside()
-    return Guard(inside, names, PORT, secure=secure), inside
+    return Guard(inside, names, secure=secure, proxied=PROXIED), inside
 
 
 def enter(guard, **headers):
@@ -92,7 +93,12 @@ GOOD = {"Host": HOST, "Origin": ORIGIN, "X-Edgetrain": "1"}
         ("GET", "/runs", {"Host": f"evil.example:{PORT}"}, 421),  # a rebinding name
         ("GET", "/runs", {"Host": f"127.0.0.1.evil.example:{PORT}"}, 421),
         ("GET", "/runs", {"Host": f"{HOST}@evil.example"}, 421),
-        ("GET", "/runs", {"Host": "127.0.0.1:80"}, 421),
+        ("GET", "/runs", {"Host": "127.0.0.1:80:80"}, 421),
+        ("GET", "/runs", {"Host": "lab.example:80"}, 421),  # named without a port
+        ("GET", "/runs", {"X-Forwarded-Host": HOST, "Host": "evil.example"}, 421),
+        ("GET", "/runs", {"X-Forwarded-Proto": "https", "Origin": f"https://{HOST}"}, 403),
+        ("GET", "/runs", {"Host": "lab.example", "Origin": "https://lab.example:444"}, 403),
+        ("GET", "/runs", {"Origin": "file://lab.example"}, 403),
         ("GET", "/runs", {"Host": ""}, 421),
         ("GET", "/runs", {"Cookie": ""}, 401),
         ("GET", "/runs", {"Cookie": "edgetrain-8750=wrong"}, 401),
@@ -121,11 +127,23 @@ def test_what_is_refused_reaches_nothing(method, path, change, status):
 
 
 @pytest.mark.parametrize(
-    "given_host", [HOST, f"localhost:{PORT}", f"[::1]:{PORT}", f"LOCALHOST:{PORT}"]
+    ("given_host", "origin", "is_secret"),
+    [
+        (HOST, ORIGIN, False),
+        ("localhost:9000", "http://localhost:9000", False),  # the other end of a tunnel
+        ("[::1]", "http://[::1]", False),
+        (f"LOCALHOST:{PORT}", f"http://localhost:{PORT}", False),
+        ("lab.example", "https://lab.example", True),  # a proxy that keeps the name
+        ("lab.example:8443", "https://lab.example:8443", True),
+        (HOST, "https://LAB.example:8443", True),  # and one that does not
+        (HOST, "http://lab.example", False),
+    ],
 )
-def test_who_has_the_cookie_is_let_in_under_each_name(given_host):
+def test_who_has_the_token_is_let_in_under_each_name(given_host, origin, is_secret):
     guard, inside = guarded()
-    headers = {"Host": given_host, "Cookie": cookie_of(guard)}
+    cookie = enter(guard, Host=given_host, Origin=origin).headers["set-cookie"]
+    assert ("; Secure" in cookie) == is_secret
+    headers = {"Host": given_host, "Origin": origin, "Cookie": cookie.split(";")[0]}
     answer = asyncio.run(ask(guard, "GET", "/runs", headers))
     assert (answer.status, inside.asked) == (200, [("GET", "/runs")])
     assert answer.headers["content-security-policy"] == POLICY
@@ -142,7 +160,8 @@ def test_the_token_becomes_a_strict_cookie_that_is_not_the_token():
     guard, _ = guarded()
     given = enter(guard).headers["set-cookie"]
     assert given.startswith(f"edgetrain-{PORT}=")
-    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(given.split("; "))
+    assert {"HttpOnly", "SameSite=Strict"} <= set(given.split("; "))
+    assert "Path" not in given  # for the folder of /enter, wherever a proxy has it
     assert "Secure" not in given
     assert guard.token not in given
     secure, _ = guarded(secure=True)
@@ -161,12 +180,9 @@ def test_a_wrong_token_gets_no_cookie(change):
 
 def test_beyond_loopback_addresses_are_names_and_foreign_names_are_not():
     guard, _ = guarded((*LOOPBACK, "lab", "*"))
-    cookie = cookie_of(guard)
-    hosts = {f"10.0.0.5:{PORT}": 200, f"[fe80::1]:{PORT}": 200, f"lab:{PORT}": 200,
-             f"evil.example:{PORT}": 421}  # fmt: skip
+    hosts = {"10.0.0.5:9000": 200, "[fe80::1]": 200, f"lab:{PORT}": 200, "evil.example:80": 421}
     for host, status in hosts.items():
-        answer = asyncio.run(ask(guard, "GET", "/runs", {"Host": host, "Cookie": cookie}))
-        assert answer.status == status, host
+        assert enter(guard, Host=host, Origin=f"http://{host}").status == status, host
 
 
 def test_a_program_reads_metrics_with_the_token_and_nothing_else():
@@ -181,6 +197,11 @@ def test_a_program_reads_metrics_with_the_token_and_nothing_else():
     ]
     assert [asyncio.run(ask(guard, "GET", *each)).status for each in asked] == [200, 401, 401, 401]
     assert inside.asked == [("GET", "/metrics")]
+
+
+def test_a_name_that_is_not_known_is_told_the_option():
+    answer = asyncio.run(ask(guarded()[0], "GET", "/", {"Host": "lab.example:81"}))
+    assert (answer.status, b"--name lab.example:81" in answer.body) == (421, True)
 
 
 def test_two_hosts_in_a_request_are_refused():
@@ -215,7 +236,9 @@ def test_the_page_loads_its_own_files_and_writes_no_markup_from_names():
     page, script = own["index.html"], own["dashboard.js"]
     used = re.findall(r'(?:href|src)="([^"#]+)"', page)
     assert used
-    assert all(each.removeprefix("/page/") in own for each in used)
+    assert all(each.removeprefix("page/") in own for each in used)
+    asked = re.findall(r'(?:fetch|addressOf)\("([^"]*)"', script)
+    assert sorted(asked) == ["enter", "runs", "stream/", "tell/"]  # so below any path
     assert not re.search(r"style=|onclick|<script>", page)
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|https?:", script
@@ -485,7 +508,7 @@ def acting(tmp_path, *, control=True, why=None):
         return {"course": "", "round": 7, "members": ["m0"]}
 
     app = application(Hall(run), tell if control else None)
-    guard = Guard(app, LOOPBACK, PORT, secure=False)
+    guard = Guard(app, LOOPBACK, secure=False)
     return guard, GOOD | {"Cookie": cookie_of(guard)}, told
 
 
@@ -654,6 +677,8 @@ def test_bad_places_get_one_line_each(tmp_path):
     assert "--tls" in refused(tmp_path, ListensAt("0.0.0.0:0"))
     for wrong in ("127.0.0.1", "127.0.0.1:http", "", "127.0.0.1:99999"):
         assert "HOST:PORT" in refused(tmp_path, ListensAt(wrong))
+    for wrong in ("https://lab", "lab/x", "lab:http", "a b", "", "lab:1:2"):
+        assert "HOST:PORT" in refused(tmp_path, ListensAt("127.0.0.1:0", proxied=(wrong,)))
     (tmp_path / "cert.pem").write_text("nothing")
     for cert in ("cert.pem", "nosuch.pem"):
         tls = (tmp_path / cert, tmp_path / cert)
@@ -684,7 +709,7 @@ async def knocks(hosts, *, asks=(), shows=()):
     """Which of those who connect from `hosts`, one after the other, are ended. The numbers in
     `asks` send a request, those in `shows` one with the token."""
     door, clients, taken = listener.LimitedListener(socket.create_server(("127.0.0.1", 0))), [], []
-    guard = Guard(Inside(), LOOPBACK, PORT, secure=False, listener=door)
+    guard = Guard(Inside(), LOOPBACK, secure=False, listener=door)
     with door:
         for number, host in enumerate(hosts):
             clients.append(socket.create_connection(door.getsockname(), source_address=(host, 0)))

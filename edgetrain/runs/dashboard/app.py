@@ -241,7 +241,8 @@ def application(hall: Hall, tell: Tell | None = None) -> Asgi:
         channel = desk.channel(request.path_params["name"])
         if channel is None:
             return JSONResponse({"error": "no such run"}, 404)
-        return StreamingResponse(channel.messages(), media_type="text/event-stream")
+        at_once = {"X-Accel-Buffering": "no"}  # a proxy hands on each message as it comes
+        return StreamingResponse(channel.messages(), 200, at_once, "text/event-stream")
 
     app: Asgi = Starlette(
         routes=[

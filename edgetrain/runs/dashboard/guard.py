@@ -1,8 +1,9 @@
 """Who may look: checked before anything is read. Plain ASGI.
 
 - The Host of a request is one that this server is known by: a name of somebody else's that was made
-  to point here (DNS rebinding) is refused.
-- An Origin, where a browser sends one, is this server's own.
+  to point here (DNS rebinding) is refused. A port says nothing: a tunnel has its own.
+- An Origin, where a browser sends one, is this server's own, or one that its owner has named: a
+  proxy's. What a proxy adds about a request (X-Forwarded-*) is not read: anybody can write it.
 - What is not one of the page's own files needs the cookie. It is given for the token of the printed
   address, whose fragment no browser sends: the page's script hands it over and takes it out of the
   address. The cookie is HttpOnly and SameSite=Strict, and is not the token.
@@ -50,19 +51,20 @@ class Guard:
         self,
         app: Asgi,
         names: Iterable[str],
-        port: int,
         *,
         secure: bool,
         token: str = "",
+        proxied: Iterable[str] = (),
         listener: LimitedListener | None = None,
     ) -> None:
-        """`names`: of this server, beside its IP addresses where it listens beyond loopback.
-        `secure`: it speaks TLS. `token`: "": a new one. `listener` is told who asks."""
-        self._app, self._port, self._secure, self._listener = app, port, secure, listener
+        """`names`: of this server at any port, "*": each IP address; `proxied`: HOST or HOST:PORT
+        as browsers have it that come through a proxy. `secure`: it speaks TLS. `token`: "": a new
+        one. `listener` is told who asks."""
+        self._app, self._secure, self._listener = app, secure, listener
         self._names = frozenset(name.lower() for name in names)
+        self._proxied = frozenset(name.lower() for name in proxied)
         self.token = token or secrets.token_urlsafe(32)
         self._session = secrets.token_urlsafe(32)
-        self._cookie = f"edgetrain-{port}"  # a browser keeps one jar for all ports of a host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,7 +80,7 @@ class Guard:
         }
         many = [key for key, _ in scope["headers"] if key in (b"host", b"origin")]
         if self._listener is not None:
-            is_in = self._has_token(headers) or self._has_session(headers.get("cookie", ""))
+            is_in = self._has_token(headers) or self._has_session(headers)
             (self._listener.came_in if is_in else self._listener.asked)(scope["client"])
         if why := self._why_not(scope, headers, many):
             await _answer(guarded, *why)
@@ -93,8 +95,9 @@ class Guard:
         """Status and words of a refusal; None: it may be."""
         host, origin = headers.get("host", ""), headers.get("origin")
         if len(set(many)) < len(many) or not self._is_named(host):
-            return 421, "this is not a name of this server"
-        if origin is not None and origin.lower() != f"{self._scheme}://{host.lower()}":
+            way_out = f"open the address that it printed, or, if it is yours, --name {host[:100]}"
+            return 421, f"this is not a name of this server: {way_out}"
+        if origin is not None and not self._is_own(origin.lower(), host.lower()):
             return 403, "another page may not ask"
         if scope["method"] == "POST":
             if "x-edgetrain" not in headers or origin is None:
@@ -106,30 +109,27 @@ class Guard:
         is_open = scope["path"] == "/" or scope["path"].startswith("/page/")
         if scope["path"] == "/metrics":  # read by a program that is given the token, and no cookie
             is_open = self._has_token(headers)
-        if not is_open and not self._has_session(headers.get("cookie", "")):
+        if not is_open and not self._has_session(headers):
             return 401, "open the address that `edgetrain dashboard` printed"
         return None
 
-    @property
-    def _scheme(self) -> str:
-        return "https" if self._secure else "http"
+    def _is_own(self, origin: str, host: str) -> bool:
+        scheme, _, authority = origin.partition("://")
+        if authority in self._proxied:  # TLS may be the proxy's
+            return scheme in ("http", "https")
+        return authority == host and scheme == ("https" if self._secure else "http")
 
     def _is_named(self, host: str) -> bool:
-        name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
-        if not name:
-            name, port = host, ""
-        standard = "443" if self._secure else "80"
-        if (port or standard) != str(self._port):
-            return False
-        name = name.lower()
-        if name in self._names:
+        host = host.lower()
+        name, _ = _split(host)
+        if name in self._names or host in self._proxied:
             return True
         # A name can be made to point anywhere; an address is what it is.
         return "*" in self._names and _is_address(name.strip("[]"))
 
-    def _has_session(self, cookies: str) -> bool:
+    def _has_session(self, headers: dict[str, str]) -> bool:
         try:
-            found = SimpleCookie(cookies).get(self._cookie)
+            found = SimpleCookie(headers.get("cookie", "")).get(_cookie(headers))
         except CookieError:
             return False
         return found is not None and _same(found.value, self._session)
@@ -141,9 +141,21 @@ class Guard:
         if not self._has_token(headers):
             await _answer(send, 401, "this is not the token of the server that runs now")
             return
-        secure = "; Secure" if self._secure else ""
-        cookie = f"{self._cookie}={self._session}; HttpOnly; SameSite=Strict; Path=/{secure}"
+        secure = "; Secure" if headers["origin"].lower().startswith("https:") else ""
+        # Without a path it is for the folder of /enter, below which a proxy may have this server.
+        cookie = f"{_cookie(headers)}={self._session}; HttpOnly; SameSite=Strict{secure}"
         await _answer(send, 200, "come in", [(b"set-cookie", cookie.encode())])
+
+
+def _split(host: str) -> tuple[str, str]:
+    """Name and port; the port is "" where there is none."""
+    name, _, port = host.rpartition(":")
+    return (name, port) if name and port.isdecimal() else (host, "")
+
+
+def _cookie(headers: dict[str, str]) -> str:
+    """Its name: a browser keeps one jar for all ports of a host."""
+    return f"edgetrain-{_split(headers.get('host', ''))[1]}"
 
 
 def _same(given: str, known: str) -> bool:

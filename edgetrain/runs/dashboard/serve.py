@@ -40,6 +40,8 @@ class ListensAt:
     """Whether other machines may come without TLS."""
     token: Path | None = None
     """File with the token; None: a new one at each start."""
+    proxied: tuple[str, ...] = ()
+    """HOST or HOST:PORT as browsers have it that come through a proxy."""
 
 
 def serve(
@@ -60,6 +62,9 @@ def serve(
         )
     import uvicorn
 
+    for name in place.proxied:
+        if not re.fullmatch(r"([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?", name, re.ASCII):
+            raise ConfigError(f"--name {name}: no HOST or HOST:PORT", "as in a browser's address")
     hall = Hall(root)
     host, listener = _listen(place)
     with listener:
@@ -71,9 +76,10 @@ def serve(
                 "--tls CERT KEY; or take 127.0.0.1 and `ssh -L`",
             )
         names = LOOPBACK if _is_loopback(listener) else (*LOOPBACK, host, "*")
-        secure, token = place.tls is not None, _token(place.token)
-        app = application(hall, tell)
-        guard = Guard(app, names, port, secure=secure, token=token, listener=listener)
+        guard = Guard(
+            application(hall, tell), names, secure=place.tls is not None,
+            token=_token(place.token), proxied=place.proxied, listener=listener,
+        )  # fmt: skip
         only = hall.only()
         shown = f"[{host}]" if ":" in host else host
         scheme = "https" if place.tls else "http"

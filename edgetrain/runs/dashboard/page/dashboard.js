@@ -45,7 +45,7 @@ async function tell(...words) {
   answered("…", false);
   for (const button of document.querySelectorAll("#control button")) button.disabled = true;
   try {
-    const answer = await fetch(addressOf("/tell/"), { method: "POST", headers: { "X-Edgetrain": "1" }, body: JSON.stringify(words) });
+    const answer = await fetch(addressOf("tell/"), { method: "POST", headers: { "X-Edgetrain": "1" }, body: JSON.stringify(words) });
     const said = await (answer.headers.get("content-type") === "application/json" ? answer.json() : answer.text());
     if (answer.ok) answered([...words.slice(1), WORDS[words[0]], `(round ${said.round}, ${said.members.length} members are in)`].join(" "), false);
     else answered(said.error ? [said.error, said.hint].filter(Boolean).join(": ") : said, true);
@@ -409,7 +409,7 @@ function follow() {
   at("trouble").hidden = true;
   at("run").hidden = true; // until there is something of this run
   at("list").hidden = true;
-  stream = new EventSource(addressOf("/stream/"));
+  stream = new EventSource(addressOf("stream/"));
   stream.addEventListener("message", message => {
     const found = JSON.parse(message.data);
     setHidden(at("run"), false);
@@ -455,7 +455,7 @@ async function list() {
   clearTimeout(listing);
   if (stream) return;
   try {
-    const answer = await fetch("/runs");
+    const answer = await fetch("runs");
     if (!answer.ok) { say(await answer.text(), true); return; }
     const { runs } = await answer.json();
     drawList(runs);
@@ -504,7 +504,7 @@ async function enter() {
   if (token) {
     words.delete("token");
     history.replaceState(null, "", words.toString() ? "#" + words : location.pathname);
-    const answer = await fetch("/enter", { method: "POST", headers: { "X-Edgetrain": "1", Authorization: "Bearer " + token } });
+    const answer = await fetch("enter", { method: "POST", headers: { "X-Edgetrain": "1", Authorization: "Bearer " + token } });
     if (!answer.ok) { say(await answer.text(), true); return; }
   }
   route();
