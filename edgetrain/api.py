@@ -199,7 +199,7 @@ def run_one(
     try:
         with view([folder]) as watch:
             return run(planned, folder, watch)
-    except Exception:
+    except BaseException:
         if not keep:
             remove_unbegun(folder)
         raise
@@ -226,7 +226,7 @@ def run_several(
             for each, inside in zip(planned, folders, strict=True):
                 summaries.append(run(each, inside, watch))
     except BaseException as error:
-        if not summaries and isinstance(error, Exception):
+        if not summaries:
             for unbegun in (*folders, folder):
                 remove_unbegun(unbegun)
         if folder.exists():

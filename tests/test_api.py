@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,9 +21,13 @@ from command_line import environment
 
 import edgetrain
 from edgetrain.__main__ import main
+from edgetrain.codecs import dense
 from edgetrain.errors import ConfigError, EdgetrainError, TaskError
 from edgetrain.runs.folder import read_metrics
 from edgetrain.runs.loaded import KINDS, columns_of
+from edgetrain.training.hub_recorder import HubRecorder
+from edgetrain.training.simulated import batched
+from edgetrain.training.simulated.virtual import World
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "dga.ipynb"
@@ -130,20 +137,23 @@ class Line:
     name, metric, better, target = "line", "loss", "lower", None
 
     def model(self):
-        return torch.nn.Linear(1, 1)
+        return torch.nn.Linear(1, 300)
 
     def samples(self, index, members):
         return 8
 
     def batches(self, index, members, batch, seed):
         while True:
-            yield torch.ones(batch, 1)
+            yield self.drawn(batch)
+
+    def drawn(self, batch):
+        return (torch.ones(batch, 1),)
 
     def loss(self, model, batch):
-        return model(batch).square().mean()
+        return model(*batch).square().mean()
 
     def evaluate(self, model):
-        return {"loss": model(torch.ones(1, 1)).item() ** 2}
+        return {"loss": model(torch.ones(1, 1)).square().mean().item()}
 
 
 @pytest.mark.parametrize("task", [Line, Line(), lambda: Line()])
@@ -197,20 +207,105 @@ def test_a_run_names_what_it_has(run):
         edgetrain.simulate(task="nowhere:task", runs=run.folder.parent, progress=False)
 
 
-def test_an_interrupted_run_can_be_loaded(quiet):
-    class Stops(Line):
-        evaluated = 0
+class Interrupts:
+    """Counts the calls of what it is around; an interrupt comes at the one with number `at`."""
 
-        def evaluate(self, model):
-            self.evaluated += 1
-            if self.evaluated == 2:  # after the look at its figures
+    def __init__(self, at=0):
+        self.at, self.calls = at, 0
+
+    def around(self, function):
+        def counted(*arguments, **named):
+            self.calls += 1
+            if self.calls == self.at:
                 raise KeyboardInterrupt
-            return super().evaluate(model)
+            return function(*arguments, **named)
 
+        return counted
+
+
+def interrupted(monkeypatch, where, quiet, call, part):
+    """Interrupt `call` in the middle of it, `part` of its way; the folders that it leaves."""
+    counts, whole = Interrupts(), getattr(*where)
+    monkeypatch.setattr(*where, counts.around(whole))
+    call(runs=quiet["runs"] / "whole")
+    ends = Interrupts(int(part * counts.calls))
+    monkeypatch.setattr(*where, ends.around(whole))
     with pytest.raises(KeyboardInterrupt):
-        edgetrain.simulate(task=Stops(), **quiet, **SMALL)
-    (folder,) = quiet["runs"].iterdir()
+        call(runs=quiet["runs"] / "ended")
+    # Nothing goes on: neither another member, nor this one, nor a process that was forgotten.
+    gc.collect()
+    assert ends.calls == ends.at
+    return list((quiet["runs"] / "ended").iterdir())
+
+
+DIRECT = {"fleet.topology": "direct", "ranges": 2}
+PLACES = [
+    (Line, "drawn"), (Line, "loss"), (Line, "evaluate"), (dense.Half, "write"),
+    (dense.Half, "read"), (HubRecorder, "__call__"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("where", "more"),
+    [
+        *((place, {}) for place in PLACES),
+        (PLACES[1], DIRECT),
+        (PLACES[3], DIRECT),
+        (PLACES[1], {"members": 40}),
+    ],
+    ids=lambda each: each[1] if isinstance(each, tuple) else str(list(each.values())),
+)
+def test_an_interrupt_ends_a_simulation_whose_folder_loads(where, more, quiet, monkeypatch):
+    part = Random(f"{where}{more}").uniform(0.6, 1)
+    keys = SMALL | {"codec": "fp16", "strategy": "fedavg", "every": 1, "evaluate_every": 1} | more
+
+    def call(runs):
+        edgetrain.simulate(task=Line, runs=runs, progress=False, **keys)
+
+    (folder,) = interrupted(monkeypatch, where, quiet, call, part)
     assert edgetrain.load(folder).summary["status"] == "interrupted"
+
+
+def test_an_interrupt_ends_what_threads_compute_ahead(quiet, monkeypatch):
+    class Interrupted(Future):
+        def result(self, timeout=None):
+            raise KeyboardInterrupt
+
+    ahead, losses = 1000, Interrupts()
+    monkeypatch.setattr(batched, "Future", Interrupted)
+    monkeypatch.setattr(Line, "loss", losses.around(Line.loss))
+    keys = {"members": 40, "steps": ahead, "every": ahead, "strategy": "fedavg", "batch": 1}
+    with pytest.raises(KeyboardInterrupt):
+        edgetrain.simulate(task=Line, **quiet, **keys)
+    assert losses.calls < ahead / 2
+
+
+@pytest.mark.parametrize("part", [0.4, 0.9])
+@pytest.mark.parametrize(
+    "several",
+    [
+        partial(edgetrain.compare, strategies=["sync-sgd", "dga"]),
+        partial(edgetrain.sweep, axes={"seed": [0, 1]}),
+    ],
+    ids=["compare", "sweep"],
+)
+def test_an_interrupt_ends_several_runs(several, part, quiet, monkeypatch):
+    def call(runs):
+        several(task=Line, runs=runs, progress=False, **SMALL)
+
+    (folder,) = interrupted(monkeypatch, (HubRecorder, "__call__"), quiet, call, part)
+    found = edgetrain.load(folder)
+    wanted = ["interrupted"] if part < 0.5 else ["finished", "interrupted"]
+    assert [run.summary["status"] for run in found] == wanted
+    assert [row["status"] for row in found.rows] == wanted
+
+
+@pytest.mark.parametrize("call", [edgetrain.simulate, edgetrain.compare])
+def test_an_interrupt_before_anything_began_leaves_nothing(call, quiet, monkeypatch):
+    monkeypatch.setattr(World, "step", Interrupts(1).around(World.step))
+    with pytest.raises(KeyboardInterrupt):
+        call(task=Line, **quiet, **SMALL)
+    assert not list(quiet["runs"].glob("*"))
 
 
 def test_a_frame_is_made_of_the_columns(run, monkeypatch):

@@ -102,7 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         summary = run_one(planned, folder, run_planned, view, keep=arguments.resume is not None)
     except KeyboardInterrupt:
-        _report(arguments, interrupted(folder), folder)
+        if folder.exists():
+            _report(arguments, interrupted(folder), folder)
         raise
     _report(arguments, summary, folder)
     return common.status_of([summary])

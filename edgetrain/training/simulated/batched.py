@@ -229,6 +229,8 @@ class _Block:
         self.taken = [0] * len(rows)
         """The number of each row's next step in the job."""
         self.steps_too, self._pool = steps_too, pool
+        self.is_over = False
+        """Nobody waits for what workers have not computed yet."""
         self._asked: list[int] = []
         self._work: list[tuple[Iterator[Any], int]] = []
         self._answer: Future[list[list[float]]] | None = None
@@ -276,6 +278,8 @@ class _Block:
     ) -> list[list[float]]:
         losses: list[list[float]] = [[] for _ in asked]
         for turn in range(max(count for _, count in work)):
+            if self.is_over:
+                break
             here = [place for place, (_, count) in enumerate(work) if count > turn]
             found = self._take_step([asked[p] for p in here], [work[p][0] for p in here])
             for place, loss in zip(here, found, strict=True):
@@ -443,6 +447,8 @@ class Rows:
         return with_parameters(self._model, base)
 
     def close(self) -> None:
+        for block in self._blocks:
+            block.is_over = True
         self._pool.shutdown(cancel_futures=True)
         self._attention.close()
 

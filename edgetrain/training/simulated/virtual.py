@@ -14,6 +14,7 @@ of one instant happen in the order in which they were requested, so a run is rep
 from __future__ import annotations
 
 import heapq
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -27,7 +28,8 @@ SECOND = 1_000_000_000
 class Process:
     """Code that runs in virtual time until it returns, fails or is killed. Made by `World.start`.
 
-    `error` is the exception that it failed with; `over` is True once it has ended in any way.
+    `error` is the exception that it failed with; `over` is True once it has ended in any way. An
+    interrupt is nobody's failure: it ends the process and leaves the event loop, too.
     """
 
     def __init__(self, world: World, name: str, code: Callable[[], None]) -> None:
@@ -47,7 +49,7 @@ class Process:
             self._code()
         except GreenletExit:
             pass
-        except BaseException as error:
+        except Exception as error:
             self.error, self.failed_at = error, self._world.now
         finally:
             self.over = True
@@ -101,6 +103,14 @@ class World:
     def sleep(self, seconds: float) -> None:
         """Suspend the calling process for this many seconds: stands in for time.sleep."""
         self.at(self.now + round(seconds * SECOND), getcurrent().process.resume)
+        self.wait()
+
+    def wait(self) -> None:
+        """Let events happen until the calling process is resumed. One that an interrupt or `kill`
+        ends waits for nothing more in its `finally` clauses: nobody else may go on meanwhile."""
+        ends = sys.exc_info()[1]
+        if ends is not None and not isinstance(ends, Exception):
+            raise ends
         self.loop.switch()
 
     def step(self) -> bool:
@@ -144,7 +154,7 @@ class Mailbox(Generic[T]):
             # At least one tick: shorter waits would never see time pass.
             deadline = self._world.now + max(round(timeout_s * SECOND), 1)
             self._world.at(deadline, lambda: self._wake(turn))
-            self._world.loop.switch()
+            self._world.wait()
         return self._items.popleft() if self._items else None
 
     def _wake(self, turn: int) -> None:
