@@ -76,7 +76,8 @@ def save(model: torch.nn.Module, path: Path) -> None:
 
 
 def load(model: torch.nn.Module, path: Path) -> None:
-    """Put a file's tensors into the model. ConfigError: missing, damaged, or another model."""
+    """Put a file's tensors into the model. ConfigError: missing, damaged, another model's, or with
+    numbers that are none in what is trained."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -86,6 +87,7 @@ def load(model: torch.nn.Module, path: Path) -> None:
             _check_names(path, set(mine), names)
             for name, tensor in mine.items():
                 found = file.get_tensor(name)
+                _check_values(path, name, found, tensor)
                 if not isinstance(tensor, torch.nn.Parameter):  # a buffer may grow in training
                     set_buffer(model, name, found.to(tensor.dtype))
                     continue
@@ -108,6 +110,19 @@ def _check_names(path: Path, mine: set[str], theirs: set[str]) -> None:
     for name in sorted(theirs - mine):
         raise ConfigError(
             f"start = '{path}': the task's model has no '{name}'", did_you_mean(name, mine)
+        )
+
+
+def _check_values(path: Path, name: str, found: torch.Tensor, mine: torch.Tensor) -> None:
+    if found.is_floating_point() != mine.is_floating_point():
+        raise ConfigError(
+            f"start = '{path}': {name} is {found.dtype} there and {mine.dtype} in the task's model",
+            "a file of the same model is needed",
+        )
+    if mine.requires_grad and not found.to(mine.dtype).isfinite().all():
+        raise ConfigError(
+            f"start = '{path}': {name} has numbers that are none (NaN, or infinite)",
+            "the training that left it exploded: train again, at a lower rate or with train.clip",
         )
 
 

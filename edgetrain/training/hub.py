@@ -497,9 +497,12 @@ def _restored(
     """The hub to serve: as the journal has it, where that holds training that has begun."""
     for line in journal.mended:
         say(f"journal: {line}")
+    recorded = 0
+    for row in run_folders.read_metrics(request.resume, "round") if request.resume else ():
+        recorded = row.get("round", 0) + 1
     if journal.state is None:
         if request.resume is not None:
-            if next(iter(run_folders.read_metrics(request.resume, "round")), None) is not None:
+            if recorded:
                 raise ConfigError(
                     f"{request.resume} cannot be resumed: rounds are recorded in it, and the "
                     f"journal {journal.folder} is empty",
@@ -513,6 +516,11 @@ def _restored(
         hub = fresh(any_job=True)
     hub.restore(journal.state, journal.records(), clock())
     nobody = f"nobody; it waits {request.job.hub.deserted_s:g} s for its members to come back"
+    if recorded > hub.round:
+        say(
+            f"journal: it ends after {hub.round} rounds, and {recorded} are recorded in "
+            f"{request.resume}: the others' work is lost, unless you put back a copy of the journal"
+        )
     say(f"goes on after {hub.round} rounds with {', '.join(hub.present) or nobody}")
     return hub
 

@@ -488,6 +488,25 @@ def test_metrics_are_what_watch_shows_of_runs_under_way(tmp_path):
     assert all(re.match(r"# (HELP|TYPE) |edgetrain_\w+\{", line) for line in lines)
 
 
+def test_a_damaged_run_is_one_row_of_metrics_and_takes_none_from_the_others(tmp_path):
+    runs = tmp_path / "runs"
+    for name in ("a", "b"):
+        write_run(runs / name, SMALL, upto=30)
+    with metrics_path(runs / "b").open("r+b") as file:
+        file.truncate(1 << 40)
+    app = application(Hall(runs))
+
+    def rows():
+        text = asyncio.run(ask(app, "GET", "/metrics", {})).body.decode()
+        found = re.findall(r'^edgetrain_(\w+)\{run="(.*?)"(.*)\} (\S+)$', text, re.M)
+        assert ("step", "a", "", "30") in found
+        return [(name, more) for name, run, more, _ in found if run == "b"]
+
+    assert rows() == [("unread", ',why="it is being read"')]
+    ((name, why),) = rows()
+    assert (name, "no line end in 16 MiB after byte" in why) == ("unread", True)
+
+
 def test_a_label_of_metrics_cannot_end_its_line(tmp_path):
     folder = tmp_path / 'x"} 1'
     text = exposition([('a"b\\c\nd', FolderWatch(folder).state())])

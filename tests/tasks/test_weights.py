@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from edgetrain.errors import ConfigError
@@ -15,6 +16,13 @@ from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.reading import load
 from edgetrain.tasks import char_lm, digits, weights
 from edgetrain.tasks.meta import outline_of
+
+ONE = torch.tensor([0])
+
+
+def changed(path, change):
+    """The file again, with other values."""
+    save_file({name: change(held) for name, held in load_file(path).items()}, path)
 
 
 class Tied(nn.Module):
@@ -64,6 +72,14 @@ def test_a_buffer_that_grew_in_training_comes_back(tmp_path):
         (lambda path: weights.save(nn.Linear(3, 2, bias=False), path), "has no 'bias'"),
         (lambda path: weights.save(nn.Bilinear(3, 2, 2), path), "weight is"),
         (lambda path: weights.save(Tied(), path), "has no 'bias'"),
+        (lambda path: changed(path, lambda held: held.fill_(math.nan)), "has numbers that are no"),
+        (lambda path: changed(path, lambda held: held.index_fill(-1, ONE, -math.inf)), "are none"),
+        (
+            lambda path: changed(path, lambda held: held.double() + 1e39),
+            "has numbers that are none",
+        ),
+        (lambda path: changed(path, torch.Tensor.int), "torch.int32 there and torch.float32 in"),
+        (lambda path: changed(path, torch.Tensor.bool), "torch.bool there and torch.float32 in"),
     ],
 )
 def test_a_file_of_another_model_is_refused_with_both_values(tmp_path, damage, said):
@@ -73,6 +89,15 @@ def test_a_file_of_another_model_is_refused_with_both_values(tmp_path, damage, s
     model = nn.Linear(3, 2)
     with pytest.raises(ConfigError, match=said):
         weights.load(model, path)
+
+
+def test_a_file_in_half_precision_is_taken(tmp_path):
+    path, model = tmp_path / weights.FILE, nn.Linear(3, 2)
+    weights.save(model, path)
+    changed(path, torch.Tensor.half)
+    weights.load(model, path)
+    assert model.weight.dtype == torch.float32
+    assert torch.equal(model.weight, load_file(path)["weight"].float())
 
 
 def test_a_job_begins_from_a_file_beside_it(tmp_path):

@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from edgetrain.__main__ import main
@@ -289,6 +290,17 @@ def test_outputs_that_are_no_numbers_do_not_hold(tmp_path):
     (row,) = export(run, ["onnx"])["files"]
     assert (row["holds"], row["outputs_differ"], row["figures"]["loss"]) == (False, None, None)
     assert "NaN" not in (run / "export" / "export.json").read_text()
+
+
+@pytest.mark.parametrize("change", [lambda held: held.fill_(math.nan), torch.Tensor.int])
+def test_a_model_without_numbers_is_not_said_to_hold(tmp_path, change, capsys):
+    run = finished(tmp_path / "run")
+    path = run / weights.FILE
+    save_file({name: change(held) for name, held in load_file(path).items()}, path)
+    assert main(["export", str(run), "--torch"]) == 2
+    found = capsys.readouterr()
+    assert ("holds" in found.out, "model.safetensors" in found.err) == (False, True)
+    assert not (run / "export").exists()
 
 
 # -- what is refused ------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -85,6 +86,29 @@ def test_a_folder_without_a_journal_is_not_resumed_and_not_touched(tmp_path, mon
         resumed(tmp_path, monkeypatch, journal)
     assert f"begin anew, in a folder of its own: edgetrain hub {run}/job.toml" in str(raised.value)
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(("recorded", "is_told"), [(7, True), (0, False)])
+def test_a_journal_that_is_behind_the_run_is_told(tmp_path, monkeypatch, recorded, is_told):
+    """Cut to 0 bytes behind its first snapshot it looks like one that has just begun."""
+    monkeypatch.setattr(hub_module, "serve", lambda *args: None)
+    run, request = tmp_path / "run", request_in(tmp_path)
+    (run / "journal").mkdir(parents=True)
+    (run / "journal" / "lock").touch()
+    run_folders.write_job(run, request.job.to_dict())
+    rounds = [
+        {"kind": "round", "t": 1.0, "member": "hub", "round": number} for number in range(recorded)
+    ]
+    (run / "metrics.jsonl").write_bytes(b"".join(map(format_line, rounds)))
+    state = SimpleNamespace(agreed="")
+    begun = SimpleNamespace(mended=[], state=state, records=list, close=lambda: None)
+    monkeypatch.setattr(hub_module, "Journal", lambda *args: begun)
+    monkeypatch.setattr(hub_module.Hub, "restore", lambda *args: None)
+    said = []
+    serve_job(replace(request, resume=run), Stop(), said.append, said.append)
+    told = [line for line in said if "ends after 0 rounds, and 7 are recorded" in line]
+    assert len(told) == is_told
+    assert any(line.startswith("goes on after 0 rounds") for line in said)
 
 
 def test_a_hub_that_ended_before_training_begins_when_it_is_resumed(tmp_path, monkeypatch):

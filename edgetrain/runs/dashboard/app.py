@@ -38,6 +38,9 @@ BEAT_S = 15.0
 """Seconds until a stream without news sends a line, to notice readers that are gone."""
 
 MOST_READERS = 64
+MOST_PARTS = 16
+"""Parts of a run's file (CHUNK_BYTES each) that are read for one answer to /metrics."""
+
 MOST_FOLLOWED = 8
 """Runs that are kept in memory after their last reader has gone."""
 
@@ -89,9 +92,12 @@ class Channel:
                 self._task.cancel()
                 self._task = None
 
-    async def state(self) -> RunState:
-        """The run as it is now; it is looked at for this where nobody follows it."""
-        while not self.readers:
+    async def state(self) -> RunState | str:
+        """The run as it is now, or why not. It is looked at for this where nobody follows it: a
+        part of a long file, which is gone on with when it is asked for again."""
+        for _ in range(MOST_PARTS):
+            if self.readers:
+                break
             self._following.tick(time.time())
             if not self._following.is_behind:
                 break
@@ -120,8 +126,8 @@ class Desk:
     def rows(self) -> dict[str, Any]:
         return {"runs": self._hall.rows()}
 
-    async def states(self) -> list[tuple[str, RunState]]:
-        """The newest runs under way, MOST_FOLLOWED at most, and their ids."""
+    async def states(self) -> list[tuple[str, RunState | str]]:
+        """The ids of the newest runs under way, MOST_FOLLOWED at most, and `Channel.state`."""
         rows = await asyncio.to_thread(self._hall.rows)
         names = [row["id"] for row in rows if row["status"] == "no summary"][:MOST_FOLLOWED]
         channels = [(name, self.channel(name)) for name in names]

@@ -93,6 +93,8 @@ class Following:
         self._drawn = float("-inf")
         self._texts: dict[str, tuple[int, bytes]] = {}
         self._version = 0
+        self.trouble = ""
+        """Why the folder could not be read at the last look."""
 
     @property
     def is_behind(self) -> bool:
@@ -101,6 +103,7 @@ class Following:
 
     def tick(self, now: float) -> None:
         """Read what is new. `now`: seconds since the epoch, as the file's own time is."""
+        self.trouble = ""
         try:
             records = self._watch.read()
             summary = read_summary(self.folder)
@@ -108,7 +111,8 @@ class Following:
         except FileNotFoundError:
             records, summary, quiet = [], None, False
         except (ConfigError, OSError) as error:
-            self._put("trouble", units.printable(str(error)))
+            self.trouble = units.printable(str(error))
+            self._put("trouble", self.trouble)
             return
         for record in records:
             self._take(record)
@@ -128,8 +132,9 @@ class Following:
             self._drawn = now
             self._put("timeline", self._timeline())
 
-    def state(self) -> RunState:
-        return self._watch.state()
+    def state(self) -> RunState | str:
+        """The run as it was found; a sentence that says why not."""
+        return self.trouble or ("it is being read" if self.is_behind else self._watch.state())
 
     def since(self, seen: dict[str, int]) -> bytes:
         """A JSON object of the sections that are newer than those `seen`, which is brought up to

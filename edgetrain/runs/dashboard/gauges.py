@@ -27,12 +27,13 @@ HELP = {
     "received_bytes_total": "bytes that members have received",
     "late_total": "contributions that missed their round",
     "members": "members, by state",
+    "unread": "1: the run's folder cannot be read, or not yet",
 }
 """What each name says, in the order of the text."""
 
 
-def exposition(runs: Iterable[tuple[str, RunState]]) -> str:
-    """The text of runs, each with the id that is its label."""
+def exposition(runs: Iterable[tuple[str, RunState | str]]) -> str:
+    """The text of runs, each with the id that is its label. Of one that cannot be read: why."""
     lines: dict[str, list[str]] = {name: [] for name in HELP}
     for run, state in runs:
         for name, labels, value in _series(state):
@@ -49,7 +50,10 @@ def exposition(runs: Iterable[tuple[str, RunState]]) -> str:
     return "".join(whole)
 
 
-def _series(state: RunState) -> Iterator[Series]:
+def _series(state: RunState | str) -> Iterator[Series]:
+    if isinstance(state, str):
+        yield "unread", {"why": state}, 1.0
+        return
     spent = state.compute_s + state.wait_s + state.overhead_s
     yield "step", {}, state.step
     yield "steps", {}, state.steps

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from edgetrain.errors import ConfigError
 from edgetrain.files.reading import open_regular, parse_json
 from edgetrain.runs import shapes
 
@@ -119,7 +120,8 @@ class Follower:
     """Reads a metrics.jsonl that is still being written: each `read()` returns what is new.
 
     The file need not exist yet. A last line without a line end waits until the end arrives.
-    `damaged` counts lines that could not be read.
+    `damaged` counts lines that could not be read. Where there are no more lines (a hole), `read`
+    raises ConfigError, as for what is not a regular file.
     """
 
     def __init__(self, path: Path | str, chunk_bytes: int = _CHUNK_BYTES) -> None:
@@ -130,9 +132,18 @@ class Follower:
         self._chunk_bytes = chunk_bytes
         self._offset = 0
         self._tail = b""
+        self._without_end = 0
+        """Bytes that were read since the last line end."""
 
     def read(self) -> list[Record]:
         """The records completed since the last call; of a long file, the next part's."""
+        if self._without_end > _MOST_WITHOUT_END * MOST_BYTES:
+            self.is_behind = False
+            at = self._offset - self._without_end
+            raise ConfigError(
+                f"{self.path} has no line end in {self._without_end >> 20} MiB after byte {at:,}",
+                "it is damaged: cut it there, or move its folder away",
+            )
         try:
             file = open_regular(self.path)
         except FileNotFoundError:
@@ -143,6 +154,7 @@ class Follower:
         self._offset += len(new)
         self.is_behind = len(new) == self._chunk_bytes
         *lines, tail = (self._tail + new).split(b"\n")
+        self._without_end = len(tail) if lines else self._without_end + len(new)
         # What is longer than a line has no end that is worth waiting for.
         self._tail = tail[-MOST_BYTES:]
         return self._parse(lines)
