@@ -31,8 +31,9 @@ The hub needs neither torch nor the task. It prints the address that members are
 SIGTERM and Ctrl-C end it behind a last snapshot (exit status 143, or 130): members wait for it, and
 --resume goes on. A second one ends it at once.
 
-exit status: 0 done; 1 no member has contributed anything; 2 it will not get better by itself; 75
-try again later (the interface is down or has no address yet, a name cannot be resolved).
+exit status: 0 done; 1 no member has contributed anything, or one was refused as its replica
+differed; 2 it will not get better by itself; 75 try again later (the interface is down or has no
+address yet, a name cannot be resolved).
 """
 
 

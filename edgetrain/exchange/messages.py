@@ -203,6 +203,7 @@ class Join(_Kind, kind=b"J"):
     steps: int = _integer(0, MAX_COUNT, default=0)
     address: str = _optional(_text(MAX_ADDRESS, default=""))
     behind: int = _optional(_integer(0, 1 << 20, default=0))
+    optimizer: str = _optional(_text(256, default=""))
     payload: Buffer = _payload(default=b"")  # noqa: RUF009
 
 

@@ -73,6 +73,8 @@ class Request:
     data: str = ""
     """Digest of the data that it computes slices of, where the hub hands out work; "": it has
     none."""
+    optimizer: str = ""
+    """Words that say what its optimizer's steps depend on: see `messages.Join`."""
     foretells: bool = True
     """Whether it may choose a correction that foretells replies. The hub is not told."""
 

@@ -122,6 +122,8 @@ class FlatModel:
         self.is_storage = len(runs) == 1 and dtype is torch.float32 and device.type == "cpu"
         """Whether the vectors are the model's own memory."""
         self._used: set[torch.Tensor] = set()
+        self._versions, self.changed = self._count_writes(), ""
+        """Torch's counts of writes to parameters when they were pulled; one written to later."""
         if self.is_storage:
             self.params: Vector = self._groups[0].params.numpy()
             self.gradient: Vector = self._groups[0].gradient.numpy()
@@ -155,6 +157,7 @@ class FlatModel:
         """Bring `params` up to what the optimizer did. ConfigError if a view was broken, or if
         another parameter is trained now."""
         self._check_trained()
+        self._versions = self._count_writes()
         for group in self._groups:
             for parameter, view, _ in group.members:
                 if parameter.data_ptr() != view.data_ptr():
@@ -184,6 +187,9 @@ class FlatModel:
                     "would be trained on this member alone",
                     "close the member, and join again with the model as it is now",
                 )
+
+    def _count_writes(self) -> list[int]:
+        return [parameter._version for group in self._groups for parameter, _, _ in group.members]
 
     def release(self) -> None:
         """Give every tensor memory of its own, as before it was bound, for good. Works twice."""
@@ -231,6 +237,8 @@ class FlatModel:
         A parameter without a gradient counts as zero; see the module for a gradient of zeros.
         """
         none = []
+        writes = zip(self.layout, self._versions, self._count_writes(), strict=False)
+        self.changed = next((n for (n, *_), then, now in writes if then != now), self.changed)
         for group in self._groups:
             for parameter, _, gradient in group.members:
                 found = parameter.grad
@@ -250,6 +258,7 @@ class FlatModel:
     @contextmanager
     def only(self, chosen: Sequence[torch.nn.Parameter]) -> Iterator[None]:
         """Within: parameters that are not `chosen` have no gradient; afterwards as before."""
+        self._versions = []  # parts of the model are stepped, and not only at the end of a step
         ids, kept = set(map(id, chosen)), []
         for group in self._groups:
             for parameter, _, _ in group.members:

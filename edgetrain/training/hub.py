@@ -175,7 +175,8 @@ def serve_job(
     clock: Callable[[], float] = time.monotonic,
     follow: Callable[[Path], None] = lambda folder: None,
 ) -> int:
-    """Listen, announce the addresses, serve until the job is over; returns the number of rounds.
+    """Listen, announce the addresses, serve until the job is over; returns the number of rounds, 0
+    where members failed.
 
     `follow` is called with the run folder once it is there. `stop` ends it: before training begins
     at once, afterwards behind a last snapshot. `warn` gets what the journal complains about, and
@@ -220,13 +221,20 @@ def serve_job(
             _save_last(hub, journal, folder, say, request.verb)
         known = {"rounds": hub.round, "began": began[0] if began else None}
         request.leave_above(hub.finished, say)
-        _close(folder, known, recorder, socket, journal, warn)
+        ended = _close(folder, known, recorder, socket, journal, warn)
     if not hub.finished:
         stop.check()
-    say(f"done: {hub.round} rounds")
-    if not hub.round:
+    return _say_end(hub.round, ended, say, warn)
+
+
+def _say_end(rounds: int, summary: dict[str, Any], say: Say, warn: Say) -> int:
+    say(f"done: {rounds} rounds")
+    if not rounds:
         warn(_UNTRAINED)
-    return hub.round
+    is_whole = summary.get("status") != "incomplete"
+    if not is_whole:
+        warn(f"members failed: {', '.join(summary['members_lost'])}")
+    return rounds if is_whole else 0
 
 
 def serve_pipeline(
@@ -414,17 +422,20 @@ def _close(
     socket: HubSocket,
     journal: Journal | None,
     warn: Say,
-) -> None:
-    """Close everything and write the summary, with what is `known`. What fails here is a warning:
-    the job is not lost by it, and an error that ended the hub says what to do."""
+) -> dict[str, Any]:
+    """Close everything and write the summary, with what is `known`; returns it. What fails here is
+    a warning: the job is not lost by it, and an error that ended the hub says what to do."""
     socket.close()
     if journal is not None:
         journal.close()
     try:
         recorder.close()
-        run_folders.write_summary(folder, summarise(folder, known))
+        summary = summarise(folder, known)
+        run_folders.write_summary(folder, summary)
     except (EdgetrainError, OSError) as error:
         warn(f"no summary: {error}")
+        return {}
+    return summary
 
 
 def gate_of(request: HubRequest, listening: Listening) -> Gate | None:

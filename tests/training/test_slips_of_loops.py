@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 
 import children
 import pytest
@@ -15,7 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import edgetrain
-from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.errors import ConfigError, Diverged, EdgetrainError
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.runs.folder import folders_in, read_metrics, read_summary
 
@@ -191,6 +192,85 @@ def test_a_hub_that_nobody_contributed_to_has_failed(tmp_path):
             member.close()
         assert serving.finish() == 1
     assert "Traceback" not in serving.said
+
+
+def another_rate(model, optimizer):
+    optimizer.param_groups[0]["lr"] = 0.2
+
+
+def another_momentum(model, optimizer):
+    optimizer.param_groups[0]["momentum"] = 0.5
+
+
+def a_loaded_state(model, optimizer):
+    for p in model.parameters():
+        optimizer.state[p]["momentum_buffer"] = torch.full_like(p, 0.1)
+
+
+def a_weight_changed_in_forward(model, optimizer):
+    def shrink(module, args):
+        with torch.no_grad():
+            module.weight.mul_(0.9)
+
+    model[0].register_forward_pre_hook(shrink)
+
+
+def max_norm(model, optimizer):
+    def look_up(module, args):
+        nn.functional.embedding(torch.arange(8), module.weight, max_norm=0.1)
+
+    model[0].register_forward_pre_hook(look_up)
+
+
+DIVERGES = {
+    another_rate: r"its optimizer joined with lr=0\.2 \(another member: lr=0\.1\)",
+    another_momentum: r"its optimizer joined with settings=\w+ \(another member: settings=\w+\)",
+    a_loaded_state: r"its optimizer joined with state=\w+ \(another member: state=none\)",
+    a_weight_changed_in_forward: r"something writes to '0\.weight' between steps",
+    max_norm: r"something writes to '0\.weight' between steps",
+}
+
+
+@pytest.mark.parametrize("slip", DIVERGES)
+def test_replicas_that_are_not_equal_are_told_why(slip):
+    def loop(model, optimizer, index, join):
+        if index == 1:
+            slip(model, optimizer)
+        with join(model, optimizer):
+            take(4, model, optimizer, index)
+
+    def slips(model, optimizer, index, join):
+        with pytest.raises(Diverged, match=r"base has checksum \w+, the member's") as told:
+            loop(model, optimizer, index, join)
+        return str(told.value)
+
+    _, (_, said, _), hub = fleet_of("sync-sgd", loop, slips, loop)
+    assert re.search(DIVERGES[slip], said)
+    assert "its optimizer" not in said or "writes to" not in said, "one cause"
+    assert "same rates, the same optimizer with the same state" in said
+    assert [note.member for note in hub.notes if note.event == "refused"] == ["m1"]
+
+
+@pytest.mark.real
+def test_a_job_that_lost_a_member_to_another_rate_does_not_end_well(tmp_path):
+    words = "members=3", "strategy=sync-sgd", "--any-job"
+    with hub_command(*words, cwd=tmp_path) as (serving, address):
+
+        def train(index):
+            model = children.model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.2 if index == 1 else 0.1)
+            with edgetrain.join(address, model, optimizer, name=f"m{index}"):
+                take(4, model, optimizer, index)
+
+        def slips():
+            with pytest.raises(Diverged, match=r"joined with lr=0\.2"):
+                train(1)
+
+        children.in_threads(lambda: train(0), slips, lambda: train(2))
+        assert serving.finish() == 1, serving.said
+    assert "members failed: m1" in serving.said
+    summary = read_summary(next(iter(folders_in(tmp_path / "runs"))))
+    assert (summary["status"], summary["members_lost"]) == ("incomplete", ["m1"])
 
 
 class Replaced(torch.optim.SGD):

@@ -130,6 +130,8 @@ class MemberRecord:
     """Where other members can connect to it; "": they cannot, or it has not said."""
     behind: int = 0
     """Members of the site that it joined for, as its gateway; 0: it is a member itself."""
+    optimizer: str = ""
+    """What it joined with: see `messages.Join`."""
     used: int = 0
     """Contributions that its site cannot give any more: those that are merged, and one of each
     member for each round before it began."""

@@ -202,7 +202,7 @@ class Membership:
         member = MemberRecord(
             name, sender, self._members.free_index(join.behind or 1), weight, join.checksum,
             join.session, fixed=join.fixed, address=join.address, behind=join.behind,
-            merged_by_range=[*range(self._terms.strategy.ranges)],
+            merged_by_range=[*range(self._terms.strategy.ranges)], optimizer=join.optimizer,
         )  # fmt: skip
         self._members.add(member)
         self._rounds.delay.set_steps(join.steps)

@@ -278,14 +278,14 @@ class Rounds:
         if not names:
             return ()
         found = [other for name in names if (other := self._members.named(name)) is not None]
-        faults = []
+        faults, agrees = [], next((m for m in self._members if m.name not in names), None)
         for other in found:
             if self.masks is None:  # nothing can be taken out of a masked sum
                 self.open_rounds.withdraw(other.name)
             theirs = f"{message.checksum:016x}" if other is member else "another"
             reason = (
                 f"after {applied} replies the base has checksum {self.checksums[applied]:016x}, "
-                f"the member's {theirs}"
+                f"the member's {theirs}{_unlike(other, agrees)}"
             )
             faults.append(Expulsion(other, "diverged", reason))
         return tuple(faults)
@@ -471,6 +471,14 @@ def _contribution(
     return Contribution(
         member.name, NO_WEIGHT if is_empty else weight, payloads, wish, count, member.behind > 0
     )
+
+
+def _unlike(member: MemberRecord, other: MemberRecord | None) -> str:
+    """What is known of two members' optimizers that makes their steps differ."""
+    theirs = "" if other is None else other.optimizer
+    words = zip(member.optimizer.split(), theirs.split(), strict=False)
+    differ = [f"{own} (another member: {its})" for own, its in words if own != its]
+    return f"; its optimizer joined with {', '.join(differ)}" if differ else ""
 
 
 def _why_no_site(

@@ -217,6 +217,7 @@ class Session:
             behind=self._request.behind,
             payload=self._request.layout,
             address=self._request.address,
+            optimizer=self._request.optimizer,
         )
 
     def accept_before_start(self, message: Message) -> Welcome | Base | Fixed | Start | Ask | None:
@@ -310,12 +311,17 @@ class Session:
 
 def _raise(refuse: Refuse) -> NoReturn:
     if refuse.code == "diverged":
-        raise Diverged(refuse.reason, "stop this run: its replicas are not equal")
+        raise Diverged(refuse.reason, _NOT_EQUAL)
     raise Refused(
         refuse.code, f"the hub refused: {refuse.code}: {refuse.reason}", _HINTS.get(refuse.code, "")
     )
 
 
+_NOT_EQUAL = (
+    "stop this run: its replicas are not equal. With sync-sgd all members need the same rates, the "
+    "same optimizer with the same state, and weights that only its steps change: no forward pass, "
+    "no max_norm of an embedding. Otherwise: edgetrain doctor"
+)
 _HINTS = {
     "fixed": "give all members equal models before they join (the same seed or the same file), or "
     "say fixed='first' on all of them if all are to take the first member's values, fixed='own' if "

@@ -315,6 +315,8 @@ class Tally:
             # A member writes errors of its own, and goes on. What another says of it is its end.
             if about not in (record["member"], HUB):
                 event = "failed"
+        if event == "refused" and reason.startswith("diverged:"):  # only one that was in can be
+            event = "failed"
         if event == "overrun":
             self.overrun = self.overrun or f"{about}: {reason}"
         if event == "reducers":

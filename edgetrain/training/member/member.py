@@ -18,8 +18,16 @@ from types import TracebackType
 from typing import Self
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from edgetrain.errors import ConfigError, EdgetrainError, HubUnreachable, Refused, Stopped
+from edgetrain.errors import (
+    ConfigError,
+    Diverged,
+    EdgetrainError,
+    HubUnreachable,
+    Refused,
+    Stopped,
+)
 from edgetrain.exchange.hub.fallback import lacks_memory
 from edgetrain.exchange.member.checkpoint import Saved
 from edgetrain.exchange.member.driver import Driver, Exchanged, Flat, Release, Stepper
@@ -107,7 +115,7 @@ class Member:
         """
         stop = stop or Stop(clock)
         exchange.interrupt = functools.partial(stop.check, GRACE_S)
-        request = _described(request, flat)
+        request = replace(_described(request, flat), optimizer=_in_words(optimizer))
         saved = None
         try:
             _check_masks(keeping, bool(request.secure))
@@ -219,6 +227,11 @@ class Member:
         except Stopped:
             self._end_as_asked()
             raise
+        except Diverged as error:
+            if not (changed := getattr(self.flat, "changed", "")):
+                raise
+            said = f"{error.message}; something writes to '{changed}' between steps"
+            raise Diverged(said, error.hint) from None
 
     def _end_step(self) -> None:
         driver = self._driver
@@ -361,6 +374,31 @@ def _described(request: Request, flat: Flat) -> Request:
         fixed = hashlib.sha256(f"{flat.fixed} {request.data}".encode()).hexdigest()[:24]
     digest = layouts.digest(flat.description, fixed)
     return replace(request, model=digest, layout=flat.description, fixed_tensors=flat.fixed_tensors)
+
+
+def _in_words(optimizer: Stepper) -> str:
+    """What its steps depend on beside gradients, for members to be compared: rates, and digests of
+    other settings and of the state, which do not depend on the machine."""
+    several = [each for each in each_of(optimizer) if isinstance(each, torch.optim.Optimizer)]
+    groups = [group for each in several for group in each.param_groups]
+    rates = sorted({float(group["lr"]) for group in groups if group.get("lr") is not None})
+    rest = [[g[key] for key in sorted(g.keys() - {"params", "lr"})] for g in groups]
+    state = [each.state[p] for each in several for p in parameters_of(each) if p in each.state]
+    lr = "/".join(map(str, rates))[:64] or "none"
+    settings = _digest([*(type(each).__name__ for each in several), rest])
+    return f"lr={lr} settings={settings} state={_digest(state) if state else 'none'}"
+
+
+def _digest(tree: object) -> str:
+    return hashlib.sha256(repr([*map(_plain, tree_leaves(tree))]).encode()).hexdigest()[:12]
+
+
+def _plain(leaf: object) -> object:
+    """A number or a word as it is; of a tensor what has no rounding: its shape, least and most."""
+    if isinstance(leaf, torch.Tensor):
+        real = (torch.view_as_real(leaf) if leaf.is_complex() else leaf).detach().float()
+        return [*leaf.shape, *(each.item() for each in (real.aminmax() if leaf.numel() else ()))]
+    return leaf if isinstance(leaf, int | float | str | None) else type(leaf).__name__
 
 
 def _enter(
