@@ -100,7 +100,12 @@ def is_local_name(host: str) -> bool:
 
 def check_hub_name(host: str) -> list[str]:
     """The hub's addresses. Raises NetworkError if its name leads only back to this machine, as the
-    name of a Debian machine does in its own /etc/hosts (127.0.1.1)."""
+    name of a Debian machine does in its own /etc/hosts (127.0.1.1), or to no interface."""
+    if host.startswith("fe80:") and "%" not in host:
+        raise NetworkError(
+            f"'{host}' is a link-local address, which each interface of this machine may lead to",
+            f"name the interface, as in tcp://[{host}%eth0]:5555",
+        )
     addresses = resolve(host)
     loopback = all(ipaddress.ip_address(address).is_loopback for address in addresses)
     if loopback and not is_local_name(host):

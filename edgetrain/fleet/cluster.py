@@ -268,11 +268,19 @@ def parse(table: Mapping[str, Any], path: Path) -> Cluster:
     cluster = Cluster(path, devices=devices, servers=servers, trusted=trusted, **given)
     hubs = [_host_of(address) for address in (cluster.hub.addresses if cluster.hub else ())]
     for device in devices:
-        if device.role != "hub" and device.host in hubs:
-            raise ConfigError(
-                f"{path}: a device has the hub's address, {device.host}",
-                f"the hub runs on a device that has no {device.role}, or on no device",
-            )
+        own = [device.host, device.name, f"{device.name}.local"] if device.role != "hub" else []
+        network = ipaddress.ip_interface(device.address).network if device.address != DHCP else None
+        for at in hubs:
+            if at in own:
+                raise ConfigError(
+                    f"{path}: a device has the hub's address, {at}",
+                    f"the hub runs on a device that has no {device.role}, or on no device",
+                )
+            if network and at in map(str, (network.network_address, network.broadcast_address)):
+                raise ConfigError(
+                    f"{path}: hub.addresses has {at}, which is {network} itself, {device.name}'s "
+                    "network, and no machine in it"
+                )
     return cluster
 
 
@@ -573,7 +581,7 @@ def _check_unique(values: list[str], error: str) -> None:
 
 
 def _host_of(address: str) -> str:
-    return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    return values.plain_host(address.removeprefix("tcp://").rpartition(":")[0])
 
 
 def _ip_of(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

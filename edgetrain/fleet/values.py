@@ -42,7 +42,15 @@ TAKEN = frozenset(
 USER_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}\Z")
 TIMEZONE = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+){0,2}\Z")
 LOCALE = re.compile(r"(C|[a-z]{2,3}_[A-Z]{2})\.UTF-8\Z")
-HUB_ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})\Z")
+HUB_ADDRESS = re.compile(
+    r"tcp://(\[[0-9a-fA-F:.]+(?:%[A-Za-z0-9_.-]{1,15})?\]|[A-Za-z0-9.-]+):([0-9]{1,5})\Z"
+)
+LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
+"""A part of a host's name."""
+NUMERIC = re.compile(r"([0-9]+|0x[0-9a-f]*)\Z")
+"""The last part of what is taken for an IPv4 address, in one of its spellings."""
+ITSELF = {"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"}
+"""Names that each machine has for itself."""
 PUBLIC_KEY = re.compile(
     r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521)|sk-(?:ssh-ed25519|ecdsa-sha2-nistp256)"
     r"@openssh\.com) ([A-Za-z0-9+/]+={0,3})( .*)?\Z"
@@ -116,10 +124,16 @@ def check_hub(address: str, where: str) -> None:
             f"{where} has '{address}', which is not an address with a port",
             "write tcp://HOST:PORT, as in tcp://hub.local:5555",
         )
-    host = match[1].strip("[]")
-    if host == "localhost" or host.endswith(".localhost"):
+    host = plain_host(match[1])
+    if host in ITSELF or host.endswith(".localhost"):
         raise ConfigError(*_not_the_hub(where, address, "which means the device itself"))
-    if not re.fullmatch(r"[0-9.]+", host) and ":" not in host:
+    labels = host.split(".")
+    if ":" not in host and not NUMERIC.match(labels[-1]):
+        if len(host) > 253 or not all(map(LABEL.match, labels)):
+            raise ConfigError(
+                f"{where} has '{address}', whose name no machine can have",
+                "its parts have 1 to 63 letters, digits and '-' inside; as in tcp://hub.local:5555",
+            )
         return
     try:
         ip = ipaddress.ip_address(host)
@@ -130,8 +144,23 @@ def check_hub(address: str, where: str) -> None:
         ) from None
     if ip.is_loopback:
         raise ConfigError(*_not_the_hub(where, address, "which means the device itself"))
-    if ip.is_unspecified or ip.is_multicast or ip.is_reserved:
+    if ip.is_unspecified or ip.is_multicast or (ip.is_reserved and not ip.is_link_local):
         raise ConfigError(*_not_the_hub(where, address, "which is no machine's address"))
+    if ip.version == 6 and ip.is_link_local != bool(ip.scope_id):
+        raise ConfigError(
+            f"{where} has '{address}': a zone belongs to a link-local address, and to no other",
+            "the device's own interface, as in tcp://[fe80::1%wlan0]:5555",
+        )
+
+
+def plain_host(host: str) -> str:
+    """A host's name or IP address in the spelling that is compared: small letters, no brackets."""
+    host = host.strip("[]").removesuffix(".")
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower()
+    return str(getattr(ip, "ipv4_mapped", None) or ip)
 
 
 def _not_the_hub(where: str, address: str, why: str) -> tuple[str, str]:

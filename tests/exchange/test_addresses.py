@@ -84,6 +84,15 @@ def test_debians_own_name_is_seen_through(machine):
         listen_on("pi", 5555)
 
 
+def test_a_link_local_address_needs_its_interface(monkeypatch):
+    for ask in (lambda: route("tcp://[fe80::1]:5555", 1.0), lambda: listen_on("fe80::1", 5555)):
+        with pytest.raises(NetworkError, match=r"tcp://\[fe80::1%eth0\]:5555") as caught:
+            ask()
+        assert not caught.value.passing
+    monkeypatch.setattr(addresses, "resolve", lambda host: ["fe80::1"])
+    assert check_hub_name("fe80::1%eth0") == ["fe80::1"]
+
+
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.1.1", "hub.lan", "both"])
 def test_names_that_lead_somewhere_or_say_this_machine_are_fine(machine, host):
     assert check_hub_name(host)

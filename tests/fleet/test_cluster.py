@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet import cluster, values
-from edgetrain.provisioning.cards import example, personal
+from edgetrain.provisioning.cards import example, flashing, personal
 
 GOOD = """
 [hub]
@@ -142,6 +142,34 @@ def test_bad_tables(more, said):
         read(GOOD + more)
 
 
+HUBS = [
+    ("[fe80::1]", "a zone belongs to a link-local address"),
+    ("[fd00::1%eth0]", "a zone belongs to a link-local address"),
+    ("[fe80::1%]", "not an address with a port"),
+    ("[fe80::1%a b]", "not an address with a port"),
+    ("192.168.1.0", "which is 192.168.1.0/24 itself, pi-1's network"),
+    ("192.168.1.255", "which is 192.168.1.0/24 itself"),
+    ("[::ffff:192.168.1.255]", "which is 192.168.1.0/24 itself"),
+    ("[::ffff:192.168.1.20]", "has the hub's address, 192.168.1.20"),
+    ("PI-0", "has the hub's address, pi-0"),
+    ("Pi-1.LOCAL", "has the hub's address, pi-1.local"),
+    ("pi-0.local.", "has the hub's address, pi-0.local"),
+    ("LocalHost", "means the device itself"),
+    ("localhost.", "means the device itself"),
+    ("ip6-localhost", "means the device itself"),
+    ("ip6-loopback", "means the device itself"),
+    ("localhost.localdomain", "means the device itself"),
+    ("hub.LOCALHOST", "means the device itself"),
+    ("[::ffff:127.0.0.1]", "means the device itself"),
+    ("0x7f000001", "is not an IP address"),
+    ("127.1", "is not an IP address"),
+    ("hub.0x7f.1", "is not an IP address"),
+    ("a" * 64, "whose name no machine can have"),
+    ("hub." + "a" * 64 + ".lan", "whose name no machine can have"),
+    (".".join(["a" * 60] * 5), "whose name no machine can have"),
+    ("-hub", "whose name no machine can have"),
+    ("hub..lan", "whose name no machine can have"),
+]
 CHANGES = [
     ('"tcp://192.168.1.5:5555"', '"tcp://127.0.0.1:5555"', "which means the device itself"),
     ('"tcp://192.168.1.5:5555"', '"tcp://localhost:5555"', "which means the device itself"),
@@ -189,6 +217,7 @@ CHANGES = [
     ('"tcp://192.168.1.5:5555"', '"tcp://192.168.1.5"', "not an address with a port"),
     ('"tcp://192.168.1.5:5555"', '"192.168.1.5:5555"', "not an address with a port"),
     ('"tcp://192.168.1.5:5555"', '"tcp://hub:70000"', "not an address with a port"),
+    *(('"tcp://192.168.1.5:5555"', f'"tcp://{host}:5555"', said) for host, said in HUBS),
     ('name = "pi-0"', 'name = "Pi 0"', "is not a host name"),
     ('name = "pi-0"', 'name = "-pi"', "is not a host name"),
     ('name = "pi-0"', f'name = "{"a" * 64}"', "is not a host name"),
@@ -222,6 +251,17 @@ def test_bad_values_cost_one_clear_line(old, new, said):
     assert "cluster.toml" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "hunter2" not in str(caught.value), "a secret is not repeated"
+
+
+@pytest.mark.parametrize(
+    "host", ["[fe80::1%eth0]", "169.254.1.5", "HUB.local.", "a" * 63, "10.0.0.0", "192.168.0.255"]
+)
+def test_what_may_be_a_hub_is_taken(host):
+    address = f"tcp://{host}:5555"
+    found = read(GOOD.replace("tcp://192.168.1.5:5555", address))
+    assert found.hub.addresses[0] == address
+    unit = flashing.unit(found, found.devices[0])
+    assert f"--hub {address.replace('%', '%%')} " in unit
 
 
 def test_the_same_address_twice():

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import gzip
 import hashlib
 import json
@@ -130,6 +131,8 @@ class FirstBoot:
                 self._unpack_archive(part)
             except (OSError, tarfile.TarError, EOFError, ValueError, KeyError) as error:
                 shutil.rmtree(part, ignore_errors=True)
+                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise  # the disk may be enlarged yet
                 raise Failed(f"the worker archive cannot be unpacked: {error}") from None
             sync_tree(part)
             part.rename(slot)

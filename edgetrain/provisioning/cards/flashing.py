@@ -232,7 +232,7 @@ def unit(cluster: Cluster, device: DeviceEntry) -> str:
     if system.receive_kb:
         before += _BEFORE.format(_RECEIVE.format(1000 * system.receive_kb))
     text = text.replace("\nExecStart=", f"\n{before}ExecStart=")
-    hubs = cluster.addresses(device)
+    hubs = [hub.replace("%", "%%") for hub in cluster.addresses(device)]  # a unit's percent sign
     if device.role == "hub":
         return _hubs_unit(text, ("hub", "", "90", "", hubs[0].rpartition(":")[2]))
     if device.role == "gateway":

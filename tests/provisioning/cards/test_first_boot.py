@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import errno
+import os
 import random
 import shutil
 import subprocess
@@ -203,6 +205,21 @@ def test_a_damaged_archive_is_refused_and_leaves_no_slot(root):
     with pytest.raises(first_boot.Failed, match="the worker archive cannot be unpacked"):
         go(root)
     assert not (root / "opt/edgetrain/a").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_full_is_tried_again(root, monkeypatch, number):
+    def full(*args, **kwargs):
+        raise OSError(number, os.strerror(number))
+
+    words = ["--root", str(root), "--boot", "/boot/firmware", "--python", "python3"]
+    monkeypatch.setattr(first_boot, "run", lambda *words: device.stand_in(root, *words[:1]))
+    with monkeypatch.context() as patched:
+        patched.setattr(first_boot, "extract", full)
+        assert first_boot.main(words) == first_boot.AGAIN
+    assert list((root / "opt/edgetrain").iterdir()) == []
+    assert first_boot.main(words) == first_boot.DONE
+    check_finished(root)
 
 
 def test_an_unknown_token_is_not_tried_again(root):

@@ -31,6 +31,9 @@ ConditionPathExists=/boot/firmware/edgetrain/config.json
 ConditionPathExists=!/var/lib/edgetrain-setup/done
 # It sends the SSH host key: not the one that the image makes anew at its first boot.
 After=regenerate_ssh_host_keys.service sshd-keygen.service
+# It unpacks once the root file system has its size, whatever enlarges it.
+After=systemd-growfs-root.service rpi-resize.service resize2fs_once.service
+After=cloud-init.service cloud-init-network.service
 StartLimitIntervalSec=0
 
 [Service]
