@@ -15,6 +15,7 @@ from run_folder_page import rows
 from edgetrain.__main__ import main
 from edgetrain.cli import rank
 from edgetrain.runs.folder import read_metrics
+from edgetrain.tasks import profiling
 
 pytestmark = pytest.mark.usefixtures("own_imports")
 
@@ -110,6 +111,23 @@ BAD = [
 ]
 
 
+@pytest.fixture(scope="module")
+def seen_once():
+    """A model is looked at once for all that is said of it: names and shapes -> its layers."""
+    layers, profile = {}, profiling.profile
+
+    def of(task, batch):
+        names = tuple((name, tuple(p.shape)) for name, p in task.model().named_parameters())
+        if names not in layers:
+            layers[names] = profile(task, batch)
+        return layers[names]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiling, "profile", of)
+        yield
+
+
+@pytest.mark.usefixtures("seen_once")
 @pytest.mark.parametrize(("job", "words", "said"), BAD, ids=[words for _, words, _ in BAD])
 def test_bad_input_is_one_line_with_what_works(tmp_path, monkeypatch, capsys, job, words, said):
     monkeypatch.chdir(tmp_path)

@@ -28,6 +28,8 @@ from edgetrain.tasks import held, weights
 from edgetrain.training import export as exporting
 from edgetrain.training.export import export, holds
 
+# onnxruntime.quantization puts a folder of its own on sys.path.
+pytestmark = pytest.mark.usefixtures("own_imports")
 ONNX = pytest.mark.skipif(
     bool([name for name in exporting.PACKAGES if exporting.find_spec(name) is None]),
     reason="pip install 'edgetrain[export]'",
