@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from edgetrain.errors import TaskError
@@ -123,8 +124,9 @@ def look_at(task: Task, batch: Batch, size: int = 1) -> Look:
     """What the task's loss of this batch, [samples, …], can be divided into: parts of so many
     samples, and slices of positions.
 
-    Nothing is found out about a loss that draws numbers, nor, where the model is large, about one
-    that fails on fake tensors or that the model computes itself. TaskError for a loss that is none.
+    Nothing is found out about a loss whose draws cannot be held (`_Held`), nor, where the model is
+    large, about one that fails on fake tensors or that the model computes itself. TaskError for a
+    loss that is none.
     """
     with torch.random.fork_rng(devices=[]):
         given = _Generators()
@@ -219,6 +221,31 @@ class _Generators(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+_DRAWS = ("rand", "normal", "uniform", "bernoulli", "exponential", "multinomial", "poisson")
+
+
+class _Held(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets each draw be one number for all samples, so that a part of a batch draws what the whole
+    does: a half, the least whole number, the order as it is. RuntimeError where it cannot."""
+
+    left = 10_000
+    """Draws, of a loss that may wait for another number for ever."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return found
+        self.left -= 1
+        name = func.overloadpacket.__name__
+        if not self.left or not name.startswith(_DRAWS):
+            raise RuntimeError(f"cannot hold what {name} draws")
+        if name == "randperm":
+            return found.copy_(torch.arange(len(found)))
+        given = dict(zip((each.name for each in func._schema.arguments), args, strict=False))
+        whole = given.get("low", given.get("from", 0))
+        return found.fill_(0.5 if found.is_floating_point() else whole)
+
+
 class _Stand(nn.Module):
     """In place of the model: answers its calls in turn, and remembers what it was called with."""
 
@@ -241,6 +268,7 @@ class _Trial:
 
     def __init__(self, task: Task, batch: Batch, outputs: list[Any] | nn.Module, size: int) -> None:
         self._task, self._batch, self._outputs, self._size = task, batch, outputs, size
+        self._holds = False
 
     def look(self, given: _Generators) -> Look:
         """Compare the loss with itself, drawn again, and with those of its parts."""
@@ -261,8 +289,14 @@ class _Trial:
         draws = given.said
         if not draws and not _equal(whole, again):
             draws = "draws numbers that torch's seed does not decide"
-        if draws or not _equal(whole, other) or not _same(stand.calls, called.calls):
+        self._holds = not (_equal(whole, other) and _same(stand.calls, called.calls))
+        if draws:
             return Look("", "", apart, reads, draws)
+        if self._holds:
+            try:
+                whole, stand = self._loss(self._batch, self._outputs, 1)
+            except Exception:  # what it draws cannot be held, or is not to be a half
+                return Look("", "", apart, reads)
         if not bool(whole.isfinite()):
             return Look("", "", apart, reads)
         return Look(self._by_samples(whole, stand), self._by_positions(whole, stand), apart, reads)
@@ -271,7 +305,8 @@ class _Trial:
         torch.manual_seed(seed)
         stand = _Stand(outputs)
         model = outputs if isinstance(outputs, nn.Module) else stand
-        return scalar_of(self._task, self._task.loss(model, batch)), stand
+        with _Held() if self._holds else nullcontext():  # type: ignore[no-untyped-call]
+            return scalar_of(self._task, self._task.loss(model, batch)), stand
 
     def _reads(self, loss: Tensor, stand: _Stand) -> str:
         pair = torch.autograd.grad(

@@ -210,6 +210,52 @@ def test_a_loss_whose_task_counts_is_itself_in_batches_that_are_added_up(of):
             rehearse(job_of({}, ["batch=2", *words]), Weighing(of))
 
 
+def patient(x):
+    while (drawn := torch.rand(())) < 0.9:
+        pass
+    return x * drawn
+
+
+DRAWS = {
+    "noise": lambda x: x + torch.randn_like(x),
+    "dropped": F.dropout,
+    "times": lambda x: x * torch.randint(1, 9, (len(x), 1)),
+    "mixed": lambda x: x + x[torch.randperm(len(x))],
+    "around": lambda x: torch.normal(x, 1.0),
+    "in place": lambda x: x + torch.empty_like(x).uniform_(-1, 1),
+    "chosen": lambda x: x[:, torch.multinomial(torch.ones(4), 4)],
+    "hidden": lambda x: torch.where(torch.bernoulli(torch.full_like(x, 0.3)) > 0, 0, x),
+}
+NOT_HELD = {
+    "mixture": lambda x: x * torch.distributions.Beta(2.0, 2.0).sample(),
+    "for ever": patient,
+}
+
+
+class Drawing(Rare):
+    """Draws numbers for its inputs."""
+
+    draw = None
+
+    def loss(self, model, batch):
+        return super().loss(model, (type(self).draw(batch[0]), batch[1]))
+
+
+@pytest.mark.parametrize("draws", [*DRAWS, *NOT_HELD])
+def test_a_loss_that_draws_is_compared_with_its_parts(draws, monkeypatch):
+    monkeypatch.setattr(losses._Held, "left", 100)
+    monkeypatch.setattr(Drawing, "draw", staticmethod((DRAWS | NOT_HELD)[draws]))
+    job = job_of({}, ["batch=2", "accumulate=4"])
+    for of in ("plain", "weighed"):
+        check_loss(job, Drawing(of))
+    for of in ("weights", "ignored", "summed"):
+        if draws in NOT_HELD:
+            check_loss(job, Drawing(of))
+            continue
+        with pytest.raises(ConfigError, match="is not the mean of its parts' losses"):
+            check_loss(job, Drawing(of))
+
+
 def test_a_loss_of_whole_batches_is_compared_with_batches():
     check_loss(job_of({}, ["batch=4", "accumulate=2"]), Rare("squeezed"))
 
