@@ -26,10 +26,12 @@ from edgetrain.jobs.job import Privacy
 from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
-from edgetrain.runs.folder import read_summary
+from edgetrain.runs.folder import metrics_path, read_metrics, read_summary
+from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import held, weights
 from edgetrain.tasks.flat import FlatModel, with_parameters
 from edgetrain.training.member.member import Member, bind
+from edgetrain.training.member.train import Place, train
 from edgetrain.training.simulated import simulation
 from edgetrain.vectors.noise import length
 
@@ -300,6 +302,26 @@ def test_what_has_no_noise_is_refused_before_training(kind, unit):
         with pytest.raises(ConfigError, match=f"privacy.unit = '{unit}': ") as refused:
             private(Shifted((LEAKS | FINE)[kind]), *words)
         assert "\n" not in str(refused.value)
+
+
+def late(layer, x):
+    """Behind the two steps in which a private job is rehearsed."""
+    if layer.calls > 4:
+        layer.seen.copy_(x.mean(0))
+
+
+@pytest.mark.parametrize(("change", "kept"), [(late, False), (lambda layer, x: None, True)])
+def test_what_changes_late_and_has_no_noise_is_in_no_file(change, kept, tmp_path):
+    planned = private(Shifted(lambda: Layer(change), 6.0), "members=1", "steps=8", "pace_s=0")
+    log = MetricsLog(metrics_path(tmp_path), "m0", time.monotonic, time.monotonic())
+    hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), planned.strategy.spelled, 1)
+    with hub.serving():
+        address = hub.transport.address
+        train(planned, Place(0, "host"), address, lambda name, at: log, keeps_model=True)
+    events = read_metrics(tmp_path, "event")
+    said = [line["reason"] for line in events if line["event"] == "error"]
+    assert (tmp_path / weights.FILE).exists() == kept == (not said)
+    assert kept or "training changes '0.seen', which is in no contribution" in said[0]
 
 
 def test_a_loop_of_ones_own_ends_where_something_has_no_noise():
