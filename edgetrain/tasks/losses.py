@@ -228,7 +228,7 @@ class _Held(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets each draw be one number for all samples, so that a part of a batch draws what the whole
     does: a half, the least whole number, the order as it is. RuntimeError where it cannot."""
 
-    left = 10_000
+    left = 1_000
     """Draws, of a loss that may wait for another number for ever."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -243,7 +243,6 @@ class Drawing(Rare):
 
 @pytest.mark.parametrize("draws", [*DRAWS, *NOT_HELD])
 def test_a_loss_that_draws_is_compared_with_its_parts(draws, monkeypatch):
-    monkeypatch.setattr(losses._Held, "left", 100)
     monkeypatch.setattr(Drawing, "draw", staticmethod((DRAWS | NOT_HELD)[draws]))
     job = job_of({}, ["batch=2", "accumulate=4"])
     for of in ("plain", "weighed"):
