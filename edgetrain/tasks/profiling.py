@@ -79,11 +79,16 @@ def loss_of(task: Task, output: Any, batch: Batch) -> Tensor:
 
 def pieces_of(model: nn.Module) -> list[tuple[str, ...]]:
     """The modules of each layer, by name, in the order they run: as the model's `pieces` says, or
-    its children, with lists, dictionaries and sequences of modules opened."""
+    its children, with lists, dictionaries and sequences of modules opened, and what is around a
+    list of layers. A module that another one is made of is no piece, whatever its second name."""
     named = getattr(model, "pieces", None)
     if named is not None:
         return [tuple(each) for each in named]
-    return [(name,) for name in _opened(model, "")]
+    found: dict[nn.Module, str] = {}
+    for name in _opened(model, "", type(model) is nn.Sequential):
+        found.setdefault(model.get_submodule(name), name)
+    inner = {each for module in found for each in list(module.modules())[1:]}
+    return [(name,) for module, name in found.items() if module not in inner]
 
 
 def traced(model: nn.Module) -> bool:
@@ -95,13 +100,24 @@ def traced(model: nn.Module) -> bool:
     return getattr(model, "pieces", None) is None and not is_sequence
 
 
-def _opened(module: nn.Module, prefix: str) -> Iterator[str]:
+def _opened(module: nn.Module, prefix: str, in_list: bool) -> Iterator[str]:
     for name, child in module.named_children():
         holds = isinstance(child, nn.ModuleList | nn.ModuleDict | nn.Sequential)
-        if holds and len(list(child.children())):
-            yield from _opened(child, f"{prefix}{name}.")
+        if (holds and len(list(child.children()))) or (not in_list and _has_layers(child)):
+            yield from _opened(child, f"{prefix}{name}.", in_list or holds)
         else:
             yield prefix + name
+
+
+def _has_layers(module: nn.Module) -> bool:
+    """Whether a list of alike layers, each of several modules, is in it or in one of its own."""
+    lists = [each for each in module.children() if isinstance(each, nn.ModuleList | nn.Sequential)]
+    return any(
+        len(each) > 1
+        and len({type(layer) for layer in each}) == 1
+        and len(list(each[0].children()))
+        for each in lists
+    ) or any(_has_layers(child) for child in module.children() if child not in lists)
 
 
 def profile(task: Task, batch: Batch) -> Model:

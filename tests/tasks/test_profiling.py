@@ -104,3 +104,21 @@ def test_thirteen_billion_parameters_take_no_memory():
     assert sum(x.parameters for x in found.layers) > 12.5e9
     assert time.process_time() - began < 10
     assert process.memory_info().rss - before < 1e9
+
+
+def test_what_is_around_a_list_of_layers_is_looked_through_and_second_names_are_no_layers():
+    class Around(nn.Module):
+        def __init__(self, **children):
+            super().__init__()
+            for name, child in children.items():
+                self.add_module(name, child)
+
+    def layer():
+        return Around(one=nn.Linear(2, 2), two=nn.Linear(2, 2))
+
+    body = Around(bytes=nn.Embedding(4, 2), stack=Around(layers=nn.ModuleList([layer(), layer()])))
+    inside = ["bytes", "stack.layers.0", "stack.layers.1"]
+    model = Around(lm=Around(model=body, head=nn.Linear(2, 4)), again=body.bytes, last=layer())
+    found = [name for (name,) in pieces_of(model)]
+    assert found == [*(f"lm.model.{name}" for name in inside), "lm.head", "last"]
+    assert pieces_of(nn.Sequential(body, layer())) == [("0",), ("1",)], "cut as a sequence"
