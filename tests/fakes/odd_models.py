@@ -209,6 +209,49 @@ class OnDevice(Traced):
         return hidden + 0.01 * places[:, None]
 
 
+class Body(nn.Module):
+    """What a decoder has but its scores, none of it in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.first, self.second, self.norm = OddBlock(), OddBlock(), nn.LayerNorm(WIDTH)
+
+    def forward(self, text):
+        places = self.places(torch.arange(LENGTH))
+        return self.norm(self.second(self.first(self.bytes(text) + places)))
+
+
+class Bodied(nn.Module):
+    """A body and a head with its weights, and `named` modules of the body under a second name."""
+
+    def __init__(self, named=()) -> None:
+        super().__init__()
+        self.body, self.scores = Body(), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.scores.weight = self.body.bytes.weight
+        for place, name in enumerate(named):
+            setattr(self, f"again_{place}", self.body.get_submodule(name))
+
+    def forward(self, text):
+        return self.scores(self.body(text))
+
+
+class Scaled(Decoder):
+    """With scalars, one of which nothing uses, in a block and outside."""
+
+    def __init__(self) -> None:
+        super().__init__([OddBlock(nn.ParameterList([torch.tensor(0.7)]), _times) for _ in "123"])
+        self.scale, self.unused = (nn.Parameter(torch.tensor(v)) for v in (1.3, 2.0))
+
+    def forward(self, text):
+        found = super().forward(text)
+        return found if self.norm is None else found * self.scale.exp()
+
+
+def _times(block, hidden):
+    return hidden * block.extra[0]
+
+
 def _shared_mask():
     mask = torch.full((LENGTH, LENGTH), -torch.inf).triu(1)
     return Decoder([MaskedBlock(mask) for _ in range(3)])
@@ -268,6 +311,14 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "tensor on device": OnDevice,
 }
 """The models, each with the mean of cross-entropies as its loss."""
+
+
+MORE = {
+    "body and head": Bodied,
+    "two names": lambda: Bodied(("bytes", "norm", "second")),
+    "scalars": Scaled,
+}
+"""Models of which a few placements are tried."""
 
 
 def drawn(seed: int) -> nn.Module:
@@ -379,7 +430,7 @@ class Odd:
         try:
             if self._subject.startswith("drawn "):
                 return drawn(int(self._subject.removeprefix("drawn ")))
-            return {**MODELS, "random mask": _copying}.get(self._subject, Decoder)()
+            return {**MODELS, **MORE, "random mask": _copying}.get(self._subject, Decoder)()
         finally:
             torch.set_default_dtype(before)
 

@@ -9,11 +9,11 @@ buffers out that are not in the state dict, as masks mostly are.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,6 +76,7 @@ class Held:
 
     def _build(self, stage: int, precision: str) -> nn.Module:
         module = self.parts.build(stage)
+        self.parts.tie(module)
         frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
         self._within_attention(module)
         placement = self.ranks.placement
@@ -112,13 +113,14 @@ class Held:
         for each in experts:
             assert self.ranks.experts is not None
             fully_shard(each, mesh=self.ranks.experts["copies", "single"], mp_policy=policy)
+        scalars = {p for p in module.parameters() if not p.dim()}  # every rank has them whole
+        shard = partial(fully_shard, mesh=mesh, reshard_after_forward=again, ignored_params=scalars)
         for name in _apart(module, units):
-            fully_shard(
-                module.get_submodule(name), mesh=mesh, reshard_after_forward=again, mp_policy=policy
-            )
+            shard(module.get_submodule(name), mp_policy=policy)
         # The loss is computed in float32, and so do stages hand on what they have computed.
-        fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=ends)
+        shard(module, mp_policy=ends)
         _move(module, self.ranks.device)
+        self.parts.tie(module)
         if placement.all_stages > 1:
             module.register_forward_pre_hook(_sent_back_contiguous)
             module.register_forward_hook(_contiguous)
@@ -337,7 +339,18 @@ class Held:
         return [name for name, p in named if p.requires_grad and self.parts.holders[name]]
 
     def add_tied_gradients(self) -> None:
-        """Give all copies of a tied parameter the sum of their gradients. All ranks call it."""
+        """Give all copies of a tied parameter the sum of their gradients, and scalars, which are
+        not sharded, the mean over the ranks with other samples. All ranks call it."""
+        mesh = self.ranks.mesh
+        for parameter in (p for own in self.own for p in own.values()):
+            if parameter.dim() or not parameter.requires_grad:
+                continue
+            is_used = torch.full_like(parameter.data, parameter.grad is not None)
+            total = torch.stack([local_gradient(parameter), is_used])
+            for axis in ("replicate", "shard"):
+                dist.all_reduce(total, group=mesh[axis].get_group())
+            count = mesh["replicate"].size() * mesh["shard"].size()
+            parameter.grad = total[0] / count if total[1] else None
         self._tied.add()
 
     def copies(self, parameter: nn.Parameter) -> int:
@@ -400,10 +413,12 @@ def _contiguous(module: nn.Module, args: Any, output: Any) -> Any:
 
 
 def _apart(module: nn.Module, units: Sequence[str]) -> list[str]:
-    """The units that share no parameter with another one: these can be sharded one by one."""
-    own = {name: {id(p) for p in module.get_submodule(name).parameters()} for name in units}
-    users = Counter(itertools.chain.from_iterable(own.values()))
-    return [name for name, mine in own.items() if all(users[each] == 1 for each in mine)]
+    """The units that share no parameter with anything else: these can be sharded one by one."""
+    users = defaultdict[nn.Parameter, set[str]](set)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        users[parameter].add(next((u for u in units if name.startswith(f"{u}.")), ""))
+    own = {unit: module.get_submodule(unit).parameters() for unit in units}
+    return [unit for unit, mine in own.items() if all(users[each] == {unit} for each in mine)]
 
 
 def _has(module: nn.Module, name: str) -> bool:

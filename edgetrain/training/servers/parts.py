@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -55,8 +56,22 @@ class Parts:
         if module is None:
             return {}
         every = itertools.chain(module.named_parameters(), module.named_buffers())
-        plain = ((name.replace(_WRAPPED, ""), tensor) for name, tensor in every)
+        plain = ((_plain(name), tensor) for name, tensor in every)
         return {self.names[name]: tensor for name, tensor in plain if name in self.names}
+
+    def tie(self, module: nn.Module) -> None:
+        """Let all names of a parameter in a stage mean one again: torch's tracer makes copies of
+        it, and a move to another device does."""
+        first: dict[str, nn.Parameter] = {}
+        for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+            parent, _, leaf = name.rpartition(".")
+            kept = first.setdefault(self.names.get(_plain(name), name), parameter)
+            module.get_submodule(parent)._parameters[leaf] = kept
+
+
+def _plain(name: str) -> str:
+    """A tensor's name in the whole model. Torch's tracer numbers further calls of a module."""
+    return re.sub(r"@\d+", "", name.replace(_WRAPPED, ""))
 
 
 def cut(task: Task, placement: Placement, example: Example | None) -> Parts:
@@ -201,7 +216,8 @@ def _traced(
     holders: dict[str, list[int]] = {first: [] for first in names.values()}
     for stage in range(pipe.num_stages):
         module = pipe.get_stage_module(stage)
-        for name, _ in itertools.chain(module.named_parameters(), module.named_buffers()):
+        every = itertools.chain(module.named_parameters(), module.named_buffers())
+        for name in (_plain(name) for name, _ in every):
             if name in names and stage not in holders[names[name]]:
                 holders[names[name]].append(stage)
     return Parts(whole, names, holders, pipe.get_stage_module, "tracer", pipe, units)

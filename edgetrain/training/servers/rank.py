@@ -112,7 +112,8 @@ def optimizer_of(job: Job, task: Task, held: Held) -> torch.optim.Optimizer:
         # A stage of activations, or of frozen layers; its optimizer has nothing to do.
         named.append(("", torch.nn.Parameter(torch.zeros(1))))
     table = dict(job.train.optimizer)
-    if held.ranks.placement.tensor > 1 or held.ranks.placement.experts > 1:
+    has_scalars = any(not p.dim() for _, p in named)
+    if held.ranks.placement.tensor > 1 or held.ranks.placement.experts > 1 or has_scalars:
         table.setdefault("foreach", False)  # divided and whole tensors do not go in one call
     try:
         found = optimizer_for(named, table, task)

@@ -40,6 +40,19 @@ def test_a_group_computes_what_one_process_does_or_refuses(worlds, subject):
     compare(worlds, subject, IN_TURN[subject])
 
 
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("subject", "words"),
+    [("body and head", "data=2 shard=2 zero=3 recompute=yes microbatches=2"),
+     ("two names", "data=2 shard=2 zero=1"), ("two names", "pipeline=2 microbatches=4"),
+     ("scalars", "data=2 microbatches=2"), ("scalars", "data=2 shard=2 zero=3"),
+     ("scalars", "pipeline=2 microbatches=4")],
+)  # fmt: skip
+def test_what_torch_s_sharding_does_not_take_is_trained_all_the_same(worlds, subject, words):
+    found = odd.judge(worlds, subject, words, True)
+    assert found.kind == "exact", found
+
+
 @pytest.mark.groups
 @pytest.mark.parametrize("subject", odd.SUBJECTS)
 def test_so_it_is_on_all_placements_and_the_check_agrees(worlds, subject):
