@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgetrain.errors import ConfigError, refuse_first
-from edgetrain.provisioning.cards.source import SECTOR
+from edgetrain.provisioning.cards.source import SECTOR, SECTORS_OF_4096
 
 TOOLS = {
     "partx": "util-linux",
@@ -38,6 +38,7 @@ RELEASES = {
     "debian-12": "Debian 12 with cloud-init",
 }
 """Operating systems that cards are made for."""
+OS_RELEASE = ("/usr/lib/os-release", "/etc/os-release")
 _CLOUD_INIT_SINCE = "2025-10-02"
 """Images of Raspberry Pi OS before this have cloud-init and do not use it."""
 
@@ -103,21 +104,31 @@ def look(path: str, head: memoryview | bytes, size: int) -> ImageDescription:
                 "download it again",
             )
     boot = next((p for p in parts if p.filesystem == "vfat"), None)
-    root = next((p for p in parts if p.filesystem in ("ext4", "ext3", "ext2")), None)
+    roots = [p for p in parts if p.filesystem in ("ext4", "ext3", "ext2")]
     listed = ", ".join(f"{p.number}: {p.filesystem or 'unknown'}" for p in parts) or "none"
+    if boot is None and any(_probe(path, 8 * p.start, 8 * p.size).get("TYPE") for p in parts):
+        raise ConfigError(f"the image {SECTORS_OF_4096}")
     if boot is None or boot.number != parts[0].number:
         raise ConfigError(
             f"the image's first partition is not FAT (partitions: {listed})",
             "a Raspberry Pi boots from one; for a Jetson use NVIDIA's SDK Manager",
         )
-    if root is None:
+    if not roots:
         raise ConfigError(f"the image has no ext4 partition to look into (partitions: {listed})")
-    files = Files(path, root)
-    return _judge(files, boot, root)
+    systems = [p for p in roots if any(map(Files(path, p).exists, OS_RELEASE))]
+    if len(systems) > 1:
+        raise ConfigError(
+            f"the image has systems on partitions {' and '.join(str(p.number) for p in systems)}, "
+            "and which one boots is not known here",
+            "an image with one system",
+        )
+    root = (systems or roots)[0]
+    return _judge(Files(path, root), boot, root)
 
 
 def partitions(path: str, head: memoryview | bytes, size: int) -> list[Partition]:
-    """The partitions of a card, from the first bytes that it will have. Raises ConfigError."""
+    """The partitions of a card in the order in which they lie there, from the first bytes that it
+    will have. Raises ConfigError."""
     with tempfile.NamedTemporaryFile(prefix="edgetrain-head-") as file:
         file.write(head)
         file.truncate(max(size, len(head)))
@@ -133,7 +144,7 @@ def partitions(path: str, head: memoryview | bytes, size: int) -> list[Partition
         about = _probe(path, start, length)
         kind, label = about.get("TYPE", ""), about.get("LABEL", "")
         entries.append(Partition(int(row["NR"]), start, length, kind, label))
-    return entries
+    return sorted(entries, key=lambda part: part.start)
 
 
 class Files:
@@ -188,7 +199,7 @@ def _judge(files: Files, boot: Partition, root: Partition) -> ImageDescription:
 
 def _release(files: Files) -> str:
     """The operating system, "raspberry-pi-os-13". Raises ConfigError if nothing says what it is."""
-    for name in ("/usr/lib/os-release", "/etc/os-release"):
+    for name in OS_RELEASE:
         content = files.read(name)
         if content:
             break

@@ -110,7 +110,8 @@ def files(device: Personal, first_boot: str) -> dict[str, bytes]:
 
 
 def command_line(before: str, device: Personal, first_boot: str) -> str:
-    """cmdline.txt, from what is in it: one line. Words of an earlier writing are replaced.
+    """cmdline.txt, from what is in it: one line, without comments. Words of an earlier writing are
+    replaced.
 
     The memory cgroup is switched on: without it a unit's MemoryMax is ignored. The kernels of
     Raspberry Pi OS switch it off, and the last word of this line wins.
@@ -118,7 +119,8 @@ def command_line(before: str, device: Personal, first_boot: str) -> str:
     ours = re.compile(
         r"ds=nocloud|cgroup_(enable|disable)=memory|systemd\.(run|unit)|cfg80211\.ieee80211_regdom"
     )
-    words = [word for word in before.split() if not ours.match(word)]
+    lines = [line for line in before.splitlines() if not line.lstrip().startswith("#")]
+    words = [word for word in " ".join(lines).split() if not ours.match(word)]
     words.append("cgroup_enable=memory")
     if device.network.country:
         words.append(f"cfg80211.ieee80211_regdom={device.network.country}")

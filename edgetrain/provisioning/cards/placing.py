@@ -54,7 +54,8 @@ def finisher(device: Personal, load_for: Callable[[ImageDescription], Load]) -> 
         before = boot.read(COMMAND_LINE)
         if before is None:
             raise ConfigError(
-                f"the boot partition has no {COMMAND_LINE}: the image is not for a Raspberry Pi"
+                f"partition {look.boot.number} has no {COMMAND_LINE}: the image is not for a "
+                "Raspberry Pi, or it boots from another partition"
             )
         files = placed(device, load_for(look), look, before)
         boot.write(files)

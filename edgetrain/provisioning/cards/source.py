@@ -20,7 +20,13 @@ from edgetrain.provisioning.cards.medium import aligned
 CHUNK = 4 << 20
 """Bytes read at a time."""
 SECTOR = 512
-_XZ, _ZST, _GZ, _ZIP = b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x1f\x8b", b"PK\x03\x04"
+SECTORS_OF_4096 = "is for disks with sectors of 4096 bytes, and cards have 512"
+_XZ, _ZST, _GZ = b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
+_OTHERS = {
+    b"PK\x03\x04": "a zip archive", b"BZh": "packed with bzip2", b"]\0\0": "packed with lzma",
+    b"7z\xbc\xaf": "a 7z archive", b"\x04\x22\x4d\x18": "packed with lz4", b"Rar!": "a rar archive",
+}  # fmt: skip
+"""Beginnings of files that are not read."""
 
 
 class Source:
@@ -37,12 +43,12 @@ class Source:
             self.packed_size = self.path.stat().st_size
             with self.path.open("rb") as file:
                 self.kind = _kind(file.read(6), self.path)
+            self.size = _decoded_size(self.path, self.kind)
+            """Bytes of the decoded image; None: not known before decoding."""
             raw = self.path.open("rb")
         except OSError as error:
             raise ConfigError(f"cannot read the image {path}: {error.strerror}") from None
         self._file = _Counted(raw, hash_it=bool(sha256))
-        self.size = _decoded_size(self.path, self.kind)
-        """Bytes of the decoded image; None: not known before decoding."""
         self._stream = _decoder(self._file, self.kind)
         self._decoded = hashlib.sha256()
         self._at = 0
@@ -188,14 +194,22 @@ def _kind(magic: bytes, path: Path) -> str:
     for begin, kind in ((_XZ, "xz"), (_ZST, "zst"), (_GZ, "gz")):
         if magic.startswith(begin):
             return kind
-    if magic.startswith(_ZIP):
-        raise ConfigError(f"{path} is a zip archive", "unpack it, and give the image inside")
+    if _is_skippable(magic):
+        return "zst"
+    for begin, what in _OTHERS.items():
+        if magic.startswith(begin):
+            raise ConfigError(f"{path} is {what}", "unpack it, and give the image inside")
     return "raw"
+
+
+def _is_skippable(magic: bytes) -> bool:
+    """Whether it begins a frame of zstandard that decodes to nothing."""
+    return magic[1:4] == b"\x2a\x4d\x18" and magic[0] >> 4 == 5
 
 
 def _decoder(file: _Counted, kind: str) -> Any:
     if kind == "xz":
-        return lzma.LZMAFile(file)  # type: ignore[arg-type]
+        return _XzStreams(file)
     if kind == "gz":
         return gzip.GzipFile(fileobj=file)  # type: ignore[call-overload]
     if kind == "zst":
@@ -203,10 +217,39 @@ def _decoder(file: _Counted, kind: str) -> Any:
     return file
 
 
+class _XzStreams:
+    """Decodes xz streams one behind the other, with zeros between them, which lzma takes for the
+    end. Methods raise LZMAError, and EOFError for a stream that is cut short."""
+
+    def __init__(self, file: _Counted) -> None:
+        self._file = file
+        self._stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+
+    def readinto(self, buffer: memoryview) -> int:
+        while True:
+            stream, packed = self._stream, b""
+            if stream.eof:
+                packed = stream.unused_data.lstrip(b"\0")
+                while not packed:
+                    if not (more := self._file.read(CHUNK)):
+                        return 0
+                    packed = more.lstrip(b"\0")
+                stream = self._stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+            elif stream.needs_input and not (packed := self._file.read(1 << 16)):
+                raise EOFError
+            if data := stream.decompress(packed, len(buffer)):
+                buffer[: len(data)] = data
+                return len(data)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 def _zstd(file: _Counted) -> Any:
     """A reader of zstandard frames: the standard library's from Python 3.14 on, else a package."""
     with contextlib.suppress(ImportError):
-        return importlib.import_module("compression.zstd").ZstdFile(file)
+        zstd = importlib.import_module("compression.zstd")
+        return zstd.ZstdFile(file, options={zstd.DecompressionParameter.window_log_max: 31})
     try:
         package = importlib.import_module("zstandard")
     except ImportError:
@@ -223,21 +266,49 @@ def _decoded_size(path: Path, kind: str) -> int | None:
     if kind == "gz":
         return None
     with path.open("rb") as file:
+        if kind == "zst":
+            with _reading(path):
+                return _zst_size(file)
         try:
-            return _xz_size(file) if kind == "xz" else _zst_size(file.read(18))
+            return _xz_size(file)
         except (struct.error, IndexError, StopIteration, OSError):
             return None
 
 
-def _zst_size(header: bytes) -> int | None:
-    """The decoded size that the first frame of a zstandard file states; None if it does not."""
-    flags = header[4]
-    single, width = flags >> 5 & 1, (0, 2, 4, 8)[flags >> 6]
-    if not width and single:
-        width = 1
-    at = 5 + (not single) + (0, 1, 2, 4)[flags & 3]
-    value = int.from_bytes(header[at : at + width], "little")
-    return value + 256 * (width == 2) if width else None
+def _zst_size(file: IO[bytes]) -> int | None:
+    """The decoded size of a zstandard file: the sum of what its frames state; None if one does not.
+    EOFError where it ends inside a frame, which decoders do not say; ConfigError."""
+    total: int | None = 0
+    at, end = 0, file.seek(0, os.SEEK_END)
+    while at < end:
+        file.seek(at)
+        header = file.read(18)
+        if _is_skippable(header):
+            at += 8 + int.from_bytes(header[4:8], "little")
+            continue
+        if not header.startswith(_ZST):
+            return None  # the decoder says what it is
+        flags = int.from_bytes(header[4:5], "little")
+        if flags & 3:
+            raise ConfigError(
+                f"{file.name} was packed with a dictionary", "unpack it with zstd -D DICTIONARY"
+            )
+        single = flags >> 5 & 1
+        width = (single, 2, 4, 8)[flags >> 6]
+        begins = 6 - single
+        size = int.from_bytes(header[begins : begins + width], "little") + 256 * (width == 2)
+        total = total + size if width and total is not None else None
+        at += begins + width
+        last = False
+        while not last and at < end:
+            file.seek(at)
+            block = int.from_bytes(file.read(3), "little")
+            last = bool(block & 1)
+            at += 3 + (1 if block >> 1 & 3 == 1 else block >> 3)
+        at += 4 * (flags >> 2 & 1) + (not last)
+    if at > end:
+        raise EOFError
+    return total
 
 
 def _xz_size(file: IO[bytes]) -> int | None:

@@ -32,7 +32,13 @@ from dataclasses import dataclass, field
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.provisioning.cards.blockmap import BlockMap, RangeChecks
 from edgetrain.provisioning.cards.medium import ALIGNMENT, FileMedium, aligned, same
-from edgetrain.provisioning.cards.source import CHUNK, SECTOR, Source, partition_starts
+from edgetrain.provisioning.cards.source import (
+    CHUNK,
+    SECTOR,
+    SECTORS_OF_4096,
+    Source,
+    partition_starts,
+)
 
 HELD_BACK = 1 << 20
 """Bytes at the beginning that are written last, unless a partition begins earlier."""
@@ -139,10 +145,7 @@ def write(
     _, first = next(chunks, (0, memoryview(b"")))
     starts = partition_starts(first)
     if not starts:
-        raise ConfigError(
-            f"{source.path} is not a disk image: it has no partition table",
-            "unpacked, it begins with an MBR or a GPT",
-        )
+        raise ConfigError(f"{source.path} {_why_no_table(first)}")
     size = block_map.size if block_map else source.size
     if block_map and source.size not in (None, block_map.size):
         raise ConfigError(
@@ -177,6 +180,12 @@ def write(
                 _disarm(card.medium, head)
     mapped = len(head) + sum(block.length for block in plan if block.digest)
     return Written(source.position, mapped, tuple(cards))
+
+
+def _why_no_table(first: memoryview) -> str:
+    if bytes(first[4096:4104]) == b"EFI PART":
+        return SECTORS_OF_4096
+    return "is not a disk image: unpacked, it would begin with a partition table, an MBR or a GPT"
 
 
 def required(source: Source, block_map: BlockMap | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import subprocess
 import time
 import tomllib
@@ -104,6 +105,52 @@ def test_an_image_that_is_cut_short(images, tmp_path):
         look(path)
 
 
+BOOT, DATA, ROOT = "boot", "data", "root"
+
+
+@pytest.fixture(scope="module")
+def pieces(images, tmp_path_factory):
+    """Partitions: FAT, a file system without a system, the system's."""
+    whole = images["raspberry-pi-os-13"].read_bytes()
+    empty = tmp_path_factory.mktemp("pieces") / "x.img"
+    pi_images.make(empty, pi_images.SYSTEMS["raspberry-pi-os-13"], boot_kind="ext4")
+    boot = slice(4 << 20, 24 << 20)
+    return {BOOT: whole[boot], DATA: empty.read_bytes()[boot], ROOT: whole[24 << 20 :]}
+
+
+@pytest.mark.real
+@needs_tools
+@pytest.mark.parametrize(
+    ("order", "numbers", "sector", "said"),
+    [
+        ((BOOT, DATA, ROOT), (1, 2, 3), 512, (1, 3)),
+        ((BOOT, ROOT, DATA), (1, 2, 3), 512, (1, 2)),
+        ((BOOT, BOOT, ROOT), (1, 2, 3), 512, (1, 3)),  # the other one is a spare
+        ((BOOT, ROOT), (2, 1), 512, (2, 1)),
+        ((BOOT, BOOT, ROOT, ROOT), (1, 2, 3, 4), 512, "systems on partitions 3 and 4, and which"),
+        ((DATA, BOOT, ROOT), (1, 2, 3), 512, r"first partition is not FAT \(partitions: 1: ext4"),
+        ((BOOT, DATA), (1, 2), 512, "no /usr/lib/os-release"),
+        ((BOOT, ROOT), (1, 2), 4096, "sectors of 4096 bytes, and cards have 512"),
+    ],
+)
+def test_partitions_in_other_orders(pieces, tmp_path, order, numbers, sector, said):
+    content, table = bytearray(4 << 20), bytearray(512)
+    for name, number in zip(order, numbers, strict=True):
+        kind = 0x0C if name == BOOT else 0x83
+        place = (kind, len(content) // sector, len(pieces[name]) // sector)
+        struct.pack_into("<4xB3xII", table, 430 + 16 * number, *place)
+        content += pieces[name]
+    content[:510], content[510:512] = table[:510], b"\x55\xaa"
+    (tmp_path / "x.img").write_bytes(content)
+    if isinstance(said, str):
+        with pytest.raises(ConfigError, match=said) as caught:
+            look(tmp_path / "x.img")
+        assert "download" not in str(caught.value)
+    else:
+        found = look(tmp_path / "x.img")
+        assert (found.boot.number, found.root.number) == said
+
+
 def test_a_missing_tool_is_named_with_its_package(monkeypatch):
     monkeypatch.setattr(looking, "find_program", lambda name: name != "mcopy" or None)
     with pytest.raises(ConfigError, match=r"mcopy is not installed \(apt install mtools\)"):
@@ -180,7 +227,8 @@ def test_cloud_init_gets_another_instance_each_time():
         contents = [personal.files(d, "cloud-init")[name] for d in (first, second)]
         assert contents[0] != contents[1]
     once = personal.command_line(pi_images.PI_LINE, first, "cloud-init")
-    again = personal.command_line(once, second, "cloud-init")
+    noted = f"# mine\n{once}\n  # and: root=x\n"
+    again = personal.command_line(noted, second, "cloud-init")
     assert again.count("ds=nocloud") == 1
     assert again.endswith(f"ds=nocloud;i={second.instance}\n")
     assert again.split()[: len(pi_images.PI_LINE.split())] == pi_images.PI_LINE.split()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bz2
+import contextlib
 import functools
 import gzip
 import hashlib
@@ -75,11 +77,14 @@ def packed(kind: str, folder: Path) -> Path:
 
 
 @functools.cache
+def xz_streams() -> list[bytes]:
+    return [lzma.compress(part, preset=0) for part in (IMAGE[: 5 * MB], IMAGE[5 * MB :])]
+
+
+@functools.cache
 def packed_bytes(kind: str) -> bytes:
     if kind == "xz":  # two streams, as xz -T writes them
-        return b"".join(
-            lzma.compress(part, preset=0) for part in (IMAGE[: 5 * MB], IMAGE[5 * MB :])
-        )
+        return b"".join(xz_streams())
     if kind == "gz":
         return gzip.compress(IMAGE, 1)
     if kind == "zst":
@@ -102,6 +107,44 @@ def test_a_card_holds_the_image_bit_for_bit(tmp_path, kind, fill):
     assert done.cards[0].ok, done.cards[0].error
     assert bytes(card.content[:SIZE]) == IMAGE
     assert done.size == SIZE
+
+
+def skippable(number: int, size: int) -> bytes:
+    return bytes([0x50 + number]) + b"\x2a\x4d\x18" + size.to_bytes(4, "little") + bytes(size)
+
+
+def zst(content: bytes, **how: bool) -> bytes:
+    package = pytest.importorskip("zstandard")
+    found: bytes = package.ZstdCompressor(**how).compress(content)
+    return found
+
+
+RARE = {
+    "two frames": lambda: zst(IMAGE[: 5 * MB]) + zst(IMAGE[5 * MB :]),
+    "frames that skip": lambda: (
+        skippable(0, 9) + zst(IMAGE[:MB]) + skippable(15, 0) + zst(IMAGE[MB:]) + skippable(7, 5000)
+    ),
+    "frames without a size": lambda: zst(IMAGE, write_content_size=False) + zst(b""),
+    "frames with checksums": lambda: (
+        zst(IMAGE[:7], write_checksum=True) + zst(IMAGE[7:], write_checksum=True)
+    ),
+    "streams with padding": lambda: bytes(8).join((*xz_streams(), lzma.compress(b""), bytes(4096))),
+}
+
+
+@pytest.mark.parametrize("how", RARE)
+def test_rare_forms_that_are_legal_are_the_image(tmp_path, how):
+    path = tmp_path / "os.img.xz"
+    path.write_bytes(RARE[how]())
+    with contextlib.closing(Source(path)) as source:
+        assert source.size == (None if how == "frames without a size" else SIZE)
+    card = MemoryMedium(16 * MB)
+    assert write(path, card).cards[0].ok
+    assert bytes(card.content[:SIZE]) == IMAGE
+    whole = len(path.read_bytes().rstrip(b"\0")) if how == "streams with padding" else None
+    for keep in (0.3, 0.999):
+        path.write_bytes(RARE[how]()[: int((whole or path.stat().st_size) * keep)])
+        refused(path, "cut short")
 
 
 def test_zeros_are_not_written_where_there_are_zeros(raw):
@@ -372,10 +415,29 @@ def test_a_file_that_is_not_an_image(tmp_path, content):
     refused(tmp_path / "notes.img", "is not a disk image")
 
 
-def test_a_zip_archive_and_a_missing_file(tmp_path):
-    (tmp_path / "os.zip").write_bytes(b"PK\x03\x04 and more")
-    with pytest.raises(ConfigError, match="unpack it"):
-        Source(tmp_path / "os.zip")
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"PK\x03\x04 and more", "is a zip archive"),
+        (bz2.compress(b"x"), "is packed with bzip2"),
+        (lzma.compress(b"x", lzma.FORMAT_ALONE), "is packed with lzma"),
+        (b"7z\xbc\xaf\x27\x1c", "is a 7z archive"),
+        (b"\x04\x22\x4d\x18", "is packed with lz4"),
+    ],
+    ids=["zip", "bz2", "lzma", "7z", "lz4"],
+)
+def test_a_file_that_is_packed_otherwise_is_named(tmp_path, content, said):
+    (tmp_path / "os.img").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{said}.*unpack it, and give the image inside"):
+        Source(tmp_path / "os.img")
+
+
+def test_a_disk_of_larger_sectors_is_named(tmp_path):
+    (tmp_path / "os.img").write_bytes(bytes(510) + b"\x55\xaa" + bytes(3584) + b"EFI PART" + IMAGE)
+    refused(tmp_path / "os.img", "sectors of 4096 bytes, and cards have 512")
+
+
+def test_a_missing_file(tmp_path):
     with pytest.raises(ConfigError, match="cannot read the image"):
         Source(tmp_path / "none.img")
 
