@@ -200,6 +200,26 @@ def test_what_is_wrong_raises_and_leaves_nothing(call, match, quiet):
     assert not list(quiet["runs"].glob("*/*"))
 
 
+@pytest.mark.parametrize("call", [edgetrain.simulate, edgetrain.compare])
+@pytest.mark.parametrize(
+    ("method", "answer", "match"),
+    [
+        ("model", partial(torch.nn.LazyLinear, 3), "tensor 'weight' has no shape yet .say the lay"),
+        ("model", partial(torch.nn.LazyBatchNorm1d, affine=False), "tensor 'running_mean' has no"),
+        ("model", lambda: None, "returns a NoneType"),
+        ("batches", lambda *_: None, "gives a NoneType of 0 samples"),
+        ("batches", lambda *_: [], "ended after 0 batches .let them go on"),
+        ("evaluate", lambda _: {"accuracy": 1.0}, "returns 'accuracy', and not its metric 'loss'"),
+    ],
+)
+def test_a_task_that_is_none_is_refused_before_training(method, answer, match, call, quiet):
+    task = Line()
+    setattr(task, method, answer)
+    with pytest.raises(TaskError, match=match):
+        call(task=task, **quiet, **SMALL)
+    assert not list(quiet["runs"].iterdir())
+
+
 def test_a_run_names_what_it_has(run):
     with pytest.raises(ConfigError, match=r"no columns 'step'.*steps, evaluations"):
         run.columns("step")

@@ -108,8 +108,8 @@ def with_task(found: Resolved, beside: Path | None = None) -> Resolved:
     job = found.job
     task = task_of(job, beside)
     outline = outline_of(task)
-    statistics = statistics_of(outline.model)
-    elements = outline.parameters + sum(tensor.numel() for _, tensor in statistics)
+    parameters, statistics = outline.parameters, statistics_of(outline.model)
+    elements = parameters + sum(tensor.numel() for _, tensor in statistics)
     # ConfigError for more than there are blocks
     Ranges(elements, max(found.strategy.ranges, job.strategy.ranges))
     optimizer_for(outline.model, job.train.optimizer, task)
@@ -128,7 +128,7 @@ def with_task(found: Resolved, beside: Path | None = None) -> Resolved:
             promise=promise(fixed, samples),
             samples=samples,
             buffers=buffers_of(fixed) if statistics else None,
-            parameters=outline.parameters,
+            parameters=parameters,
         ),
         elements,
         task,

@@ -20,11 +20,15 @@ class Outline:
 
     @property
     def parameters(self) -> int:
-        """Trained parameters, tied ones once. TaskError for a model with a lazy layer."""
-        for name, each in self.model.named_parameters():
+        """Trained parameters, tied ones once. TaskError for no model, and one with a lazy layer."""
+        if not isinstance(self.model, torch.nn.Module):
+            raise TaskError(
+                f"model() of the task returns a {type(self.model).__name__}", "a module"
+            )
+        for name, each in (*self.model.named_parameters(), *self.model.named_buffers()):
             if torch.nn.parameter.is_lazy(each):
                 raise TaskError(
-                    f"the task's model has a lazy layer: its parameter '{name}' has no shape yet",
+                    f"the task's model has a lazy layer: its tensor '{name}' has no shape yet",
                     "say the layer's sizes, or call the model with one batch in model()",
                 )
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)

@@ -160,7 +160,7 @@ def test_a_member_without_samples_is_refused_by_the_name_of_what_says_so(samples
 def test_a_lazy_layer_is_refused_before_training(tmp_path):
     task = Given()
     task.model = lambda: torch.nn.LazyLinear(1)
-    with pytest.raises(TaskError, match="lazy layer: its parameter 'weight' has no shape yet"):
+    with pytest.raises(TaskError, match="lazy layer: its tensor 'weight' has no shape yet"):
         simulated(task, tmp_path)
 
 
