@@ -19,6 +19,7 @@ import edgetrain
 from edgetrain.errors import ConfigError, Diverged, EdgetrainError
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.runs.folder import folders_in, read_metrics, read_summary
+from edgetrain.training.member.hooks import kept_copy
 
 STRATEGIES = {
     "fedavg": {"every": 5},
@@ -436,6 +437,115 @@ def test_members_that_end_together_are_not_warned(strategy, caplog):
     with caplog.at_level(logging.WARNING, "edgetrain"):
         fleet_of(strategy, loop, loop)
     assert [record.getMessage() for record in caplog.records] == []
+
+
+# -- copies of parameters, and parameters that change beside the steps ----------------------------
+
+
+class Copying(torch.optim.SGD):
+    """Steps as SGD does, and keeps a copy of each parameter: `keep(state, parameter)`."""
+
+    def __init__(self, parameters, keep):
+        super().__init__(parameters, lr=0.05, momentum=0.9)
+        self.keep = keep
+
+    def step(self, closure=None):
+        found = super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.keep(self.state[parameter], parameter.detach())
+        return found
+
+
+COPIES = {
+    "z": lambda state, p: state.setdefault("z", p.clone()).sub_(state["momentum_buffer"] * 0.1),
+    "ema": lambda state, p: state.setdefault("ema", p.clone()).lerp_(p, 0.001),
+    "p0": lambda state, p: state.setdefault("p0", p.clone()),
+    "master": lambda state, p: state.update(master=p.double()),
+}
+
+
+def told(caplog, word):
+    return [line for line in map(logging.LogRecord.getMessage, caplog.records) if word in line]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kept", COPIES)
+def test_a_state_that_holds_a_copy_of_the_parameters_is_told_by_name(kept, strategy, caplog):
+    def loop(model, optimizer, index, join):
+        optimizer = Copying(model.parameters(), COPIES[kept])
+        with join(model, optimizer):
+            take(7, model, optimizer, index)
+
+    with caplog.at_level(logging.WARNING, "edgetrain"):
+        fleet_of(strategy, loop, loop)
+    lines = told(caplog, f"'{kept}' in the state of Copying")
+    assert len(lines) == (0 if strategy == "sync-sgd" else 2)  # there all states are alike
+
+
+STATES = [
+    lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True), lambda p: torch.optim.NAdam(p, lr=0.01),
+    lambda p: torch.optim.Adagrad(p, initial_accumulator_value=0.3), torch.optim.Adadelta,
+    lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01), torch.optim.Rprop,
+    lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.9), torch.optim.Adamax,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", STATES)
+@pytest.mark.parametrize("weights", [None, 0.3])
+def test_moments_are_no_copies(make, weights):
+    model = children.model()
+    if weights is not None:  # as in a normalisation layer: all alike
+        for p in model.parameters():
+            nn.init.constant_(p, weights)
+    optimizer = make(model.parameters())
+    for number in range(9):
+        compute(model, optimizer, 0, number)
+        optimizer.step()
+        assert kept_copy(optimizer) == ""
+
+
+def load_best(model):
+    model.load_state_dict({n: t * 0.9 for n, t in model.state_dict().items()})
+
+
+def shrink(model):
+    with torch.no_grad():
+        for p in model.parameters():
+            p *= 0.9
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("change", [None, load_best, shrink])
+def test_what_changes_after_the_last_step_is_told_at_close(change, strategy, caplog):
+    def loop(model, optimizer, index, join):
+        with join(model, optimizer) as member:
+            take(7, model, optimizer, index)
+            with member.fleet_model():
+                compute(model, optimizer, index, 7)
+            if change is not None and index:
+                change(model)
+
+    with caplog.at_level(logging.WARNING, "edgetrain"):
+        fleet_of(strategy, loop, loop)
+    assert len(told(caplog, "m1: the parameters were changed after the last step")) == bool(change)
+    assert len(told(caplog, "were changed")) == bool(change)
+
+
+def test_replicas_that_a_members_own_numbers_moved_apart_are_told_so():
+    """As SAM does, whose way back rounds."""
+
+    def loop(model, optimizer, index, join):
+        with join(model, optimizer):
+            for number in range(5):
+                compute(model, optimizer, index, number)
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p += 0.05 * p.grad
+                optimizer.step()
+
+    with pytest.raises(Diverged, match=r"by this member's own numbers \(SAM: fedavg or dga\)"):
+        fleet_of("sync-sgd", loop, loop)
 
 
 # -- saving ---------------------------------------------------------------------------------------

@@ -42,6 +42,9 @@ Optimizer = torch.optim.Optimizer
 _SCALES = "_step_supports_amp_scaling"
 """torch's mark of an optimizer that a GradScaler steps in any case."""
 
+_TELLING = 16
+"""Elements of a tensor that is near another one by chance only once in many millions of times."""
+
 
 class Begin(Protocol):
     """What is done before a step."""
@@ -282,6 +285,23 @@ def plain_optimizers(given: Optimizer | Sequence[Optimizer]) -> tuple[Optimizer,
 
 def parameters_of(optimizer: Optimizer) -> list[torch.nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def kept_copy(optimizer: Optimizer) -> str:
+    """The name of what this optimizer keeps of a parameter that has its shape and is near it, as an
+    average of it or a slow copy is, and no gradient or moment; "": there is none."""
+    for parameter, kept in optimizer.state.items():
+        if not isinstance(parameter, torch.Tensor) or parameter.numel() < _TELLING:
+            continue
+        own = parameter.detach().double()
+        for name, each in dict(kept).items():
+            if isinstance(each, torch.Tensor) and each.shape == own.shape:
+                away = each.detach().to(own) - own
+                # Not by what all elements have in common either: a scale of ones beside sums of 1.
+                pairs = (away, own), (away - away.mean(), own - own.mean())
+                if all(far.norm() < size.norm() / 2 for far, size in pairs):
+                    return str(name)
+    return ""
 
 
 class Together:

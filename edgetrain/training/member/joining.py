@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Self
 
 import torch
 
-from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.errors import ConfigError, Diverged, EdgetrainError
 from edgetrain.exchange.addresses import any_port_of, rotated, wait_for_route
 from edgetrain.exchange.keys.credentials import credentials as credentials_for
 from edgetrain.exchange.keys.pairs import Credentials
@@ -34,7 +34,13 @@ from edgetrain.runs.folder import check_room
 from edgetrain.tasks.fixed import Unexchanged
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.weights import unnoised_check
-from edgetrain.training.member.hooks import StepHooks, Together, parameters_of, plain_optimizers
+from edgetrain.training.member.hooks import (
+    StepHooks,
+    Together,
+    kept_copy,
+    parameters_of,
+    plain_optimizers,
+)
 from edgetrain.training.member.keeping import Keeping, keeping_of
 from edgetrain.training.member.member import Member, bind, release_of
 from edgetrain.training.member.several import dialling
@@ -234,6 +240,10 @@ class JoinedMember(Member):
     """What of the model should not change, until it has been reported; None: it may."""
     check_noise: Callable[[], None] = staticmethod(lambda: None)
     """Raises ConfigError once something would leave without the noise that it should have."""
+    _told_copy = _moved = False
+    """Whether a state's copy was told; whether parameters were changed between two steps."""
+    _left = 0
+    """How often the parameters had been written to when the last step had ended."""
 
     def watch(
         self,
@@ -269,6 +279,7 @@ class JoinedMember(Member):
 
         def begin(optimizer: torch.optim.Optimizer, *, adds: bool) -> None:
             self._check_open()
+            self._moved |= not driver.is_mid_step and self._writes() != self._left
             if not (several and self.half.adjusts_gradient):
                 self._exchange(lambda: driver.begin_step(adds=adds))
                 return
@@ -277,7 +288,22 @@ class JoinedMember(Member):
 
         self._began = self.steps
         self._model, self._hooks = model, StepHooks(optimizers, begin, self._end_step)
+        self._left = self._writes()
         return self
+
+    def _writes(self) -> int:
+        """How often torch has written to the parameters; replies are not counted."""
+        each = (p for o in self._hooks.optimizers for p in parameters_of(o))
+        return sum(parameter._version for parameter in each)
+
+    def _exchange(self, exchange: Callable[[], None]) -> None:
+        try:
+            super()._exchange(exchange)
+        except Diverged as error:
+            if not self._moved or self.half.moves_params:
+                raise
+            what = "the optimizer or the loop changed parameters by this member's own numbers"
+            raise Diverged(f"{error.message}; {what}", "SAM: fedavg or dga") from error
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step the optimizers, which exchanges; may wait for a reply. Returns what the last one's
@@ -342,6 +368,7 @@ class JoinedMember(Member):
         with self._hooks.paused():
             self._exchange(lambda: self._driver.wait_for_fleet(step))
         self._no_step = "this member has waited for the fleet: no step may follow"
+        self._left = self._writes()
 
     def state_dict(self) -> dict[str, Any]:
         """The fleet's model as its `state_dict`: copies, each in memory of its own.
@@ -361,11 +388,18 @@ class JoinedMember(Member):
             return
         self._end_open_step()
         self._report_changed()
+        self._report_copies()
         if not (self.steps or self.begins_at):
             self.abandon("failed: it took no step")
             raise EdgetrainError(
                 "this member took no step, and contributed nothing",
                 "join with the optimizer that the loop steps",
+            )
+        if self._writes() != self._left:
+            log.warning(
+                "%s: the parameters were changed after the last step, as load_best_model_at_end "
+                "does: no other member has that, and models may end apart. Do it after close()",
+                self.name,
             )
         super().close()
         self._give_back()
@@ -379,8 +413,22 @@ class JoinedMember(Member):
 
     def _end_step(self) -> None:
         super()._end_step()
-        if self.steps - self._began == 2:  # a teacher follows after the first one
+        self._left = self._writes()
+        if self.steps - self._began in (2, self.half.every):  # a teacher follows after the first
             self._report_changed()
+            self._report_copies()
+
+    def _report_copies(self) -> None:
+        """Warn, once, of a state that is as good as the parameters, and that no reply reaches."""
+        for optimizer in self._hooks.optimizers if self.half.moves_params else ():
+            if not self._told_copy and (kept := kept_copy(optimizer)):
+                self._told_copy = True
+                log.warning(
+                    "%s: '%s' in the state of %s is shaped like its parameter and near it: a copy "
+                    "that members do not exchange and that replies do not reach, so that they may "
+                    "end apart. Take an optimizer without one, or sync-sgd",
+                    self.name, kept, type(optimizer).__name__,
+                )  # fmt: skip
 
     def _report_changed(self) -> None:
         """Warn, once, of tensors that should be equal on all members and change on each. Leave, and
