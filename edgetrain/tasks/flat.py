@@ -122,7 +122,7 @@ class FlatModel:
         self.is_storage = len(runs) == 1 and dtype is torch.float32 and device.type == "cpu"
         """Whether the vectors are the model's own memory."""
         self._used: set[torch.Tensor] = set()
-        self._versions, self.changed = self._count_writes(), ""
+        self._versions, self.changed = self.count_writes(), ""
         """Torch's counts of writes to parameters when they were pulled; one written to later."""
         if self.is_storage:
             self.params: Vector = self._groups[0].params.numpy()
@@ -157,7 +157,7 @@ class FlatModel:
         """Bring `params` up to what the optimizer did. ConfigError if a view was broken, or if
         another parameter is trained now."""
         self._check_trained()
-        self._versions = self._count_writes()
+        self._versions = self.count_writes()
         for group in self._groups:
             for parameter, view, _ in group.members:
                 if parameter.data_ptr() != view.data_ptr():
@@ -188,7 +188,8 @@ class FlatModel:
                     "close the member, and join again with the model as it is now",
                 )
 
-    def _count_writes(self) -> list[int]:
+    def count_writes(self) -> list[int]:
+        """How often torch, and not a reply, has written to each parameter."""
         return [parameter._version for group in self._groups for parameter, _, _ in group.members]
 
     def release(self) -> None:
@@ -237,7 +238,7 @@ class FlatModel:
         A parameter without a gradient counts as zero; see the module for a gradient of zeros.
         """
         none = []
-        writes = zip(self.layout, self._versions, self._count_writes(), strict=False)
+        writes = zip(self.layout, self._versions, self.count_writes(), strict=False)
         self.changed = next((n for (n, *_), then, now in writes if then != now), self.changed)
         for group in self._groups:
             for parameter, _, gradient in group.members:

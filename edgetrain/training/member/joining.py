@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Self
 
 import torch
 
-from edgetrain.errors import ConfigError, Diverged, EdgetrainError
+from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.addresses import any_port_of, rotated, wait_for_route
 from edgetrain.exchange.keys.credentials import credentials as credentials_for
 from edgetrain.exchange.keys.pairs import Credentials
@@ -240,10 +240,9 @@ class JoinedMember(Member):
     """What of the model should not change, until it has been reported; None: it may."""
     check_noise: Callable[[], None] = staticmethod(lambda: None)
     """Raises ConfigError once something would leave without the noise that it should have."""
-    _told_copy = _moved = False
-    """Whether a state's copy was told; whether parameters were changed between two steps."""
-    _left = 0
-    """How often the parameters had been written to when the last step had ended."""
+    _left: list[int]
+    """How often parameters had been written to when the last step ended."""
+    _told_copy = False
 
     def watch(
         self,
@@ -279,7 +278,6 @@ class JoinedMember(Member):
 
         def begin(optimizer: torch.optim.Optimizer, *, adds: bool) -> None:
             self._check_open()
-            self._moved |= not driver.is_mid_step and self._writes() != self._left
             if not (several and self.half.adjusts_gradient):
                 self._exchange(lambda: driver.begin_step(adds=adds))
                 return
@@ -288,22 +286,8 @@ class JoinedMember(Member):
 
         self._began = self.steps
         self._model, self._hooks = model, StepHooks(optimizers, begin, self._end_step)
-        self._left = self._writes()
+        self._left = self._model.count_writes()
         return self
-
-    def _writes(self) -> int:
-        """How often torch has written to the parameters; replies are not counted."""
-        each = (p for o in self._hooks.optimizers for p in parameters_of(o))
-        return sum(parameter._version for parameter in each)
-
-    def _exchange(self, exchange: Callable[[], None]) -> None:
-        try:
-            super()._exchange(exchange)
-        except Diverged as error:
-            if not self._moved or self.half.moves_params:
-                raise
-            what = "the optimizer or the loop changed parameters by this member's own numbers"
-            raise Diverged(f"{error.message}; {what}", "SAM: fedavg or dga") from error
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step the optimizers, which exchanges; may wait for a reply. Returns what the last one's
@@ -368,7 +352,7 @@ class JoinedMember(Member):
         with self._hooks.paused():
             self._exchange(lambda: self._driver.wait_for_fleet(step))
         self._no_step = "this member has waited for the fleet: no step may follow"
-        self._left = self._writes()
+        self._left = self._model.count_writes()
 
     def state_dict(self) -> dict[str, Any]:
         """The fleet's model as its `state_dict`: copies, each in memory of its own.
@@ -395,7 +379,7 @@ class JoinedMember(Member):
                 "this member took no step, and contributed nothing",
                 "join with the optimizer that the loop steps",
             )
-        if self._writes() != self._left:
+        if self._model.count_writes() != self._left:
             log.warning(
                 "%s: the parameters were changed after the last step, as load_best_model_at_end "
                 "does: no other member has that, and models may end apart. Do it after close()",
@@ -413,7 +397,7 @@ class JoinedMember(Member):
 
     def _end_step(self) -> None:
         super()._end_step()
-        self._left = self._writes()
+        self._left = self._model.count_writes()
         if self.steps - self._began in (2, self.half.every):  # a teacher follows after the first
             self._report_changed()
             self._report_copies()

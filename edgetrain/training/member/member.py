@@ -230,7 +230,8 @@ class Member:
         except Diverged as error:
             if not (changed := getattr(self.flat, "changed", "")):
                 raise
-            said = f"{error.message}; something writes to '{changed}' between steps"
+            what = "by this member's own numbers: in forward, in the loop, or an optimizer as SAM"
+            said = f"{error.message}; something writes to '{changed}' between steps, {what}"
             raise Diverged(said, error.hint) from None
 
     def _end_step(self) -> None:
