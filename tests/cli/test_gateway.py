@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import edgetrain, running, write_tiny
 from hub_runs import free_port, journal_of, keys, wait_for_rounds
+from wrong_hubs import at_first
 
 from edgetrain.__main__ import main
 from edgetrain.runs.folder import read_metrics
@@ -23,7 +24,7 @@ def run_folder(cwd: Path, name: str) -> Path:
 
 def trained(cwd: Path, sites: bool) -> tuple[int, int]:
     """A job of two members; what the hub's journal ends with. With `sites` they are behind a
-    gateway that is killed on the way."""
+    gateway that is killed on the way, and whose first address is another fleet's hub's."""
     cwd.mkdir()
     job = write_tiny(
         cwd,
@@ -46,7 +47,8 @@ def trained(cwd: Path, sites: bool) -> tuple[int, int]:
         hub.until("members join")
         if sites:
             public = hub.until("public key is").split()[-1]
-            up = "--above", top, "--members", "2", "--name", "s0", "--bind", here
+            wrong = stack.enter_context(at_first("other key", cwd))
+            up = "--above", wrong, "--above", top, "--members", "2", "--name", "s0", "--bind", here
             up = (*up, *gate, "--above-key", public)
             gateway = start("gateway", job, *up)
             gateway.until("members join")

@@ -18,8 +18,11 @@ import torch
 from every_strategy import SPELLED
 from loopback import Loopback
 from torch import nn
+from wrong_hubs import FIRST, Plain, at_first
 
 from edgetrain.errors import ConfigError, Diverged, EdgetrainError, HubUnreachable, Refused
+from edgetrain.exchange.keys.gate import Gate
+from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import (
     Beat,
@@ -35,6 +38,7 @@ from edgetrain.exchange.messages import (
 )
 from edgetrain.exchange.seam import Request, Submission
 from edgetrain.exchange.transport import Traffic
+from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.jobs import reading
 from edgetrain.jobs.rules import resolve
@@ -187,6 +191,43 @@ def test_a_hub_with_several_addresses_is_joined_at_the_one_that_answers(unused_a
     assert len(hub.closed) == 1
     with pytest.raises(ConfigError, match=r"hub = \[\]"):
         join([], model, optim)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("first", FIRST)
+def test_a_loop_joins_its_hub_whatever_is_at_the_first_address(first, tmp_path):
+    ring, own, model = Keyring(tmp_path / "hub"), Keyring(tmp_path / "own"), nn.Linear(2, 2)
+    for each in (ring, own):
+        each.init(new_pair)
+    ring.allow(own.pair().public, "pi-1")
+    transport = HubSocket("tcp://127.0.0.1:0", gate=Gate(ring))
+    hub = children.HubThread(transport, members=1, policy={"gone_s": 60.0})
+    optim = torch.optim.SGD(model.parameters(), 0.1)
+    known = {"name": "pi-1", "keys": tmp_path / "own", "hub_key": str(tmp_path / "hub" / "key")}
+    with (
+        at_first(first, tmp_path) as wrong,
+        hub.serving(),
+        join([wrong, transport.address], model, optim, **known),
+    ):
+        model(torch.ones(1, 2)).sum().backward()
+        optim.step()
+    assert [closed.members for closed in hub.closed] == [("pi-1",)]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("code", ["job", "model", "session"])
+def test_a_loop_without_keys_joins_behind_a_hub_that_refuses_it(code):
+    transport, model = HubSocket("tcp://127.0.0.1:0"), nn.Linear(2, 2)
+    hub = children.HubThread(transport, members=1, policy={"gone_s": 60.0})
+    optim = torch.optim.SGD(model.parameters(), 0.1)
+    with (
+        contextlib.closing(Plain(code)) as other,
+        hub.serving(),
+        join([other.address, transport.address], model, optim),
+    ):
+        model(torch.ones(1, 2)).sum().backward()
+        optim.step()
+    assert len(hub.closed) == 1
 
 
 @pytest.fixture

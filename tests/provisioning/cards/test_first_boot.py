@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import errno
 import os
 import random
@@ -10,13 +11,17 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
 import first_boot_device as device
 import pytest
+from wrong_hubs import FIRST, Serving, at_first
 
 from edgetrain.exchange.keys.host_keys import read_host_key
+from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.zeromq.curve import new_pair
 from edgetrain.provisioning.cards import archive
 
 CONFIG = {"name": "pi-0", "hubs": ["tcp://hub:5555"], "settings": ["job.toml"]}
@@ -226,6 +231,30 @@ def test_an_unknown_token_is_not_tried_again(root):
     (root / "boot/firmware/edgetrain/token").write_text("another")
     with pytest.raises(first_boot.Failed, match="write the card again"):
         go(root)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("first", FIRST)
+def test_a_first_boot_enrols_whatever_is_at_the_first_address(first, tmp_path, worker):
+    """With edgetrain's own commands in place of the stand-ins."""
+
+    def run(words, environment):
+        if words[1:4] == ["-m", "edgetrain", "keys"]:
+            return subprocess.run([sys.executable, *words[1:]], check=False).returncode
+        if words[0] == "ssh-keygen":
+            return subprocess.run(words, check=False).returncode
+        return device.stand_in(root, words)
+
+    with contextlib.closing(Serving(tmp_path)) as hub, at_first(first, tmp_path) as wrong:
+        token = hub.ring.issue_token("pi-0", new_pair, time.time())
+        root = tmp_path / "root"
+        device.prepare(root, worker, CONFIG | {"hubs": [wrong, hub.address]}, token)
+        first_boot.FirstBoot(root, "/boot/firmware", "python3", run).go()
+        ring = Keyring(root / first_boot.KEYS)
+        assert hub.ring.members() == {ring.pair().public: "pi-0"}
+        assert ring.hubs() == dict.fromkeys([wrong, hub.address], hub.ring.pair().public)
+    assert (root / "boot/firmware/edgetrain/token").read_bytes() == b""
+    assert (root / "var/lib/edgetrain-setup/done").exists()
 
 
 def test_a_hub_that_is_away_is_asked_again_with_growing_pauses(root, monkeypatch):
