@@ -101,15 +101,15 @@ def with_task(found: Resolved, beside: Path | None = None) -> Resolved:
     """A job that `check` has looked up, with its task, and its optimizer built. Loads torch and
     the data. The model is built without memory, where it can be. ConfigError, TaskError."""
     from edgetrain.jobs.lookup import buffers_of, rehearse, rehearse_private, samples_of, task_of
-    from edgetrain.tasks.flat import statistics_of
+    from edgetrain.tasks.flat import measured_elements
     from edgetrain.tasks.meta import outline_of
     from edgetrain.tasks.work import optimizer_for
 
     job = found.job
     task = task_of(job, beside)
     outline = outline_of(task)
-    parameters, statistics = outline.parameters, statistics_of(outline.model)
-    elements = parameters + sum(tensor.numel() for _, tensor in statistics)
+    parameters, statistics = outline.parameters, measured_elements(outline.model)
+    elements = parameters + statistics
     # ConfigError for more than there are blocks
     Ranges(elements, max(found.strategy.ranges, job.strategy.ranges))
     optimizer_for(outline.model, job.train.optimizer, task)

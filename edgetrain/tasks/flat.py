@@ -5,8 +5,8 @@ message or an optimizer.
 
 What is in the vector: every parameter with `requires_grad`, once (tied ones are one), in the order
 of `named_parameters()`; behind them, with `statistics`, the running means and variances that
-normalisation layers measure. What is not: frozen parameters, and other buffers. See
-docs/decisions/002-buffers-stay-local.md.
+normalisation layers measure, and the means' squares (`spread`). What is not: frozen parameters, and
+other buffers. See docs/decisions/002-buffers-stay-local.md.
 
 A parameter may have no gradient at all (`grad is None`: the loss did not depend on it). That is not
 a gradient of zeros: an optimizer leaves the one alone, and moves the other by weight decay and
@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from edgetrain.errors import ConfigError, refuse_first
 from edgetrain.tasks.fixed import digest_of_fixed, fixed_of, fixed_part_of, plain
+from edgetrain.tasks.spread import Square, spread_layers
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.allocator import release_freed
 from edgetrain.vectors.vector import Layout, Vector, zeros
@@ -82,7 +83,7 @@ class FlatModel:
         if not named:
             raise ConfigError("the model has no parameters with requires_grad: nothing to train")
         _check_tensors(named, fixed_of(model))
-        measured = statistics_of(model) if statistics else []
+        measured, self._squares = _measured_of(model) if statistics else ([], [])
         self._variances = [tensor for name, tensor in measured if name.endswith("running_var")]
         runs = _runs_of(named, measured)
         self._groups: list[_Group] = []
@@ -158,6 +159,8 @@ class FlatModel:
         another parameter is trained now."""
         self._check_trained()
         self._versions = self.count_writes()
+        for square in self._squares:
+            square.measure()
         for group in self._groups:
             for parameter, view, _ in group.members:
                 if parameter.data_ptr() != view.data_ptr():
@@ -193,7 +196,10 @@ class FlatModel:
         return [parameter._version for group in self._groups for parameter, _, _ in group.members]
 
     def release(self) -> None:
-        """Give every tensor memory of its own, as before it was bound, for good. Works twice."""
+        """Give every tensor memory of its own, as before it was bound, for good. What it has of
+        running statistics is taken for the fleet's. Works twice."""
+        while self._squares:
+            self._squares.pop().widen()
         groups, self._groups = self._groups, []
         for group in groups:
             for tensor in group.tensors:
@@ -213,6 +219,8 @@ class FlatModel:
         if not self.is_storage:
             for group in self._groups:
                 group.params.copy_(torch.from_numpy(self.params[group.where]))
+        for square in self._squares:
+            square.note()
 
     @contextmanager
     def holding(self, vector: Vector) -> Iterator[None]:
@@ -227,6 +235,8 @@ class FlatModel:
                 group.params.copy_(torch.from_numpy(vector[group.where]))
             for variance in self._variances:  # noise, or a lossy codec, may have made it negative
                 variance.clamp_(min=0)
+            for square in self._squares:
+                square.widen()
             yield
         finally:
             for group, before in zip(self._groups, own, strict=True):
@@ -294,13 +304,14 @@ class FlatModel:
 
 def with_parameters(model: torch.nn.Module, params: Vector) -> torch.nn.Module:
     """A copy of a model with other parameters, [elements] in the order of FlatModel; where there
-    are more, with its statistics."""
+    are more, with its statistics, as they are shown."""
     found = copy.deepcopy(model)
     flat = FlatModel(found, fixed="own")
     if params.size != flat.elements:
         flat = FlatModel(found, fixed="own", statistics=True)
     flat.params[:] = params
     flat.push_params()
+    flat.release()
     return found
 
 
@@ -381,6 +392,17 @@ def statistics_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """The running means and variances of a model's normalisation layers, by name."""
     ends = ("running_mean", "running_var")
     return [(n, b) for n, b in model.named_buffers() if n.endswith(ends) and b.is_floating_point()]
+
+
+def measured_elements(model: torch.nn.Module) -> int:
+    """How long what `statistics` are in a model's vector is. The model may be on meta."""
+    squares = (each.get_buffer("running_mean") for each in spread_layers(model).values())
+    return sum(t.numel() for t in (*squares, *(t for _, t in statistics_of(model))))
+
+
+def _measured_of(model: torch.nn.Module) -> tuple[_Named, list[Square]]:
+    squares = [Square(*each) for each in spread_layers(model).items()]
+    return [*statistics_of(model), *((each.name, each.tensor) for each in squares)], squares
 
 
 def _bind(tensors: list[torch.Tensor], start: int) -> tuple[_Group, Vector, Vector]:

@@ -62,13 +62,16 @@ def test_statistics_are_behind_the_parameters(dtype):
     model[1].to(dtype)
     flat = FlatModel(model, statistics=True)
     assert flat.is_storage == (dtype is torch.float32)
-    assert flat.elements - flat.trained == 12
+    assert flat.elements - flat.trained == 18
     assert len(flat.layout) == 6
-    assert flat.description.endswith(b"float32 6 0.running_mean\nfloat32 6 0.running_var\n")
-    np.testing.assert_array_equal(flat.params[flat.trained :], [0.0] * 6 + [1.0] * 6)
-    model[0](torch.randn(5, 6) + 3)
+    names = "0.running_mean", "0.running_var", "0.running_square"
+    assert flat.description.decode().endswith("".join(f"float32 6 {name}\n" for name in names))
+    np.testing.assert_array_equal(flat.params[flat.trained :], [0.0] * 6 + [1.0] * 6 + [0.0] * 6)
+    x = torch.randn(5, 6) + 3
+    model[0](x)
     flat.pull_params()
-    np.testing.assert_array_equal(flat.params[flat.trained :], statistics(model))
+    np.testing.assert_array_equal(flat.params[flat.trained : -6], statistics(model))
+    np.testing.assert_allclose(flat.params[-6:], 0.1 * x.mean(0).square(), rtol=1e-5)
     assert flat.params[flat.trained] != 0
     flat.gradient[flat.trained :] = 7  # of a strategy that pulls parameters to the round's start
     flat.pull_gradient()
@@ -83,7 +86,7 @@ def test_a_look_shows_no_negative_variance_and_changes_nothing():
     model = normalised()
     flat = FlatModel(model, statistics=True)
     before, shown = statistics(model), flat.params.copy()
-    shown[-12:] = -3
+    shown[-18:] = -3
     with flat.holding(shown):
         assert set(model[0].running_mean.tolist()) == {-3.0}
         assert set(model[0].running_var.tolist()) == {0.0}
@@ -133,6 +136,69 @@ def test_all_members_end_with_the_mean_of_what_they_measured(strategy, how):
     assert a.half.base.tobytes() == b.half.base.tobytes()
     assert np.abs(statistics(one)[:6]).max() < 1.5, "the mean of -4 and 4"
     assert (statistics(one)[6:] > 0.2).all()
+
+
+def away(member, step):
+    """Of variance 1 about -6 or 6: of all data it is 37."""
+    rng = torch.Generator().manual_seed(1000 * member + step)
+    x = torch.randn(32, 6, generator=rng)
+    return x + (-6.0, 6.0)[member], torch.randint(0, 3, (32,), generator=rng)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize(
+    ("strategy", "how"),
+    [
+        ("fedavg", {"every": 1}), ("fedavg", {"every": 20}), ("dga", {"every": 2, "delay": 5}),
+        ("dga", {"every": 5, "delay": 5, "codec": "topk(0.1)"}),
+    ],
+)  # fmt: skip
+def test_the_fleets_variance_is_that_of_all_data(strategy, how, momentum, monkeypatch):
+    def layers():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.BatchNorm1d(6, momentum=momentum), nn.Linear(6, 3))
+
+    here = globals()
+    monkeypatch.setitem(here, "batch", away)
+    monkeypatch.setitem(here, "normalised", layers)
+    (one, a), _ = fleet("mean", strategy, steps=80, **how)
+    base = a.half.base.copy()
+    with FlatModel(found := layers(), fixed="own", statistics=True).holding(base):
+        shown = statistics(found)
+    np.testing.assert_allclose(shown[6:], 37.0, rtol=0.05)
+    assert statistics(with_parameters(layers(), base)).tobytes() == shown.tobytes(), "simulated"
+    assert (statistics(one)[6:] < 1.5).all(), "a member normalises by what it measured itself"
+
+
+def test_a_layer_of_another_kind_has_the_mean_of_variances():
+    """A name does not make a layer one of normalisation."""
+    model, other = normalised(), normalised()
+    del other[0].momentum
+    sizes = [FlatModel(each, statistics=True).elements for each in (model, other)]
+    assert sizes[0] - sizes[1] == 6
+
+
+def test_an_own_loop_ends_with_the_variance_of_all_data():
+    hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "fedavg", 2, every=5)
+
+    def train(index):
+        model = normalised()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        with edgetrain.join(hub.transport.address, model, optimizer, buffers="mean") as member:
+            for step in range(40):
+                optimizer.zero_grad()
+                x, y = away(member.index, step)
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+            state = member.state_dict()
+        return model, state
+
+    with hub.serving():
+        ends = children.in_threads(lambda: train(0), lambda: train(1))
+    for model, state in ends:
+        np.testing.assert_allclose(statistics(model)[6:], 37.0, rtol=0.1)
+        assert torch.equal(state["0.running_var"], model[0].running_var)
+    assert statistics(ends[0][0]).tobytes() == statistics(ends[1][0]).tobytes()
 
 
 def test_local_statistics_are_each_members_own():
