@@ -379,7 +379,7 @@ def late(layer, x):
 @pytest.mark.parametrize(("change", "kept"), [(late, False), (lambda layer, x: None, True)])
 def test_what_changes_late_and_has_no_noise_is_in_no_file(change, kept, tmp_path):
     planned = private(Shifted(lambda: Layer(change), 6.0), "members=1", "steps=8", "pace_s=0")
-    log = MetricsLog(metrics_path(tmp_path), "m0", time.monotonic, time.monotonic())
+    log = MetricsLog(metrics_path(tmp_path), "m0", lambda: 0.0, 0.0)
     hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), planned.strategy.spelled, 1)
     with hub.serving():
         address = hub.transport.address
