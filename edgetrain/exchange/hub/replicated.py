@@ -31,7 +31,16 @@ from typing import Any, Literal
 
 from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.hub.copies import CopyStream, Voter
-from edgetrain.exchange.hub.effects import Effect, Feed, Note, Save, Send, Write, refusal
+from edgetrain.exchange.hub.effects import (
+    Effect,
+    Feed,
+    Note,
+    Observed,
+    Save,
+    Send,
+    Write,
+    refusal,
+)
 from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.orders import Order
 from edgetrain.exchange.hub.protocol import Hub
@@ -173,7 +182,7 @@ class ReplicatedHub(Hub):
                     self._waiting.append((self._barrier, effect))
                 case _:
                     leaving.append(effect)
-        return leaving + self._pump()
+        return leaving + self._release() + self._pump()
 
     def _copy(self, item: Record | State) -> None:
         """Send a record, unless the copy of the journal that is under way will have it."""
@@ -191,13 +200,17 @@ class ReplicatedHub(Hub):
             self._barrier = at
 
     def _release(self) -> list[Effect]:
-        """What waited for what the replica now holds, or for a replica that is out."""
+        """What waited for what the replica now holds, or for a replica that is out. Once the job is
+        over and no member is left: what people are to know, as nothing will be released later."""
         if self.replica == "out":
             self._barrier = 0
             leaving = [effect for _, effect in self._waiting]
             self._waiting.clear()
             return leaving
         leaving = []
+        if self.membership.finished:
+            leaving = [each for _, each in self._waiting if isinstance(each, Observed)]
+            self._waiting.clear()
         while self._waiting and self._waiting[0][0] <= self.copies.held:
             leaving.append(self._waiting.popleft()[1])
         return leaving

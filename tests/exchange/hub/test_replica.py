@@ -69,6 +69,10 @@ def test_with_a_replica_nothing_else_changes(seed):
     found.judge()
     assert found.took_over_at is None
     assert ends_of(found) == ends_of(alone)
+    while not found.hub.finished:  # then it is closed, whatever the replica has not answered yet
+        assert found.advance()
+    left = [note.member for note in found.notes if note.event == "left"]
+    assert len(left) == len(set(left)) == len(found.members)
 
 
 @settings(max_examples=5, deadline=None)
