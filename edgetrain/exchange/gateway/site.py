@@ -93,6 +93,8 @@ class SiteHub(Hub):
         """Whether the hub above has been told that no member is here."""
         self._is_cut_off = False
         """Whether people have been told that the hub above is away."""
+        self.refused: Refused | None = None
+        """What the hub above has refused this site for."""
         self._first_reply = 0
         """The first round whose reply can still be had: none is older than a base that was sent."""
 
@@ -114,16 +116,23 @@ class SiteHub(Hub):
     # -- the way up ---------------------------------------------------------------------------
 
     def hear(self, now: float) -> list[Effect]:
-        """Send what waits, and take in what has come from above. Raises Refused, Diverged, and
-        HubUnreachable for a hub that has been away for too long."""
+        """Send what waits, and take in what has come from above. Raises Refused, when members that
+        wait for the start have been told, Diverged, and HubUnreachable for a hub that has been away
+        for too long."""
+        if self.refused is not None:
+            raise self.refused
         if self.steering.stands:
             return []
         try:
             return self._hear(now)
         except Refused as refused:
-            if refused.code != "ended" or not self.started:
+            if refused.code == "ended" and self.started:
+                return self.steering.turn("stop", now)
+            if self.started:
                 raise
-            return self.steering.turn("stop", now)
+            self.refused = refused
+            why = f"the hub above refuses this site: {refused.message}"
+            return [refusal(each.sender, refused.code, why) for each in self.members]
 
     def obey(self, order: Order, now: float) -> list[Effect]:
         """See Hub. The course of the job is the hub's above."""

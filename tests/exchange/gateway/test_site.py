@@ -19,7 +19,7 @@ from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.protocol import NOBODY
 from edgetrain.exchange.hub.records import Above, CountedOnce, Entered, Sent, State, decode, encode
 from edgetrain.exchange.hub.terms import Policy
-from edgetrain.exchange.messages import NO_WEIGHT, Base, Beat, Reply, Start, Welcome
+from edgetrain.exchange.messages import NO_WEIGHT, Base, Beat, Reply, Start, Welcome, unpack
 
 STRATEGIES = ("sync-sgd", "local-sgd", "fedavg", "dga", "diloco", "fedyogi", "scaffold")
 CODECS = ("fp32", "int8", "topk(0.3) | q2")
@@ -311,6 +311,19 @@ def test_a_liar_of_a_gateway_has_the_say_of_its_members():
 def test_a_gateway_joins_no_gateway():
     site = sited("dga", [2, 1]).members[0]
     assert not site.hub.terms.gateways
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_gateways_of_one_name_are_told_how_to_end_that_and_so_are_members(seed):
+    fleet = sited("dga", [2, 2], rng=random.Random(seed))
+    for site in fleet.members:
+        site.hub.name = "localhost"
+    with pytest.raises(Refused, match=r"'localhost' is there already.*gateway --name"):
+        fleet.run()
+    (site,) = (each for each in fleet.members if each.hub.refused)
+    told = [unpack(member.wire.to_member[-1]) for member in site.members]
+    assert [each.code for each in told] == ["name"] * 2
+    assert all("the hub above refuses this site" in each.reason for each in told)
 
 
 def test_a_base_that_differs_from_the_one_above_ends_the_site():
