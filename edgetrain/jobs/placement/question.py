@@ -16,15 +16,14 @@ from edgetrain.fleet.devices import Device
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.optimizers import check_optimizer
 from edgetrain.jobs.placement.bars import bars_of
-from edgetrain.jobs.placement.decision import Board, Decision, Question, decide, kept_by
+from edgetrain.jobs.placement.decision import Board, Question, kept_by
 from edgetrain.jobs.placement.formulas import USABLE, Kept, RankLink, edge_bytes
 from edgetrain.jobs.placement.machines import Server, Servers
 from edgetrain.jobs.placement.replanning import ranks_of
 from edgetrain.jobs.placement.search import Found, Work
 from edgetrain.jobs.placement.words import EDGE, parse
 from edgetrain.jobs.reading import placed
-from edgetrain.jobs.resolved import Resolved, with_all_members
-from edgetrain.jobs.rules import resolve
+from edgetrain.jobs.resolved import Resolved
 from edgetrain.tasks.layers import Layer, Model
 
 if TYPE_CHECKING:
@@ -51,16 +50,9 @@ LOOPBACK = RankLink(50e-6, 1.5e9)
 """Between processes of one machine over gloo: assumed, of the order of a memory copy."""
 
 
-def plan_placement(job: Job, beside: Path | None = None) -> Decision:
-    """Decide where a job runs. `beside` is the folder of the job file.
-
-    ConfigError, TaskError, NetworkError for what cannot be anywhere.
-    """
-    return decide(question_of(resolve(with_all_members(job)), beside))
-
-
 def question_of(found: Resolved, beside: Path | None = None) -> Question:
-    """The question of a job. See `plan_placement`."""
+    """The question of a job. `beside` is the folder of the job file. ConfigError, TaskError,
+    NetworkError for what cannot be anywhere."""
     from edgetrain.jobs.lookup import task_of
 
     job = found.job

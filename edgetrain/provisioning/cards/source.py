@@ -159,16 +159,6 @@ class _Counted:
             pass
         return self._hash.hexdigest() if self._hash else ""
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
     def close(self) -> None:
         self._file.close()
 

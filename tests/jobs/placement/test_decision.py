@@ -15,7 +15,7 @@ from edgetrain.jobs.placement import question as question_module
 from edgetrain.jobs.placement.decision import Board, Question, decide
 from edgetrain.jobs.placement.formulas import Kept, RankLink
 from edgetrain.jobs.placement.machines import Server, Servers
-from edgetrain.jobs.placement.question import plan_placement, question_of, servers_of
+from edgetrain.jobs.placement.question import question_of, servers_of
 from edgetrain.jobs.placement.search import Work
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.rules import resolve
@@ -25,6 +25,10 @@ from edgetrain.tasks.layers import Layer, Model
 
 PI4, PI5 = Board("pi-4", 3.4e9, 100.0), Board("pi-5", 6.8e9, 86.0)
 GROUP = Servers((Server("a", 4, 8e10, 1e13, 1e-5, RankLink(1e-5, 1e10)),), RankLink(1e-4, 1e9))
+
+
+def plan_placement(job):
+    return decide(question_of(resolve(job)))
 
 
 def question(parameters=1_000_000, **changes):
