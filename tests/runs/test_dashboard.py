@@ -462,6 +462,20 @@ def test_ten_readers_cost_one_look(tmp_path, monkeypatch):
     assert all(each == told[0] for each in told)
 
 
+def test_a_reader_of_a_run_without_news_is_sent_a_beat(tmp_path, monkeypatch):
+    app = application(Hall(write_run(tmp_path / "a", SMALL)))
+    for name, value in (("LOOK_S", 0.001), ("SHARE_OF_A_CORE", 1.0), ("BEAT_S", 0.05)):
+        monkeypatch.setattr(dashboard, name, value)
+
+    async def beat():
+        async for part in stream(app, "/stream/a", {}):
+            if part == b": here\n\n":
+                return True
+        return False
+
+    assert asyncio.run(beat())
+
+
 def test_streams_have_a_limit_and_unknown_runs_are_told_so(tmp_path, monkeypatch):
     app = application(Hall(write_run(tmp_path / "a", SMALL)))
     assert asyncio.run(ask(app, "GET", "/stream/b", {})).status == 404

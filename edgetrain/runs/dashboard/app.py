@@ -11,6 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,14 +79,15 @@ class Channel:
         self._task = self._task or asyncio.create_task(self._look())
         try:
             yield b"retry: 2000\n\n"
+            beat = time.monotonic() + BEAT_S
             while True:
-                fresh = self._fresh
-                if found := self._following.since(seen):
-                    yield b"id: %.6f\ndata: %s\n\n" % (time.time(), found)
-                try:
+                fresh, found = self._fresh, self._following.since(seen)
+                if found or time.monotonic() >= beat:
+                    about = b"id: %.6f\ndata: %s" % (time.time(), found) if found else b": here"
+                    yield about + b"\n\n"
+                    beat = time.monotonic() + BEAT_S
+                with suppress(TimeoutError):
                     await asyncio.wait_for(fresh.wait(), BEAT_S)
-                except TimeoutError:
-                    yield b": here\n\n"
         finally:
             self.readers -= 1
             if not self.readers and self._task is not None:
