@@ -49,7 +49,8 @@ class Square:
 
 
 def spread_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Layers, by name, with a running mean and variance of float32 that count their batches."""
+    """Layers, by name, that count their batches, with a running mean and variance (not in half
+    precision, which a mean's square does not bear)."""
     return {name: layer for name, layer in model.named_modules() if _has_running(layer)}
 
 
@@ -60,4 +61,5 @@ def _has_running(layer: nn.Module) -> bool:
     mean, variance, count = (layer._buffers.get(name) for name in names)
     if mean is None or variance is None or count is None:
         return False
-    return mean.dtype is variance.dtype is torch.float32 and mean.shape == variance.shape
+    wide = torch.float32, torch.float64
+    return mean.dtype in wide and (mean.dtype, mean.shape) == (variance.dtype, variance.shape)

@@ -34,6 +34,7 @@ def check(worlds, most, *words, ranks=2):
         (cases.DIGITS, ADAM, ("strategy=sync-sgd",), "data=2"),
         (cases.CHARS, SGD, ("strategy=sync-sgd",), "pipeline=2 microbatches=4"),
         (cases.CHARS, SGD, DGA, "pipeline=2 microbatches=4"),
+        (("task=odd_models:Odd", "data.subject=batch norm"), SGD, DGA, "tensor=2"),
         (cases.CHARS, ADAM, ("strategy=sync-sgd",), "tensor=2"),
         (cases.CHARS, SGD, (*DGA, "codec=topk(0.1) | q2"), "data=2"),
         (
