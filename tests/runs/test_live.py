@@ -87,6 +87,20 @@ def test_a_lost_member_does_not_hold_the_progress_back(tmp_path: Path) -> None:
     assert {member.name: member.standing for member in state.members}["m3"] == "gone"
 
 
+@pytest.mark.parametrize(("reason", "step"), [("it was asked to stop", 80), ("done", 60)])
+def test_a_member_that_left_early_does_not_hold_the_progress_back(
+    tmp_path: Path, reason: str, step: int
+) -> None:
+    """As a group that has stepped in and out again; one that is done has taken its own steps."""
+    folder = write_run(tmp_path / "dga", Story(steps=100, members=2), upto=80)
+    zeros = {"wait_s": 0, "overhead_s": 0, "sent_bytes": 0, "received_bytes": 0, "cpu_s": 0}
+    with MetricsLog(metrics_path(folder), "servers", Clock(), 0.0) as log:
+        log.step(step=20, round=4, loss=1.0, compute_s=0.1, **zeros)
+    with MetricsLog(metrics_path(folder), "hub", Clock(), 0.0) as log:
+        log.event("left", reason, about="servers")
+    assert watched(folder).state().step == step
+
+
 def test_a_finished_run_is_done(tmp_path: Path) -> None:
     state = watched(write_run(tmp_path / "dga", Story(steps=20, lost="m1"))).state()
     assert (state.phase, state.done, state.left_s) == ("finished", 1.0, None)

@@ -312,9 +312,9 @@ class Session:
 def _raise(refuse: Refuse) -> NoReturn:
     if refuse.code == "diverged":
         raise Diverged(refuse.reason, _NOT_EQUAL)
-    raise Refused(
-        refuse.code, f"the hub refused: {refuse.code}: {refuse.reason}", _HINTS.get(refuse.code, "")
-    )
+    # A job that people ended, or that is over, has not failed.
+    said = f"the hub refused: {refuse.code}: " if refuse.code != "ended" else ""
+    raise Refused(refuse.code, said + refuse.reason, _HINTS.get(refuse.code, ""))
 
 
 _NOT_EQUAL = (

@@ -125,6 +125,8 @@ def test_what_is_not_in_the_table_is_a_bad_message(state, message):
 def test_other_refusals_are_raised_in_every_state(state):
     with pytest.raises(Refused, match="the hub refused: full: no place"):
         accept(session_in(state), Refuse("full", "no place"))
+    with pytest.raises(Refused, match=r"^people ended the job$"):  # which is no failure
+        accept(session_in(state), Refuse("ended", "people ended the job"))
     with pytest.raises(Diverged, match="1 and 2"):
         accept(session_in(state), Refuse("diverged", "1 and 2"))
 

@@ -204,7 +204,9 @@ class FolderWatch:
         return [m for name, m in self.tally.members.items() if m.step and name not in lost]
 
     def _step(self) -> float:
+        went = ("left", "removed")  # before the end, as a group that stepped out does
         present = self._present()
+        present = [m for m in present if m.standing not in went or m.reason == "done"] or present
         return sum(member.step for member in present) / len(present) if present else 0.0
 
     def _steps(self) -> int | None:
