@@ -33,6 +33,8 @@ OTHERS = {
     "groups",
     "endurance",
     "nightly",
+    "trainers",
+    "trackers",
     "uml",
 }
 """Marks of tests that are not in `make test`."""
