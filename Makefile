@@ -9,7 +9,7 @@
 #   make test-fleet  sixteen machines with a real sshd, ten of them in trouble (root, mmdebstrap)
 #   make test-boot-qemu  the same under QEMU, which emulates a whole machine (also -arm64, -raspi3b)
 #   make test-tc  what the kernel's own tc does, under user-mode-linux and QEMU: minutes (TESTS="-k words")
-#   make test-trainers  loops of Accelerate and Lightning, which are installed into .venv-trainers
+#   make test-trainers  loops of Accelerate, Lightning, transformers, which are installed into .venv-trainers
 #   make test-trackers  TensorBoard, MLflow and W&B read back what they were given (.venv-trackers)
 #   make test-commands  run every long command of README, docs and --help, with its seconds (hours)
 #   make test-damages  1,000 drawn damages of run folders, journals and key folders (60 are in make test)
@@ -141,7 +141,7 @@ install-trainers install-trackers install-docs: install-dev
 	  > $$($(BESIDE)/bin/python -c 'import site; print(site.getsitepackages()[0])')/edgetrain.pth
 	@$(BESIDE)/bin/pip install --quiet $(WANTS) 'torch<2.14'
 install-trainers: BESIDE = $(TRAINERS)
-install-trainers: WANTS = accelerate lightning
+install-trainers: WANTS = accelerate lightning transformers==5.23.0
 install-trackers: BESIDE = $(TRACKERS)
 install-trackers: WANTS = tensorboard mlflow wandb
 install-docs: BESIDE = $(DOCS)

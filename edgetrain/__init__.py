@@ -60,8 +60,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        from importlib import import_module
+    from importlib import import_module
 
+    if name == "integrations":
+        return import_module("edgetrain.integrations")
+    if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'edgetrain' has no attribute '{name}'")

@@ -27,7 +27,7 @@ MAY = {
 MAY["training"] = MAY["jobs"] | {"jobs"}
 MAY["provisioning"] = GROUND | {"vectors", "fleet", "runs", "exchange", "jobs"}
 MAY["cli"] = MAY["training"] | {"training", "provisioning", "api"}
-FACES = {"__init__", "__main__", "api"}
+FACES = {"__init__", "__main__", "api", "integrations"}
 ROOT = {*MAY, *FACES, "py.typed"}
 """What stands at the root of the package: the rooms, and the faces."""
 

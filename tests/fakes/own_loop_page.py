@@ -20,7 +20,7 @@ BLOCKS = {
 }
 """By the title of their section."""
 
-TRAINERS = ("HuggingFace Accelerate", "Lightning")
+TRAINERS = ("HuggingFace Accelerate", "Lightning", "Hugging Face's Trainer")
 """Those that need another library."""
 
 
