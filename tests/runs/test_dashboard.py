@@ -504,16 +504,19 @@ def test_metrics_are_what_watch_shows_of_runs_under_way(tmp_path):
 
 def test_a_damaged_run_is_one_row_of_metrics_and_takes_none_from_the_others(tmp_path):
     runs = tmp_path / "runs"
-    for name in ("a", "b"):
+    for name in ("a", "b", "c"):
         write_run(runs / name, SMALL, upto=30)
     with metrics_path(runs / "b").open("r+b") as file:
         file.truncate(1 << 40)
+    metrics_path(runs / "c").unlink()
+    metrics_path(runs / "c").mkdir()
     app = application(Hall(runs))
 
     def rows():
         text = asyncio.run(ask(app, "GET", "/metrics", {})).body.decode()
         found = re.findall(r'^edgetrain_(\w+)\{run="(.*?)"(.*)\} (\S+)$', text, re.M)
         assert ("step", "a", "", "30") in found
+        assert [name for name, run, more, _ in found if run == "c" and "Is a directory" in more]
         return [(name, more) for name, run, more, _ in found if run == "b"]
 
     assert rows() == [("unread", ',why="it is being read"')]

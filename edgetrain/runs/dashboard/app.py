@@ -39,6 +39,7 @@ BEAT_S = 15.0
 """Seconds until a stream without news sends a line, to notice readers that are gone."""
 
 MOST_READERS = 64
+UNENDED = ("no summary", "damaged")
 MOST_PARTS = 16
 """Parts of a run's file (CHUNK_BYTES each) that are read for one answer to /metrics."""
 
@@ -129,11 +130,15 @@ class Desk:
         return {"runs": self._hall.rows()}
 
     async def states(self) -> list[tuple[str, RunState | str]]:
-        """The ids of the newest runs under way, MOST_FOLLOWED at most, and `Channel.state`."""
+        """The ids of the newest runs without an end, MOST_FOLLOWED at most, and `Channel.state`, or
+        why there is none."""
         rows = await asyncio.to_thread(self._hall.rows)
-        names = [row["id"] for row in rows if row["status"] == "no summary"][:MOST_FOLLOWED]
-        channels = [(name, self.channel(name)) for name in names]
-        return [(name, await each.state()) for name, each in channels if each is not None]
+        states: list[tuple[str, RunState | str]] = []
+        for row in [row for row in rows if row["status"] in UNENDED][:MOST_FOLLOWED]:
+            channel = None if row["why"] else self.channel(row["id"])
+            gone = row["why"] or "it is gone"
+            states.append((row["id"], gone if channel is None else await channel.state()))
+        return states
 
     def channel(self, name: str) -> Channel | None:
         """The channel of the run with this id; None: there is no such run."""
