@@ -7,6 +7,7 @@ looked at. Nothing is divided here.
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from edgetrain.tasks.meta import outline_of
 from edgetrain.tasks.profiling import traced
 from edgetrain.tasks.protocol import Batch, Task
 
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_IN_PLACE = re.compile(r"__setitem__|__i[a-z]+__|(?!requires_grad_)[a-z]\w*[^_]_")
 _HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 
 
@@ -37,6 +40,10 @@ class Effects:
     """A parameter with a hook on its gradient."""
     shared: str = ""
     """A parameter and another tensor in the same memory, by name."""
+    complex: str = ""
+    """A complex parameter, by name."""
+    sparse: str = ""
+    """A module whose gradients are sparse, by name."""
     attention: str = ""
     """What attention has that cannot be computed slice by slice."""
     untraced: str = ""
@@ -53,11 +60,15 @@ def effects_of(task: Task, batch: Batch) -> Effects:
 
     outline = outline_of(task).model
     hooked = [n for n, p in outline.named_parameters() if _has_hook(p)]
+    is_complex = [n for n, p in outline.named_parameters() if p.is_complex()]
+    sparse = [n for n, m in outline.named_modules() if getattr(m, "sparse", False) is True]
     seen = {
         "samples": _first(outline, nn.modules.batchnorm._BatchNorm),
         "positions": _first(outline, nn.modules.instancenorm._InstanceNorm),
         "hooked": hooked[0] if hooked else "",
         "shared": _shared(outline),
+        "complex": is_complex[0] if is_complex else "",
+        "sparse": sparse[0] if sparse else "",
     }
     watch = _Calls()
     try:
@@ -65,11 +76,12 @@ def effects_of(task: Task, batch: Batch) -> Effects:
             model = task.model()
             before, parts = _buffers(model), _parts(model)
             versions = {name: p._version for name, p in model.named_parameters()}
+            watch.memory = {p.untyped_storage()._cdata: n for n, p in model.named_parameters()}
             with watch:
                 loss = task.loss(model, batch)
             after, left = _buffers(model), _parts(model)
             changed = [name for name, kept in before.items() if _is_changed(kept, after.get(name))]
-            written = [
+            written = watch.written + [
                 name for name, p in model.named_parameters() if p._version != versions.get(name)
             ]
             untraced = _function(loss) or watch.hook if traced(model) else ""
@@ -146,13 +158,23 @@ def _is_changed(before: tuple[Tensor, int], after: tuple[Tensor, int] | None) ->
 
 
 class _Calls(TorchFunctionMode):
-    """Notices hooks on tensors that a forward pass computes, and how it attends."""
+    """Notices hooks on tensors that a forward pass computes, how it attends, and what it writes to
+    `memory`, of parameters, past their counts of versions (`.data`)."""
 
     hook = attention = ""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory, self.written = dict[int, str](), list[str]()
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in _HOOKS:
+        name = getattr(func, "__name__", "")
+        if name in _HOOKS:
             self.hook = "a hook on a tensor's gradient"
+        is_written = func == _SET_DATA or _IN_PLACE.fullmatch(name)
+        if is_written and args and isinstance(args[0], Tensor):
+            owner = self.memory.get(args[0].untyped_storage()._cdata)
+            self.written += [owner] if owner else []
         if func is nn.functional.scaled_dot_product_attention:
             given = dict(zip(("attn_mask", "dropout_p"), args[3:5], strict=False)) | (kwargs or {})
             if given.get("attn_mask") is not None:

@@ -87,6 +87,36 @@ def clamp(model, hidden):
     return hidden
 
 
+def clamp_data(model, hidden):
+    model.last.weight.data.clamp_(-1, 1)
+    return hidden
+
+
+def set_data(model, hidden):
+    model.last.weight.data = model.last.weight.data * 0.5
+    return hidden
+
+
+def fill_rows(model, hidden):
+    model.last.weight.data[0] = 0.0
+    return hidden.add(1).mul_(2)
+
+
+def with_complex():
+    model = Model(lambda model, hidden: hidden * model.phase.abs())
+    model.phase = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+    return model
+
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(5, 4, sparse=True)
+
+    def forward(self, hidden):
+        return self.rows(torch.zeros(len(hidden), dtype=torch.int64)) + hidden
+
+
 def tied_by_data():
     model = Model(lambda model, hidden: hidden)
     model.last.weight.data = model.first.weight.data
@@ -149,6 +179,11 @@ def hooked():
         (lambda: Model(cache), Effects()),
         (lambda: Model(note), Effects()),
         (lambda: Model(clamp), Effects(written="last.weight")),
+        (lambda: Model(clamp_data), Effects(written="last.weight")),
+        (lambda: Model(set_data), Effects(written="last.weight")),
+        (lambda: Model(fill_rows), Effects(written="last.weight")),
+        (with_complex, Effects(complex="phase")),
+        (Sparse, Effects(sparse="rows")),
         (tied_by_data, Effects(shared="'first.weight' and 'last.weight'")),
         (buffers_together, Effects()),
         (Kept, Effects(written="rows.weight")),

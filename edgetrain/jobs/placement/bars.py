@@ -114,7 +114,11 @@ def _of_model(effects: Effects) -> list[Bar]:
         hint = "change it where the model is not called"
         words = ("data", "microbatches", *_SLICES, "recompute")
         found.append(Bar(words, reason, hint if not effects.samples else ""))
+    if effects.complex:
+        found.append(Bar(("tensor",), f"the parameter '{effects.complex}' is complex"))
     everywhere = (
+        (effects.sparse, f"the module '{effects.sparse}' has sparse gradients, which ranks cannot "
+         "add up", "sparse=False"),
         (effects.count, f"the forward pass counts in '{effects.count}', and servers look at it "
          "beforehand", "count in a buffer: self.register_buffer"),
         (effects.shared, f"{effects.shared} share memory and are not one parameter",
