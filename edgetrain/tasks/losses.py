@@ -7,6 +7,7 @@ is divided: a look at a loss compares its value with those of its parts, for dra
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -33,6 +34,10 @@ MOST_ELEMENTS = 1 << 21
 """Of the drawn outputs: fewer samples, of fewer positions, are taken where all have more."""
 SMALL = 1_000_000
 """Parameters of a model that is built rather than traced, which takes longer."""
+FEW = 2
+"""Samples of each half of a batch in which labels are left out, of a loss that a model computes."""
+IGNORED = -100
+"""What torch's and transformers' losses leave out."""
 FAILS = "fails apart from the model"
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
 """Relative difference of a loss from its parts that may be rounding, by its type."""
@@ -52,6 +57,8 @@ class Look:
     """"before" or "after" it calls the model it reads the model's parameters; ""."""
     draws: str = ""
     """Why the numbers that it draws cannot be the same in every launch."""
+    unknown: str = ""
+    """Why nothing is known of what it is made of."""
 
 
 def scalar_of(task: Task, loss: Any, device: torch.device | None = None) -> Tensor:
@@ -143,17 +150,36 @@ def look_at(task: Task, batch: Batch, size: int = 1) -> Look:
         answered = min(len(batch[0]), ANSWERED)
         most = min(len(batch[0]), MOST_SAMPLES, max(2, MOST_ELEMENTS // max(1, sample)))
         size = max(1, min(size, most // 2))
-        for dtype in (torch.float64, torch.float32):  # with which weights of the task's own go
+        sees, look = bool(_floats(outputs)), Look()
+        for dtype in (torch.float64, torch.float32) if sees or is_small(task) else ():
+            # With which weights of the task's own go.
             own = tuple(_as(dtype, tensor) for tensor in _first(batch, most))
             drawn = [_drawn(each, answered, most, dtype) for each in outputs]
             look = _Trial(task, own, drawn, size).look(given)
             if not look.apart.startswith(FAILS):
                 break
-        unknown = look.apart or not all(_has(t, 0, most) for t in _floats(drawn))
-        if unknown and not (look.samples or look.draws) and is_small(task):
-            trial = _Trial(task, _first(batch, most), task.model().eval(), size)
-            look = replace(look, samples=trial.look(given).samples)
-        return look
+        unknown = look.apart or not sees or not all(_has(t, 0, most) for t in _floats(drawn))
+        if not unknown or look.samples or look.draws:
+            return look
+        if is_small(task):
+            model, few = task.model().eval(), _first(batch, 2 * FEW)
+            tried = [(_first(batch, most), size), *((each, FEW) for each in _left_out(few, model))]
+            found = (_Trial(task, own, model, n).look(given).samples for own, n in tried)
+            return replace(look, samples=next(filter(None, found), ""))
+        said = "the model computes its loss, and is too large to be tried with labels left out"
+        return look if is_counted(task) else replace(look, unknown=said)
+
+
+def _left_out(batch: Batch, model: nn.Module) -> Iterator[Batch]:
+    """The batch, [samples, positions, …], as if half of its second half's positions were padding:
+    in each tensor in turn, with what losses ignore, the model's own value, or zero, as in masks."""
+    own = getattr(getattr(model, "config", None), "pad_token_id", None)
+    values = dict.fromkeys(v for v in (IGNORED, own, 0) if v is not None)
+    for (place, tensor), value in itertools.product(enumerate(batch), values):
+        if tensor.dim() > 1 and tensor.shape[1] > 1 and not tensor.is_floating_point():
+            tensor = tensor.clone()
+            tensor[len(tensor) // 2 :, tensor.shape[1] // 2 :] = value
+            yield (*batch[:place], tensor, *batch[place + 1 :])
 
 
 def is_small(task: Task) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import loss_cases as cases
 import pytest
@@ -11,6 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 
 from edgetrain.errors import ConfigError, TaskError
 from edgetrain.jobs.lookup import check_loss, rehearse, task_of
+from edgetrain.jobs.placement.bars import of_loss
+from edgetrain.jobs.placement.words import parse
 from edgetrain.jobs.reading import parse as job_of
 from edgetrain.tasks import losses
 from edgetrain.tasks.flat import FlatModel
@@ -170,6 +173,59 @@ class Scored(torch.nn.Module):
 
     def forward(self, x, y):
         return F.cross_entropy(self.scores(x), y, ignore_index=1)
+
+
+class Inside(torch.nn.Module):
+    """Computes its own loss of tokens, [samples, positions]; what is `padded` is left out."""
+
+    def __init__(self, padded):
+        super().__init__()
+        self.scores, self.padded = torch.nn.Embedding(8, 8), padded
+        self.config = SimpleNamespace(pad_token_id=7)
+
+    def forward(self, tokens, mask, labels):
+        labels = {"mask": labels.masked_fill(mask == 0, -100), "own": tokens.masked_fill(
+            tokens == 7, -100), "labels": labels, "none": labels}[self.padded]  # fmt: skip
+        each = F.cross_entropy(self.scores(tokens).mT, labels, reduction="none")
+        return SimpleNamespace(loss=each.mean() if self.padded == "none" else (
+            each.sum() / (labels != -100).sum()))  # fmt: skip
+
+
+class Padded(Rare):
+    """A model that computes its loss, and batches of which none is padded."""
+
+    def model(self):
+        return Inside(self.of)
+
+    def batches(self, member, members, batch, seed):
+        while True:
+            found = torch.randint(0, 7, (2, batch, 6))
+            yield found[0], torch.ones(batch, 6, dtype=torch.bool), found[1]
+
+    def loss(self, model, batch):
+        return model(*batch).loss
+
+
+class CountedInside(Padded):
+    def counted(self, batch):
+        return (batch[2] != -100).sum()
+
+
+@pytest.mark.parametrize(
+    ("task", "found"),
+    [(Padded("none"), ""), *((Padded(of), SAMPLES) for of in ("mask", "own", "labels")),
+     (CountedInside("labels"), ""),
+     (CountedInside("mask"), f"{SAMPLES} over what `counted` counts")],
+)  # fmt: skip
+def test_a_loss_that_a_model_computes_is_tried_with_labels_left_out(task, found, monkeypatch):
+    batch = next(task.batches(0, 1, 8, 0))
+    assert look_at(task, batch).samples.replace("its parts'", "its samples'") == found
+    monkeypatch.setattr(losses, "SMALL", 0)
+    said = look_at(task, batch).unknown
+    assert bool(said) == (not isinstance(task, CountedInside))
+    (bar,) = [b for b in of_loss(Look(unknown=said or "?")) if not b.is_known]
+    assert not bar.hits(parse("data=2"))
+    assert bar.note.startswith("not known to be right are data, microbatches: ")
 
 
 class Weighing(Rare):

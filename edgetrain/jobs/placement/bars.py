@@ -35,6 +35,8 @@ class Bar:
     words: tuple[str, ...]
     reason: str
     hint: str = ""
+    is_known: bool = True
+    """Whether it holds; else it is only said."""
 
     def on(self, placement: Placement) -> str:
         """The word of this placement that cannot be; ""."""
@@ -42,10 +44,12 @@ class Bar:
 
     def hits(self, placement: Placement) -> bool:
         """Whether this placement cannot be."""
-        return not self.words or bool(self.on(placement))
+        return self.is_known and (not self.words or bool(self.on(placement)))
 
     @property
     def note(self) -> str:
+        if not self.is_known:
+            return f"not known to be right are {', '.join(self.words)}: {self.reason}: {self.hint}"
         return f"left out are {', '.join(self.words) or 'all groups'}: {self.reason}"
 
 
@@ -71,18 +75,21 @@ def bars_of(job: Job, task: Task) -> tuple[Bar, ...]:
         reason = f"{name} looks at whole tensors, of which ranks would have parts"
         found.append(Bar(_DIVIDING, reason, "take adamw or sgd"))
     batch = first_batches(task, job.fleet.members, job.train.batch, job.seed)
-    found += _of_loss(look_at(task, batch))
+    found += of_loss(look_at(task, batch))
     found += _of_model(effects_of(task, batch))
     return tuple(found)
 
 
-def _of_loss(look: Look) -> list[Bar]:
+def of_loss(look: Look) -> list[Bar]:
+    """What a look at a loss rules out."""
     found = []
     if look.draws:
         found.append(Bar((), f"the task {look.draws}", "draw from torch's own generator"))
     if look.samples:
         reason = f"the loss of a batch {look.samples}"
         found.append(Bar(("data", "microbatches"), reason, _COUNTED))
+    if look.unknown:
+        found.append(Bar(("data", "microbatches"), look.unknown, _COUNTED, False))
     if look.positions:
         found.append(Bar(("sequence",), f"the loss of a batch {look.positions}", _COUNTED))
     if look.apart:
