@@ -49,6 +49,11 @@ class Model:
     """The largest number that divides the experts of all layers that have any; 0: none has."""
 
     @property
+    def is_divided(self) -> bool:
+        """Whether tensor parallelism divides any layer."""
+        return any(layer.divided for layer in self.layers)
+
+    @property
     def parameters(self) -> int:
         return sum(layer.parameters for layer in self.layers) - sum(n for _, _, n in self.tied)
 

@@ -126,8 +126,7 @@ def profile(task: Task, batch: Batch) -> Model:
 
     with torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True):
         model = task.model()
-        pieces = pieces_of(model)
-        found = _counted_parameters(model, pieces)
+        found, pieces = layers_of(model), pieces_of(model)
         # Two passes: the flop counter decomposes composite operators, which would count twice.
         forward, both = _flops(task, model, batch)
         watch = _Watch(model, pieces)
@@ -137,6 +136,12 @@ def profile(task: Task, batch: Batch) -> Model:
         found.knows_place = (
             bool(placed_modules(model)) or "position_ids" in inputs_of(task, batch)[1]
         )
+    return found
+
+
+def layers_of(model: nn.Module) -> Model:
+    """The layers of a model, with their parameters and no other figures."""
+    found = _counted_parameters(model, pieces_of(model))
     found.heads = int(
         getattr(model, "heads", 0) or getattr(_config(model), "num_key_value_heads", 0)
     )
@@ -153,12 +158,18 @@ def _config(model: nn.Module) -> Any:
 
 
 def tensor_plan(model: nn.Module) -> dict[str, str]:
-    """Name patterns of linear layers and how each is divided, in the words of transformers; {} if
-    the model does not say."""
-    plan: dict[str, str] | None = getattr(model, "tensor_plan", None)
-    if plan is None:
-        plan = getattr(_config(model), "base_model_tp_plan", None)
-    return dict(plan or {})
+    """Name patterns of linear layers and how each is divided, in the words of transformers, whose
+    plans count from the model that a head is on; {} if neither the model nor a part of it says."""
+    for name, module in model.named_modules():
+        plan: dict[str, str] | None = getattr(module, "tensor_plan", None)
+        base = ""
+        if plan is None:
+            plan = getattr(_config(module), "base_model_tp_plan", None)
+            base = getattr(module, "base_model_prefix", "")
+        if plan is not None:
+            inside = [each for each in (name, base if hasattr(module, base) else "") if each]
+            return {".".join([*inside, pattern]): style for pattern, style in plan.items()}
+    return {}
 
 
 def _counted_parameters(model: nn.Module, pieces: list[tuple[str, ...]]) -> Model:

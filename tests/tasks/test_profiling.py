@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -13,7 +14,14 @@ from torch import nn
 from edgetrain.errors import TaskError
 from edgetrain.fleet.devices import measure_step
 from edgetrain.tasks import char_lm, digits
-from edgetrain.tasks.profiling import inputs_of, loss_of, pieces_of, profile
+from edgetrain.tasks.profiling import (
+    inputs_of,
+    layers_of,
+    loss_of,
+    pieces_of,
+    profile,
+    tensor_plan,
+)
 
 
 def batch_of(task, size=8):
@@ -122,3 +130,21 @@ def test_what_is_around_a_list_of_layers_is_looked_through_and_second_names_are_
     found = [name for (name,) in pieces_of(model)]
     assert found == [*(f"lm.model.{name}" for name in inside), "lm.head", "last"]
     assert pieces_of(nn.Sequential(body, layer())) == [("0",), ("1",)], "cut as a sequence"
+
+
+class Configured(nn.Module):
+    """As transformers' models: a plan in `config` counts from the one that a head is on."""
+
+    base_model_prefix = "model"
+    config = SimpleNamespace(num_key_value_heads=2, base_model_tp_plan={"layers.*.up": "colwise"})
+
+
+def test_a_plan_counts_from_the_model_that_a_head_is_on_wherever_that_is():
+    base, head, around = Configured(), Configured(), nn.Module()
+    base.layers = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(2, 2)}) for _ in range(2))
+    head.model, around.inside = base, head
+    for model, prefix in ((base, ""), (head, "model."), (around, "inside.model.")):
+        assert tensor_plan(model) == {f"{prefix}layers.*.up": "colwise"}
+    assert layers_of(head).is_divided
+    base.config = head.config = SimpleNamespace(base_model_tp_plan={"blocks.*.up": "colwise"})
+    assert not layers_of(head).is_divided

@@ -251,6 +251,8 @@ def check(placement: Placement, model: Model, servers: Servers, work: Work) -> N
          f"microbatches={_below(micro, samples)}"),
         (tensor > 1 and not model.heads, f"placement: tensor={tensor}, and the model does not say "
          "how its layers are divided", "a model's tensor_plan does; or leave tensor out"),
+        (tensor > 1 and not model.is_divided, f"placement: tensor={tensor}, and no name of a layer "
+         "matches a pattern of the model's tensor_plan", "other patterns, or leave tensor out"),
         (model.heads % tensor,
          f"placement: tensor={tensor} does not divide the model's {model.heads} heads",
          f"tensor={_below(tensor, model.heads)}"),

@@ -381,7 +381,7 @@ def _option(
 
 
 def _divides(model: Model, tensor: int) -> bool:
-    return tensor == 1 or (model.heads > 0 and model.heads % tensor == 0)
+    return tensor == 1 or (model.is_divided and model.heads > 0 and model.heads % tensor == 0)
 
 
 def _divisors(number: int, most: int) -> list[int]:
