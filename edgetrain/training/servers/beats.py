@@ -13,6 +13,8 @@ from threading import Event, Thread
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from edgetrain.training.servers.mesh import store_at
+
 LINE_S = 60.0
 """Silence that is said in a line."""
 _MOST_S = 5.0
@@ -26,7 +28,7 @@ def every_s(hang_s: float) -> float:
 def begin(host: str, port: int, rank: int, hang_s: float) -> Callable[[], None]:
     """Give signs in the store at host:port, over a connection of their own; what is returned ends
     it. They end with the store as well."""
-    store = TCPStore(host, port, is_master=False, wait_for_workers=False)
+    store = store_at(host, port, is_master=False)
     over = Event()
 
     def count() -> None:

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from edgetrain.exchange.seam import FixedTensors
 from edgetrain.fleet.devices import SERVERS
@@ -42,7 +41,7 @@ from edgetrain.training.member.pacing import Pace
 from edgetrain.training.member.train import Made, Place
 from edgetrain.training.servers.attempt import Attempt
 from edgetrain.training.servers.checking import check_group
-from edgetrain.training.servers.mesh import open_group
+from edgetrain.training.servers.mesh import open_group, store_at
 from edgetrain.training.servers.rank import Rank, prepare_rank
 from edgetrain.training.servers.snapshots import Snapshots, leaders_step
 from edgetrain.training.servers.steps import batches_of
@@ -275,7 +274,7 @@ def made_by(together: JoinedRanks, found: Resolved, task: Task) -> Made:
 def follow(attempt: Attempt, number: int, local: int) -> None:
     """A rank other than the leader: it does what the leader says."""
     job = attempt.job
-    store = TCPStore(attempt.host, attempt.port, is_master=False, wait_for_workers=False)
+    store = store_at(attempt.host, attempt.port, is_master=False)
     store.add(HERE, 1)
     device = open_group(
         number, attempt.count, attempt.port, attempt.host, job.train.accelerator, local,

@@ -10,6 +10,7 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -108,7 +109,7 @@ def open_group(
     device = _device(accelerator, rank if local is None else local)
     if host == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = TCPStore(host, port, world, is_master=False, wait_for_workers=False)
+    store = store_at(host, port, world_size=world, is_master=False)
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     wait = None if hang_s is None else timedelta(seconds=hang_s)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=wait)
@@ -141,6 +142,14 @@ def open_store(address: str = "127.0.0.1") -> TCPStore:
     object."""
     listening = socket.create_server((address, 0))
     port = listening.getsockname()[1]
-    return TCPStore(
-        address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-    )
+    return store_at(address, port, is_master=True, master_listen_fd=listening.detach())
+
+
+def store_at(host: str, port: int, **how: Any) -> TCPStore:
+    """torch's store, which `how` is for, with what this build of it has (Debian's has no libuv)."""
+    try:
+        return TCPStore(host, port, wait_for_workers=False, **how)
+    except RuntimeError as error:
+        if "libuv" not in str(error):
+            raise
+        return TCPStore(host, port, wait_for_workers=False, use_libuv=False, **how)
