@@ -6,8 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from edgetrain.errors import EdgetrainError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import parse
+
+WAY_OUT = "take another placement, or name the model's `pieces` (docs/gpu-servers.md)"
+"""Of a placement that torch cannot build or run."""
 
 
 @dataclass(frozen=True)
@@ -59,3 +63,12 @@ class RankEnd:
     def first(self) -> str:
         """The first line of the error."""
         return (self.error.strip() or "no reason given").splitlines()[0]
+
+    def told(self, who: str, folder: Path | None, hint: str = "") -> EdgetrainError:
+        """The error that ends a run because `who` has ended so. What a library raised is one line;
+        its traceback goes to a file in `folder`."""
+        if folder is None or "site-packages" not in self.error:
+            return EdgetrainError(f"{who}: {self.error}", hint)
+        path = folder / "error.txt"
+        path.write_text(self.error)
+        return EdgetrainError(f"{who}: {self.first}", hint or f"{WAY_OUT}; its frames: {path}")

@@ -353,7 +353,7 @@ class _Group:
         hint = ""
         if hungry and (smaller := self._smaller()):
             hint = f"{smaller.found.placement} takes {max(smaller.found.bytes) / 1e9:.3g} GB a rank"
-        raise EdgetrainError(f"rank {name_of(rank)}: {end.error}", hint)
+        raise end.told(f"rank {name_of(rank)} of {self.found.placement}", self._folder, hint)
 
     def _may_shrink(self) -> bool:
         """Whether the next placement is tried: once, before the first snapshot, and only if the job

@@ -194,5 +194,5 @@ class _Attempt:
             return _RankDied(f"{', '.join(f'rank {rank}' for rank in killed)} was killed")
         own = [(r, e) for r, e in ended.items() if not _CONNECTION.search(e.first)]
         if own:
-            return EdgetrainError(f"rank {own[0][0]}: {own[0][1].error}")
+            return own[0][1].told(f"rank {own[0][0]} of {self._placement}", self._folder)
         return _RankDied(f"rank {next(iter(ended))} lost the others") if ended else None
