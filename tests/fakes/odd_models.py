@@ -248,6 +248,36 @@ class Scaled(Decoder):
         return found if self.norm is None else found * self.scale.exp()
 
 
+class Chosen(Decoder):
+    """Chooses positions by numbers that it sees: how large its tensors are, only those decide."""
+
+    def __init__(self, how) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, text):
+        found = super().forward(text)
+        return found if self.norm is None else CHOICES[self.how](found, found > 0)
+
+
+def _packed(hidden, chosen):
+    lengths = chosen.any(-1).sum(1).clamp(1)
+    packed = nn.utils.rnn.pack_padded_sequence(hidden, lengths, True, False)
+    return hidden * nn.utils.rnn.pad_packed_sequence(packed, True)[0].shape[1]
+
+
+CHOICES = {
+    "mask": lambda hidden, chosen: hidden.masked_scatter(chosen, 2 * hidden[chosen]),
+    "nonzero": lambda hidden, chosen: hidden * len(chosen.nonzero()),
+    "unique": lambda hidden, chosen: hidden * len(torch.unique(hidden)),
+    "repeated": lambda hidden, chosen: hidden * len(
+        torch.repeat_interleave(torch.arange(2), chosen.sum((1, 2))[:2])
+    ),
+    "packed": _packed,
+    "a number": lambda hidden, chosen: hidden * int(chosen.sum()),
+}  # fmt: skip
+
+
 def _times(block, hidden):
     return hidden * block.extra[0]
 
@@ -317,6 +347,7 @@ MORE = {
     "body and head": Bodied,
     "two names": lambda: Bodied(("bytes", "norm", "second")),
     "scalars": Scaled,
+    **{f"choosing, {how}": lambda how=how: Chosen(how) for how in CHOICES},
 }
 """Models of which a few placements are tried."""
 

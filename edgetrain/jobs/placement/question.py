@@ -24,7 +24,7 @@ from edgetrain.jobs.placement.search import Found, Work
 from edgetrain.jobs.placement.words import EDGE, parse
 from edgetrain.jobs.reading import placed
 from edgetrain.jobs.resolved import Resolved
-from edgetrain.tasks.layers import Layer, Model
+from edgetrain.tasks.layers import Model
 
 if TYPE_CHECKING:
     from edgetrain.tasks.protocol import Task
@@ -98,7 +98,7 @@ def model_of(task: Task, job: Job) -> tuple[Model, tuple[str, ...]]:
     from edgetrain.jobs.lookup import built
     from edgetrain.tasks.losses import scalar_of
     from edgetrain.tasks.meta import outline_of
-    from edgetrain.tasks.profiling import profile
+    from edgetrain.tasks.profiling import layers_of, profile
     from edgetrain.tasks.protocol import batches_from
 
     batch = next(batches_from(task, 0, job.fleet.members, job.train.batch, job.seed))
@@ -112,10 +112,15 @@ def model_of(task: Task, job: Job) -> tuple[Model, tuple[str, ...]]:
         flops, operators = devices.measure_step(
             built(task), batch, lambda model, batch: scalar_of(task, task.loss(model, batch))
         )
-        whole = Layer("model", outline.parameters, flops / 3, 2 * flops / 3, operators // 3,
-                      operators - operators // 3, 0.0, 0.0)  # fmt: skip
+        found = layers_of(outline.model)
+        for layer in found.layers:
+            share = layer.parameters / max(1, found.parameters)
+            layer.flops = share * flops / 3 / len(batch[0])
+            layer.backward_flops = 2 * layer.flops
+            layer.operators = round(share * operators / 3)
+            layer.backward_operators = round(share * operators) - layer.operators
         note = f"measured by building it, activations left out: it fails on fake tensors ({said})"
-        return Model((whole,)), (note,)
+        return found, (note,)
     names = [layer.name for layer in found.layers]
     return found, tuple(
         f"the tied parameters of {names[a]} and {names[b]} ({n:,}) are on both stages"

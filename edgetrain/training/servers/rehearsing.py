@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgetrain.errors import EdgetrainError
 from edgetrain.jobs.job import Job
@@ -26,6 +26,7 @@ from edgetrain.jobs.lookup import task_on_servers
 from edgetrain.jobs.placement.words import Placement
 from edgetrain.tasks.profiling import inputs_of, loss_of
 from edgetrain.tasks.protocol import Batch, Task
+from edgetrain.training.servers.attempt import WAY_OUT
 from edgetrain.training.servers.mesh import Ranks
 from edgetrain.training.servers.model import Held
 from edgetrain.training.servers.parts import Parts, cut
@@ -63,11 +64,9 @@ def problem_of(job: Job, task: Task, placement: Placement) -> str:
             _rehearse(job, task, placement)
     except EdgetrainError as error:
         return str(error)
-    except DataDependentOutputException:
-        return ""  # it looks at numbers, of which there are none here
     except Exception as error:  # whatever torch and a model's code raise
-        said = str(error).strip().splitlines()
-        return f"{type(error).__name__}: {said[0] if said else ''}"[:LONGEST]
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
+        return f"torch cannot build or step it on {placement} ({said}): {WAY_OUT}"
     finally:
         noise.setLevel(level)
     return ""
@@ -91,8 +90,23 @@ def _rehearse(job: Job, task: Task, placement: Placement) -> None:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             for module in held.modules:
                 module.to_empty(device="cpu")
-            _step(task, parts, held.modules, tuple(mode.from_tensor(each) for each in micro))
-            optimizer_of(job, task, held).step()
+            batch = tuple(mode.from_tensor(each) for each in micro)
+            try:
+                _step(task, parts, held.modules, batch)
+                optimizer_of(job, task, held).step()
+            except Exception:
+                if _needs_numbers(task, batch):
+                    return  # nothing is known: the check before the first step has numbers
+                raise
+
+
+def _needs_numbers(task: Task, batch: Batch) -> bool:
+    """Whether tensors without numbers cannot compute the model in one process, either."""
+    try:
+        task.loss(task.model(), batch).backward()  # type: ignore[no-untyped-call]
+    except Exception:
+        return True
+    return False
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,12 @@ import torch.distributed as dist
 
 from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.placement.decision import decide
-from edgetrain.jobs.placement.question import question_of
+from edgetrain.jobs.placement.question import model_of, question_of
 from edgetrain.jobs.placement.words import parse
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.rules import resolve
+from edgetrain.training.servers import mesh
+from edgetrain.training.servers.attempt import RankEnd
 from edgetrain.training.servers.parts import with_buffers
 from edgetrain.training.servers.rehearsing import problem_of, rehearsal
 
@@ -30,6 +32,8 @@ JOB = ["task=odd_models:Odd", "members=4", "batch=4", "optimizer=adamw"]
      ("layer of two blocks", "data=2", ""),
      ("body and head", "data=1", ""), ("two names", "data=2 shard=2 zero=3", ""),
      ("scalars", "data=2 shard=2 zero=2", ""), ("two names", "pipeline=2 microbatches=4", ""),
+     *((f"choosing, {how}", "data=2 shard=2 zero=3", "") for how in odd.CHOICES),
+     ("choosing, mask", "tensor=2 norms=split", ""),
      ("long skip", "pipeline=2 schedule=zero-bubble microbatches=4", ""),
      ("long skip", "tensor=2 norms=split", "RuntimeError: "),
      ("tensor on device", "pipeline=2 microbatches=4", "RecursionError: "),
@@ -66,3 +70,35 @@ def test_tensors_are_in_order_in_memory_with_their_values_and_what_is_shared():
     torch.testing.assert_close(found(given), twin(given))
     for tensor in [*found.parameters(), *found.buffers()]:
         assert tensor.is_contiguous()
+
+
+def test_layers_of_a_model_that_needs_numbers_are_known_all_the_same():
+    model, (note,) = model_of(odd.Odd("choosing, mask"), odd.job_of("choosing, mask"))
+    plain, _ = model_of(odd.Odd("plain"), odd.job_of("plain"))
+    assert "it fails on fake tensors" in note
+    assert [x.parameters for x in model.layers] == [x.parameters for x in plain.layers]
+    assert model.heads == plain.heads
+    assert model.flops == pytest.approx(plain.flops, rel=0.01)
+
+
+def test_what_a_library_raised_in_a_rank_is_one_line_with_the_placement_and_the_way_out(tmp_path):
+    frames = 'File "/x/site-packages/torch/nn/module.py", line 3'
+    said = str(RankEnd(1, f"RuntimeError: shapes\n{frames}").told("rank r1 of data=2", tmp_path))
+    assert said.startswith("rank r1 of data=2: RuntimeError: shapes (take another placement, or ")
+    assert "\n" not in said
+    assert frames in (tmp_path / "error.txt").read_text()
+    assert "mine.py" in str(RankEnd(1, "KeyError: 'x'\nmine.py line 3").told("rank r0", tmp_path))
+
+
+def test_a_build_of_torch_without_libuv_gets_its_other_store(monkeypatch):
+    def made(host, port, use_libuv=True, **how):
+        if use_libuv:
+            raise RuntimeError(
+                "use_libuv was requested but PyTorch was built without libuv support"
+            )
+        return host, port, how
+
+    monkeypatch.setattr(mesh, "TCPStore", made)
+    assert mesh.store_at("a", 5, is_master=False) == (
+        "a", 5, {"is_master": False, "wait_for_workers": False},
+    )  # fmt: skip
