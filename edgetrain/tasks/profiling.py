@@ -173,7 +173,7 @@ def tensor_plan(model: nn.Module) -> dict[str, str]:
 
 
 def _counted_parameters(model: nn.Module, pieces: list[tuple[str, ...]]) -> Model:
-    layers = [Layer(names[0]) for names in pieces]
+    layers = [Layer(names[0]) for names in pieces or [("model",)]]
     homes: dict[int, list[int]] = {}
     sizes: dict[int, tuple[int, bool]] = {}
     divided = [f"{pattern}.*" for pattern in tensor_plan(model)]

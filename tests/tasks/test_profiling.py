@@ -148,3 +148,7 @@ def test_a_plan_counts_from_the_model_that_a_head_is_on_wherever_that_is():
     assert layers_of(head).is_divided
     base.config = head.config = SimpleNamespace(base_model_tp_plan={"blocks.*.up": "colwise"})
     assert not layers_of(head).is_divided
+
+
+def test_a_model_of_no_modules_is_one_layer():
+    assert [each.parameters for each in layers_of(nn.Linear(2, 2)).layers] == [6]

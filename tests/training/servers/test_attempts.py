@@ -196,7 +196,7 @@ def test_a_mistake_of_the_task_ends_the_run_at_once(tmp_path):
 
 
 def test_a_mistake_of_one_rank_is_none_of_its_peers(tmp_path):
-    with pytest.raises(EdgetrainError, match="rank r1 of .*: ValueError: one rank has a mistake"):
+    with pytest.raises(EdgetrainError, match=r"rank r1 of .*: ValueError: one rank has a mistake"):
         run(tmp_path, "run", "data.what=mistake")
 
 
