@@ -159,7 +159,7 @@ def count(text: str) -> int:
 
 def heading_of(job: Job, question: CapacityQuestion) -> str:
     """The fleet and what it exchanges, in one line."""
-    from edgetrain.codecs import Auto
+    from edgetrain.codecs.auto import Auto
     from edgetrain.jobs.capacity.parcels import contribution, reply
     from edgetrain.runs.reports import units
 

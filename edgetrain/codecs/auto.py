@@ -76,7 +76,7 @@ class Auto(Codec):
     A new one stands on its lowest rung, `at` makes one on another. Bound: that of the rung.
     """
 
-    few_elements = True
+    few_elements = adapts = whole = True
 
     def __init__(self, floor: float = FLOOR, rung: int | None = None) -> None:
         """No rung sends less than the share `floor` of elements, 0.01 to 1. ConfigError."""

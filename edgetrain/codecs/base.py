@@ -62,6 +62,12 @@ class Codec:
     to the first."""
     gradients_only: bool = False
     """True if it is for gradients: displacements of parameters cannot be sent with it."""
+    adapts: bool = False
+    """True of `auto`, which encodes on the rung that the hub's replies name."""
+    whole: bool = False
+    """True if a vector is looked at as a whole: no part of one can be encoded so."""
+    unbound: bool = False
+    """True if it must be bound to a layout before it can do anything."""
     momentum: float = 0.0
     """The momentum that `codecs.memory` applies to gradients, or 0; then the only one."""
 
@@ -149,6 +155,32 @@ class Codec:
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+
+def bound(codec: Codec, layout: Layout, ranges: int = 1) -> Codec:
+    """The codec for vectors of this layout; () if the layout is not known. `ranges`: how many
+    ranges such a vector is sent in.
+
+    Raises ConfigError for a codec that depends on an unknown layout, or on tensors that ranges cut.
+    """
+    check_ranges(codec, ranges)
+    codec = codec.bind(layout) if layout else codec
+    if codec.unbound:
+        raise ConfigError(
+            f"'{codec.name}' depends on the shapes of the tensors, which are not known",
+            "join with a layout, or take a codec that does not look at tensors",
+        )
+    return codec
+
+
+def check_ranges(codec: Codec, ranges: int) -> None:
+    """Raise ConfigError for a codec of tensors where a vector is sent in several ranges."""
+    if ranges > 1 and codec.unbound:
+        raise ConfigError(
+            f"the codec '{codec.name}' works on whole tensors, and {ranges} ranges of the vector "
+            "cut them",
+            "take a codec that does not look at tensors, as topk(0.01) | q2",
+        )
 
 
 def salt_of(name: str, round: int) -> int:

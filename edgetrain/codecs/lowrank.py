@@ -232,7 +232,7 @@ class TwoTrips(Unbound):
     lossless = True
     sums_only = True
     two_trips = True
-    gradients_only = True
+    gradients_only = whole = True
 
     def __init__(self, rank: int) -> None:
         if not 1 <= rank <= 64:

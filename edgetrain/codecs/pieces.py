@@ -8,9 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from edgetrain.codecs.auto import Auto
 from edgetrain.codecs.base import Codec, check_length
-from edgetrain.codecs.feedback import Deep
 from edgetrain.errors import ConfigError
 from edgetrain.vectors.vector import Buffer, Vector
 
@@ -23,7 +21,7 @@ def in_pieces(codec: Codec, pieces: Sequence[slice]) -> Codec:
 
 def check_pieces(codec: Codec) -> None:
     """Raise ConfigError for a codec of whole vectors, or one that changes with the round."""
-    if isinstance(codec, Auto | Deep):
+    if codec.whole and not codec.two_trips:  # which `check_ranges` refuses in its own words
         raise ConfigError(
             f"the codec '{codec.name}' looks at the whole vector, and strategy.ranges cuts it",
             "strategy.ranges = 1, or a codec such as topk(0.01) | q2",

@@ -87,6 +87,7 @@ class Unbound(Codec):
     """A codec that must be bound to a layout before it can do anything."""
 
     part_elements = WHOLE
+    unbound = True
 
     def encode(self, vector: Vector, salt: int = 0) -> list[Buffer]:
         raise self._unbound()
@@ -103,32 +104,6 @@ class Unbound(Codec):
     def _unbound(self) -> ConfigError:
         return ConfigError(
             f"'{self.name}' depends on the shapes of the tensors", "call codec.bind(layout) first"
-        )
-
-
-def bound(codec: Codec, layout: Layout, ranges: int = 1) -> Codec:
-    """The codec for vectors of this layout; () if the layout is not known. `ranges`: how many
-    ranges such a vector is sent in.
-
-    Raises ConfigError for a codec that depends on an unknown layout, or on tensors that ranges cut.
-    """
-    check_ranges(codec, ranges)
-    codec = codec.bind(layout) if layout else codec
-    if isinstance(codec, Unbound):
-        raise ConfigError(
-            f"'{codec.name}' depends on the shapes of the tensors, which are not known",
-            "join with a layout, or take a codec that does not look at tensors",
-        )
-    return codec
-
-
-def check_ranges(codec: Codec, ranges: int) -> None:
-    """Raise ConfigError for a codec of tensors where a vector is sent in several ranges."""
-    if ranges > 1 and isinstance(codec, Unbound):
-        raise ConfigError(
-            f"the codec '{codec.name}' works on whole tensors, and {ranges} ranges of the vector "
-            "cut them",
-            "take a codec that does not look at tensors, as topk(0.01) | q2",
         )
 
 

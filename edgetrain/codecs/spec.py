@@ -9,41 +9,34 @@ stage   = name [ "(" argument { "," argument } ")" ]
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from edgetrain.codecs import blocks
-from edgetrain.codecs.auto import FLOOR, Auto
 from edgetrain.codecs.base import Codec
 from edgetrain.codecs.dense import BFloat, Dense, Half
-from edgetrain.codecs.feedback import Deep
 from edgetrain.codecs.fixed import Ranged
-from edgetrain.codecs.lowrank import LowRank, TwoTrips
-from edgetrain.codecs.rules import PerTensor, Rule, Rules
-from edgetrain.codecs.sparse import RandK, TopK
-from edgetrain.codecs.table import TABLE
 from edgetrain.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from edgetrain.codecs.deep import Deep
+    from edgetrain.codecs.rules import Rule
 
 _STAGE = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(?:\(([^()]*)\))?\s*\Z")
 
-_PLAIN: dict[str, Callable[[], Ranged]] = {
-    "fp32": Dense,
-    "dense": Dense,
-    "fp16": Half,
-    "bf16": BFloat,
-    "int8": blocks.int8,
-    "int4": blocks.int4,
-    "ternary": blocks.ternary,
-    "sign": blocks.Sign,
-    "q1": lambda: blocks.Planes(1),
-    "q2": lambda: blocks.Planes(2),
-    "q3": lambda: blocks.Planes(3),
-    "q4": lambda: blocks.Planes(4),
-}
+_DENSE = {"fp32": Dense, "dense": Dense, "fp16": Half, "bf16": BFloat}
+_BLOCKS = ("int8", "int4", "ternary", "sign", "q1", "q2", "q3", "q4")
+_PLAIN = (*_DENSE, *_BLOCKS)
 _CHAINED = ("topk", "dgc", "randk", "low-rank")
 
 
 def parse(text: str) -> Codec:
-    """The codec that `text` names; `parse(codec.name)` gives an equal one. Raises ConfigError."""
+    """The codec that `text` names; `parse(codec.name)` gives an equal one. Raises ConfigError.
+
+    A codec's module is loaded where it is named: most jobs take one.
+    """
+    if ";" not in text and ":" not in text:
+        return _chain(text)
+    from edgetrain.codecs.rules import Rules
+
     rules = [_rule(part) for part in text.split(";")]
     for rule in rules[:-1]:
         if not (rule.pattern or rule.small):
@@ -60,7 +53,7 @@ def parse(text: str) -> Codec:
     if len(rules) == 1:
         return last.codec
     for rule in rules:
-        if isinstance(rule.codec, Deep | TwoTrips | Auto):
+        if rule.codec.whole:
             raise ConfigError(
                 f"'{rule.codec.name}' codes a whole vector, not a part as in '{text}'"
             )
@@ -68,6 +61,8 @@ def parse(text: str) -> Codec:
 
 
 def _rule(text: str) -> Rule:
+    from edgetrain.codecs.rules import Rule
+
     pattern, colon, chain = text.rpartition(":")
     codec = _chain(chain)
     if not colon:
@@ -93,8 +88,12 @@ def _chain(text: str) -> Codec:
             f"before '|' stand {', '.join(_CHAINED)}",
         )
     if name == "auto":
+        from edgetrain.codecs.auto import FLOOR, Auto
+
         return Auto(_density(name, arguments, "smallest share") if arguments else FLOOR)
     if name == "powersgd":
+        from edgetrain.codecs.lowrank import TwoTrips
+
         return TwoTrips(_whole(name, arguments, 1, 64))
     return _plain(name, arguments)
 
@@ -109,13 +108,22 @@ def _values(text: str) -> Ranged:
 
 
 def _plain(name: str, arguments: list[str]) -> Ranged:
+    if name not in _DENSE:
+        from edgetrain.codecs import blocks
     if name == "qsgd":
         return blocks.qsgd(_whole(name, arguments or ["7"], 1, 127))
     if name not in _PLAIN:
+        from edgetrain.codecs.table import TABLE
+
         raise ConfigError(f"no codec '{name}'", did_you_mean(name, [*TABLE, "dense"]))
     if arguments:
         raise ConfigError(f"'{name}' takes no arguments, not ({', '.join(arguments)})")
-    return _PLAIN[name]()
+    if name in _DENSE:
+        return _DENSE[name]()
+    if name == "sign":
+        return blocks.Sign()
+    made = {"int8": blocks.int8, "int4": blocks.int4, "ternary": blocks.ternary}
+    return made[name]() if name in made else blocks.Planes(int(name[1:]))
 
 
 def _first(name: str, arguments: list[str], values: Ranged | None) -> Codec:
@@ -127,11 +135,15 @@ def _first(name: str, arguments: list[str], values: Ranged | None) -> Codec:
             raise ConfigError(
                 f"low-rank takes a rank, as in low-rank(4), not {len(numbers)} numbers"
             )
+        from edgetrain.codecs.lowrank import LowRank
+
         iterations = _whole(name, numbers[1:], 1, 8) if len(numbers) == 2 else 1
         return LowRank(_whole(name, numbers[:1], 1, 64), values, iterations)
     if name == "dgc":
         _check_flags(name, flags, [])
         return _deep(numbers, values)
+    from edgetrain.codecs.sparse import RandK, TopK
+
     density = _density(name, numbers)
     if name == "randk":
         _check_flags(name, flags, [])
@@ -140,11 +152,17 @@ def _first(name: str, arguments: list[str], values: Ranged | None) -> Codec:
     codec = TopK(density, values, exact="exact" in flags)
     if "tensor" not in flags:
         return codec
+    from edgetrain.codecs.rules import PerTensor
+
     return PerTensor(codec.name.replace(")", ", tensor)", 1), codec)
 
 
 def _deep(numbers: list[str], values: Ranged | None) -> Deep:
+    from edgetrain.codecs.deep import Deep
+
     if len(numbers) > 4:
+        from edgetrain.codecs.table import TABLE
+
         row = TABLE["dgc"]
         raise ConfigError(
             f"dgc takes 1 to 4 numbers, not {len(numbers)}", f"{row.spelling}: {row.summary}"

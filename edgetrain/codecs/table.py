@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgetrain.codecs.base import Codec
-from edgetrain.codecs.lowrank import BoundTwoTrips
 from edgetrain.vectors.vector import Layout, Vector
 
 SAMPLE_LAYOUT: Layout = (("sample", 0, (256, 256)),)
@@ -95,7 +94,10 @@ def sample() -> Vector:
 def ratio(codec: Codec) -> float:
     """Bytes of `sample` as float32 / bytes of its payloads, those of both trips together."""
     vector, bound = sample(), codec.bind(SAMPLE_LAYOUT)
-    if isinstance(bound, BoundTwoTrips):
+    if bound.two_trips:
+        from edgetrain.codecs.lowrank import BoundTwoTrips
+
+        assert isinstance(bound, BoundTwoTrips)
         factors = bound.factors()
         left = factors.left(vector)
         trips = [left, factors.right(left)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from edgetrain import codecs
-from edgetrain.codecs import Auto, Codec
+from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError, did_you_mean, refuse_first
 from edgetrain.exchange.addresses import split_address
 from edgetrain.exchange.masks import terms as masks
@@ -472,9 +472,9 @@ def _check_codecs(found: Resolved) -> None:
 def _check_auto(found: Resolved) -> None:
     """A codec that follows what links carry while a round is computed."""
     strategy, codec, reply_codec = found.strategy, found.codec, found.reply_codec
-    is_auto = isinstance(codec, Auto)
+    is_auto = codec.adapts
     refuse_first(
-        (codec != reply_codec and (is_auto or isinstance(reply_codec, Auto)),
+        (codec != reply_codec and (is_auto or reply_codec.adapts),
          f"strategy.codec = '{codec.name}', strategy.reply_codec = '{reply_codec.name}': members "
          "encode as the last reply was encoded", "leave reply_codec out, or name two codecs"),
         (is_auto and not strategy.has_local_steps, f"strategy.codec = '{codec.name}': "
@@ -579,7 +579,7 @@ def _check_out_of_step(found: Resolved) -> None:
         (job.privacy.unit == "member", f"privacy.unit = 'member' and {strategy.spelled}: how much "
          "a member counts depends on when its contributions arrive, and epsilon would, too",
          "choose dga or local-sgd, or unit = 'example'"),
-        (isinstance(found.codec, Auto), f"strategy.codec = '{found.codec.name}' and "
+        (found.codec.adapts, f"strategy.codec = '{found.codec.name}' and "
          f"{strategy.spelled}: its rung follows the trips of rounds that all members share",
          "name a codec: fp16, int8, topk(0.01) | q2"),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from edgetrain.vectors.vector import Vector
 
 
 class Factors(Protocol):
-    """Two dependent means that make one: see codecs.PowerSGD."""
+    """Two dependent means that make one: see codecs.lowrank.PowerSGD."""
 
     @property
     def left_elements(self) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 from chaos.schedule import Happening
 from edgetrain import codecs
 from edgetrain.codecs import Codec
-from edgetrain.codecs.auto import rung_of
+from edgetrain.codecs.auto import OnRungs, rung_of
 from edgetrain.errors import BadPayload, ConfigError
 from edgetrain.exchange.hub.deal import BatchMean, SliceSums
 from edgetrain.exchange.hub.records import Round
@@ -329,7 +329,7 @@ def _bases(
         except (BadPayload, IndexError):
             broken.append(f"round {record.round} counts what is no whole contribution")
             continue
-        if isinstance(replies, codecs.OnRungs):
+        if isinstance(replies, OnRungs):
             replies.climb(rung_of(record.reply[0]))
         reply = [bytes(payload) for payload in replies.encode(told, changed)]
         if b"".join(reply) != b"".join(map(bytes, record.reply)):

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from edgetrain.__main__ import main
-from edgetrain.codecs import TABLE, parse
+from edgetrain.codecs import parse
+from edgetrain.codecs.table import TABLE
 
 
 def test_the_list_of_codecs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,8 @@ from codec_cases import make, vectors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.codecs import Auto, OnRungs, memory, parse
-from edgetrain.codecs.auto import FLOOR, RUNGS, element_bytes, finest_rung, rung_of
+from edgetrain.codecs import memory, parse
+from edgetrain.codecs.auto import FLOOR, RUNGS, Auto, OnRungs, element_bytes, finest_rung, rung_of
 from edgetrain.codecs.sparse import TopK
 from edgetrain.errors import BadPayload, ConfigError
 

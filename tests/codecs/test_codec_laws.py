@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgetrain import codecs
-from edgetrain.codecs import DeepGradient, Feedback, parse, salt_of
+from edgetrain.codecs import Feedback, parse, salt_of
+from edgetrain.codecs.deep import DeepGradient
+from edgetrain.codecs.sparse import TopK
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.vectors.vector import Vector
 
@@ -148,7 +150,7 @@ def test_no_pattern_of_gaps_exceeds_what_was_announced(runs: list[int], density:
     ends = np.cumsum(np.array(runs) + 1)
     x = np.zeros(int(ends[-1]), np.float32)
     x[ends - 1] = 1
-    codec = codecs.TopK(density, parse("q1"))  # type: ignore[arg-type]
+    codec = TopK(density, parse("q1"))  # type: ignore[arg-type]
     for payload in codec.encode(x):
         assert len(payload) <= codec.max_bytes(x.size)
 
@@ -187,7 +189,7 @@ def test_a_sampled_threshold_meets_its_density() -> None:
     elements = 4_000_000
     for kind in ("normal", "clusters"):
         x = cases.make(kind, elements, 5)
-        codec = codecs.TopK(0.1)
+        codec = TopK(0.1)
         step = codec.part_elements
         payloads = codec.encode(x)
         kept = np.zeros(elements, bool)
@@ -201,7 +203,7 @@ def test_a_sampled_threshold_meets_its_density() -> None:
 @pytest.mark.parametrize("width", [8, 16, 64, 256])
 def test_the_share_is_met_where_large_magnitudes_stand_together(width: int) -> None:
     """Rows of an embedding: some are touched, most are not."""
-    elements, codec = 1 << 20, codecs.TopK(0.1)
+    elements, codec = 1 << 20, TopK(0.1)
     for seed in range(4):
         draws = np.random.default_rng(seed)
         x = 0.01 * draws.standard_normal(elements).astype(np.float32)
@@ -225,7 +227,7 @@ def test_exact_is_exact_however_long() -> None:
 
 def test_equal_magnitudes_do_not_flood() -> None:
     x = np.ones(3_000_000, np.float32)
-    codec = codecs.TopK(0.1)
+    codec = TopK(0.1)
     assert sum(map(len, codec.encode(x))) < 5 * 300_000
 
 
@@ -239,7 +241,7 @@ def test_equal_magnitudes_do_not_flood() -> None:
 def test_deep_gradient_compression_follows_its_equations(
     elements: int, momentum: float, clip: float | None, seed: int
 ) -> None:
-    codec = codecs.TopK(0.1)
+    codec = TopK(0.1)
     dgc = DeepGradient(codec, elements, momentum, clip=clip, members=4)
     u, v = np.zeros(elements), np.zeros(elements)
     for i in range(6):
@@ -256,7 +258,7 @@ def test_deep_gradient_compression_follows_its_equations(
 
 
 def test_warm_up_falls_to_the_density() -> None:
-    dgc = DeepGradient(codecs.TopK(0.001), 10_000, warmup=4)
+    dgc = DeepGradient(TopK(0.001), 10_000, warmup=4)
     densities = []
     for i in range(6):
         densities.append(dgc.codec_now().density)  # type: ignore[attr-defined]
@@ -269,7 +271,7 @@ def test_warm_up_falls_to_the_density() -> None:
 
 
 def test_state_can_be_kept_and_taken_over() -> None:
-    for make in (lambda: Feedback(parse("sign"), 700), lambda: DeepGradient(codecs.TopK(0.1), 700)):
+    for make in (lambda: Feedback(parse("sign"), 700), lambda: DeepGradient(TopK(0.1), 700)):
         first, second = make(), make()
         for i in range(3):
             first.encode(cases.make("normal", 700, i))

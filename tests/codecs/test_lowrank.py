@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.codecs import PowerSGD, parse
-from edgetrain.codecs.lowrank import orthonormal, product
+from edgetrain.codecs import parse
+from edgetrain.codecs.lowrank import PowerSGD, orthonormal, product
 from edgetrain.errors import BadPayload, ConfigError
 from edgetrain.vectors.vector import Vector
 

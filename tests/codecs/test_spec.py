@@ -4,7 +4,10 @@ import codec_cases as cases
 import numpy as np
 import pytest
 
-from edgetrain.codecs import TABLE, Rules, TopK, parse
+from edgetrain.codecs import parse
+from edgetrain.codecs.rules import Rules
+from edgetrain.codecs.sparse import TopK
+from edgetrain.codecs.table import TABLE
 from edgetrain.errors import ConfigError
 
 

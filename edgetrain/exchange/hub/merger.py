@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgetrain.codecs import Codec, Feedback, OnRungs, bound, in_pieces, memory, salt_of, verbatim
-from edgetrain.codecs.auto import rung_of
+from edgetrain.codecs import Codec, Feedback, bound, in_pieces, memory, salt_of, verbatim
 from edgetrain.exchange.hub.contributions import (
     Contribution,
     ContributionPiece,
@@ -36,6 +35,7 @@ from edgetrain.vectors.ranges import WHOLE, Ranges, TileSums
 from edgetrain.vectors.vector import TILE, Buffer, Layout, Vector, all_finite, tile_sum
 
 if TYPE_CHECKING:
+    from edgetrain.codecs.auto import OnRungs
     from edgetrain.exchange.masks.aggregator import Sum
 
 MOST_MAGNITUDE = 2.0**80
@@ -170,6 +170,10 @@ class Merger:
     @property
     def adaptive(self) -> OnRungs | None:
         """What encodes replies whose codec is `auto`; None: it is another one."""
+        if not self.reply_codec.adapts:
+            return None
+        from edgetrain.codecs.auto import OnRungs  # of this codec alone
+
         return self.replies if isinstance(self.replies, OnRungs) else None
 
     def restore(self, state: State) -> None:
@@ -282,6 +286,8 @@ class Merger:
                 merged = self._outer_step(record.round, merged)
             if not self.replies.lossless:
                 if self.adaptive is not None:
+                    from edgetrain.codecs.auto import rung_of
+
                     self.adaptive.climb(rung_of(record.reply[0]))
                 self._reply(record.round, merged)  # for what it leaves out
         return self._advance(record.round, merged, record.reply)

@@ -22,16 +22,14 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from edgetrain.codecs.auto import RUNGS, Auto
+from edgetrain.codecs import Codec
 from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.arrival_rounds import ArrivalRounds
 from edgetrain.exchange.hub.checksums import BaseChecksums
 from edgetrain.exchange.hub.contributions import Contribution
 from edgetrain.exchange.hub.deal import BatchMean
 from edgetrain.exchange.hub.delay import AgreedDelay, Wish
-from edgetrain.exchange.hub.density import AgreedDensity
 from edgetrain.exchange.hub.effects import Closed, Effect, Note, Send, Write, replies_of
-from edgetrain.exchange.hub.masked_rounds import MaskedRounds
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.merger import Merger, RoundResult
 from edgetrain.exchange.hub.open_rounds import OpenRound, OpenRounds
@@ -42,6 +40,8 @@ from edgetrain.strategies.closing import ClosingRule
 from edgetrain.vectors.vector import Buffer, Vector
 
 if TYPE_CHECKING:
+    from edgetrain.exchange.hub.density import AgreedDensity
+    from edgetrain.exchange.hub.masked_rounds import MaskedRounds
     from edgetrain.exchange.masks.aggregator import Aggregator, Outgoing, Sum
 
 REMEMBERED = 4096
@@ -110,13 +110,14 @@ class Rounds:
         self.open_rounds = OpenRounds(members, closing)
         self.masks: MaskedRounds | None = None
         if masks is not None:
+            from edgetrain.exchange.hub.masked_rounds import MaskedRounds
+
             self.masks = MaskedRounds(masks, members, self.open_rounds, closing, patience_s)
         self.arrivals: ArrivalRounds | None = None
         if isinstance(closing, ArrivalRule):
             self.arrivals = ArrivalRounds(closing, members)
         """Where members are out of step, what closes rounds; None: they are in step."""
-        codec = merger.reply_codec
-        self.density = AgreedDensity(codec.floor) if isinstance(codec, Auto) else None
+        self.density = _density_of(merger.reply_codec)
         """With `codec = "auto"`: how dense replies are, and with them contributions."""
         self._members = members
         self._reply_bytes = 0
@@ -506,6 +507,15 @@ def mark_late(members: Members, round: int, missing: tuple[str, ...]) -> list[Ef
     return effects
 
 
+def _density_of(codec: Codec) -> AgreedDensity | None:
+    if not codec.adapts:
+        return None
+    from edgetrain.codecs.auto import Auto
+    from edgetrain.exchange.hub.density import AgreedDensity
+
+    return AgreedDensity(codec.floor) if isinstance(codec, Auto) else None
+
+
 def _agree_on_density(
     rounds: Rounds, round: int, wishes: Sequence[Wish], result: RoundResult, now: float
 ) -> tuple[str, list[Effect]]:
@@ -524,6 +534,8 @@ def _agree_on_density(
         every=delay.every,
         most_delay=delay.most,
     )
+    from edgetrain.codecs.auto import RUNGS  # of this codec alone
+
     if then != rung:
         # Then the first contribution on this rung has its reply.
         delay.agree_again(round + 2 * delay.in_flight + 2)

@@ -230,7 +230,7 @@ class Driver:
         self.exchange, self.flat, self.entry = exchange, flat, entry
         self.strategy = strategies.find(entry.strategy)
         row = self.strategy if request.foretells else self.strategy.without_choice()
-        is_auto = isinstance(codecs.parse(entry.codec), codecs.Auto)
+        is_auto = codecs.parse(entry.codec).adapts
         setting = strategies.Setting(
             flat.params, flat.gradient, entry.every_now or entry.every, entry.delay.steps,
             exchange.memory, exchange.factors(), momentum_of(optimizer), entry.members, is_auto,

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgetrain.codecs import Auto, Codec
-from edgetrain.codecs.auto import rung_of
+from edgetrain.codecs import Codec
 from edgetrain.codecs.base import check_length
 from edgetrain.errors import BadMessage
 from edgetrain.exchange.messages import Reply
@@ -123,7 +122,9 @@ class Inbox:
         """Hand out a whole reply. Raises BadPayload, before any piece of it is used."""
         arrival = self._arrivals.pop(round)
         head, began = arrival.head, self._clock()
-        if isinstance(self.codec, Auto):
+        if self.codec.adapts:
+            from edgetrain.codecs.auto import rung_of  # of this codec alone
+
             self.rung = rung_of(memoryview(arrival.payloads[0]))
         pieces = [] if self.keeps_payloads else self._decoded(arrival)
         self._add_seconds(arrival, began)

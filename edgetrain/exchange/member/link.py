@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -47,6 +48,9 @@ from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.ranges import WHOLE, Ranges, Stretch
 from edgetrain.vectors.vector import Buffer, Layout, Vector
+
+if TYPE_CHECKING:
+    from edgetrain.codecs.lowrank import PowerSGD
 
 log = logging.getLogger("edgetrain")
 
@@ -344,7 +348,7 @@ class Link(Entrance):
 
     # -- contributions -------------------------------------------------------------------------
 
-    def factors(self) -> codecs.PowerSGD | None:
+    def factors(self) -> PowerSGD | None:
         return self.outbox.factors()
 
     def unsent(self) -> dict[str, Vector]:

@@ -23,6 +23,7 @@ from edgetrain.vectors.ranges import Ranges
 from edgetrain.vectors.vector import Buffer, Vector
 
 if TYPE_CHECKING:
+    from edgetrain.codecs.lowrank import PowerSGD
     from edgetrain.exchange.masks.masker import Masker
 
 log = logging.getLogger("edgetrain")
@@ -62,7 +63,7 @@ class Outbox:
         self._ranges, self._members, self._memory = ranges, members, memory
         self._masker = masker
         self._feedback: Feedback | None = None
-        self._factors: codecs.PowerSGD | None = None
+        self._factors: PowerSGD | None = None
         self._kept: dict[int, list[Contribute]] = {}
         self._waiting: dict[int, _Waiting] = {}
         self._warned = False
@@ -88,10 +89,14 @@ class Outbox:
 
     # -- what a lossy codec leaves out ---------------------------------------------------------
 
-    def factors(self) -> codecs.PowerSGD | None:
+    def factors(self) -> PowerSGD | None:
         """What makes contributions, where the codec sends them in two trips; otherwise None."""
-        two_trips = self.codec if isinstance(self.codec, codecs.BoundTwoTrips) else None
-        self._factors = None if two_trips is None else two_trips.factors()
+        self._factors = None
+        if self.codec.two_trips:
+            from edgetrain.codecs.lowrank import BoundTwoTrips  # of this codec alone
+
+            assert isinstance(self.codec, BoundTwoTrips)
+            self._factors = self.codec.factors()
         return self._factors
 
     def unsent(self) -> dict[str, Vector]:
@@ -114,9 +119,11 @@ class Outbox:
         """Encode on this rung of `auto` from now on, as the reply was; None: it has none."""
         if rung is None:
             return
-        if isinstance(self.codec, codecs.Auto):
+        from edgetrain.codecs.auto import Auto, OnRungs  # of this codec alone
+
+        if isinstance(self.codec, Auto):
             self.codec = self.codec.at(rung)
-        if isinstance(self._feedback, codecs.OnRungs):
+        if isinstance(self._feedback, OnRungs):
             self._feedback.climb(rung)
 
     # -- adding --------------------------------------------------------------------------------

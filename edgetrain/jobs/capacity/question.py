@@ -12,7 +12,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 
 if TYPE_CHECKING:
-    from edgetrain.codecs import Auto
+    from edgetrain.codecs.auto import Auto
     from edgetrain.fleet.networks import Profile, Site
     from edgetrain.jobs.capacity.estimate import CapacityQuestion, Kind
     from edgetrain.jobs.capacity.parcels import ExchangeSizes
@@ -60,7 +60,7 @@ def question_of(
     ConfigError for names and numbers that cannot be. Loads the task if the options leave open what
     it decides.
     """
-    from edgetrain.codecs import Auto
+    from edgetrain.codecs.auto import Auto
     from edgetrain.fleet import networks
     from edgetrain.fleet.assignment import networks_of, parse_sites
     from edgetrain.jobs.capacity.averaging import Hubs
