@@ -141,6 +141,14 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     return next(iter(swapped or difflib.get_close_matches(name, known, n=1, cutoff=0.6)), "")
 
 
+_MEMORY = re.compile(r"^memory: |MemoryError|OutOfMemoryError|can't allocate memory")
+
+
+def lacks_memory(reason: str) -> bool:
+    """Whether a member that leaves for this reason could not have the memory that it needs."""
+    return _MEMORY.search(reason) is not None
+
+
 def in_words(error: BaseException) -> str:
     """An exception in one line; below it the frames of the user's own code, innermost last."""
     own = own_frames(error)

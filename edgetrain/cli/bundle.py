@@ -69,7 +69,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _allow(arguments: argparse.Namespace) -> int:
-    from edgetrain.exchange.keys.keyring import keys_folder
+    from edgetrain.exchange.keys.pairs import keys_folder
     from edgetrain.jobs import bundles
 
     path = Path(arguments.bundle)
@@ -84,7 +84,7 @@ def _allow(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from edgetrain.exchange.keys.keyring import keys_folder
+    from edgetrain.exchange.keys.pairs import keys_folder
     from edgetrain.jobs import bundles
 
     found = bundles.Allowed(keys_folder(arguments.keys)).all()
@@ -95,7 +95,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _revoke(arguments: argparse.Namespace) -> int:
-    from edgetrain.exchange.keys.keyring import keys_folder
+    from edgetrain.exchange.keys.pairs import keys_folder
     from edgetrain.jobs import bundles
 
     digest = bundles.Allowed(keys_folder(arguments.keys)).revoke(arguments.digest)

@@ -168,7 +168,8 @@ def _finisher(found: Cluster, device: DeviceEntry, settings: Settings, archives:
 
 
 def _tokens(arguments: argparse.Namespace, devices: Sequence[DeviceEntry]) -> Tokens:
-    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
+    from edgetrain.exchange.keys.keyring import Keyring
+    from edgetrain.exchange.keys.pairs import keys_folder
     from edgetrain.provisioning import outfit
 
     names = [device.name for device in devices]
@@ -215,7 +216,7 @@ class _Session:
         self._results: list[dict[str, Any]] = []
 
     def run(self) -> int:
-        from edgetrain.exchange.keys.keyring import keys_folder
+        from edgetrain.exchange.keys.pairs import keys_folder
 
         arguments = self._arguments
         name = self._image.look.describe() if self._image.look else "packed: looked into later"

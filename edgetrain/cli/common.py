@@ -40,11 +40,14 @@ def job_of(arguments: argparse.Namespace, defaults: tuple[str, ...] = ()) -> tup
     words: list[str] = list(arguments.job)
     path = words.pop(0) if words and "=" not in words[0] else None
     overrides = words if path else [*defaults, *words]
-    from edgetrain.jobs import choosing
+    from edgetrain.jobs.job import AUTO
     from edgetrain.jobs.reading import load
 
-    job, why = choosing.named(load(path, overrides))
-    if why:
+    job = load(path, overrides)
+    if job.strategy.name.strip() == AUTO:
+        from edgetrain.jobs import choosing
+
+        job, why = choosing.named(job)
         warn(why)
     return job, Path(path).resolve().parent if path else Path.cwd()
 
@@ -203,8 +206,9 @@ def answer(arguments: argparse.Namespace, values: object, text: str) -> int:
 
 def check_before_torch(arguments: argparse.Namespace, jobs: Iterable[Job]) -> list[Resolved]:
     """Look up what jobs name, then say that torch is loading. ConfigError, NetworkError."""
+    from edgetrain.jobs.doubts import doubts_of
     from edgetrain.jobs.plan import check
-    from edgetrain.jobs.rules import doubts_of, refuse_gateways
+    from edgetrain.jobs.rules import refuse_gateways
 
     check_track(arguments)
     found = [check(job) for job in jobs]

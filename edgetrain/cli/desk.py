@@ -98,7 +98,8 @@ def _job_for(
 ) -> tuple[JobSet, dict[str, str], dict[str, str], dict[str, str]]:
     """A job for the devices of a cluster; their units, the keys of what they join, and the lists of
     those that others join. Raises ConfigError."""
-    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
+    from edgetrain.exchange.keys.keyring import Keyring
+    from edgetrain.exchange.keys.pairs import keys_folder
     from edgetrain.provisioning import outfit
     from edgetrain.provisioning.cards.flashing import unit
     from edgetrain.provisioning.reaching import hub_keys, members_list

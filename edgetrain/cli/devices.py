@@ -71,13 +71,14 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     from edgetrain.fleet import devices
+    from edgetrain.fleet.devices.energy import joules_source
 
     device = devices.load(arguments.name)
     lines = [line(device)]
     if device.name == devices.HOST:
         unknown = "unknown: no sensor, and not a board of the catalog"
         lines.append("  speed: its own; steps are not paced")
-        lines.append(f"  joules: {devices.joules_source(devices.HOST) or unknown}")
+        lines.append(f"  joules: {joules_source(devices.HOST) or unknown}")
     lines += [f"  {key}: {source}" for key, source in device.source.items()]
     return common.answer(arguments, dataclasses.asdict(device), "\n".join(lines))
 

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from edgetrain.exchange.keys.keyring import keys_folder
+    from edgetrain.exchange.keys.pairs import keys_folder
     from edgetrain.runs.environment import capture
 
     machine = capture()

@@ -101,7 +101,8 @@ def _add_known_hosts(add: AddVerb) -> argparse.ArgumentParser:
 
 
 def _ring(arguments: argparse.Namespace) -> Keyring:
-    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
+    from edgetrain.exchange.keys.keyring import Keyring
+    from edgetrain.exchange.keys.pairs import keys_folder
 
     return Keyring(keys_folder(arguments.keys))
 

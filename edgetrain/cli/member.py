@@ -139,7 +139,7 @@ class _Record:
 
     def take_task(self, task: Task) -> None:
         """Keep the task and its figures. ConfigError for a target that cannot be."""
-        from edgetrain.jobs.plan import target_of
+        from edgetrain.jobs.lookup import target_of
 
         target, self.task = target_of(self._job, task), task
         self._figures = {"metric": task.metric, "better": task.better, "target": target}
@@ -268,10 +268,11 @@ def _credentials(arguments: argparse.Namespace, job: Job) -> list[Credentials | 
 
 def _wait_s(arguments: argparse.Namespace, job: Job) -> float:
     """Seconds to try a hub that is not up: more with --wait, or after training here before."""
-    from edgetrain.exchange.member.checkpoint import has_checkpoint
+    folder, name, trained = arguments.checkpoint, f"m{arguments.index}", False
+    if folder is not None:
+        from edgetrain.exchange.member.checkpoint import has_checkpoint
 
-    folder, name = arguments.checkpoint, f"m{arguments.index}"
-    trained = folder is not None and has_checkpoint(folder, name, job.digest())
+        trained = has_checkpoint(folder, name, job.digest())
     return job.hub.outage_s if arguments.wait or trained else 0.0
 
 
@@ -282,8 +283,8 @@ def _pause(service: Service, seconds: float) -> None:
 
 def _check(arguments: argparse.Namespace, job: Job) -> None:
     """ConfigError for numbers that are out of their range, and hubs that are said twice or not."""
-    from edgetrain.fleet.cluster import HEAT_CAPS, LEAST_CAP
     from edgetrain.fleet.devices import SERVERS
+    from edgetrain.fleet.devices.health import HEAT_CAPS, LEAST_CAP
 
     common.check_track(arguments)
     hubs, index, cap = len(job.hub.hubs), arguments.index, arguments.max_celsius
@@ -322,8 +323,8 @@ def _promise(found: Resolved, task: Task | None) -> dict[str, Any]:
     if found.job.privacy.unit == "none" or task is None:
         return {}
     from edgetrain.jobs.lookup import samples_of
+    from edgetrain.jobs.on_member import settle
     from edgetrain.jobs.privacy.promise import promise
-    from edgetrain.jobs.rules import settle
 
     try:
         samples = samples_of(found.job, task)

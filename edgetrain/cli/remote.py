@@ -99,7 +99,7 @@ def reach(
     arguments: argparse.Namespace, found: Cluster, *, keeps: bool = True
 ) -> Iterator[tuple[SshClient, list[tuple[DeviceEntry, SshHost]]]]:
     """The chosen devices of a cluster, and the way to them; keeps: for more than one command."""
-    from edgetrain.exchange.keys.keyring import keys_folder
+    from edgetrain.exchange.keys.pairs import keys_folder
     from edgetrain.provisioning.reaching import hosts_of, open_remote
 
     devices = found.chosen(tuple(arguments.devices))
@@ -123,7 +123,8 @@ def _is_yes(question: str) -> bool:
 
 
 def _ring(arguments: argparse.Namespace) -> Keyring:
-    from edgetrain.exchange.keys.keyring import Keyring, keys_folder
+    from edgetrain.exchange.keys.keyring import Keyring
+    from edgetrain.exchange.keys.pairs import keys_folder
 
     ring = Keyring(keys_folder(arguments.keys))
     if not ring.exists:

@@ -11,7 +11,7 @@ payloads are in docs/codecs.md; `kernels.backend()` says whether C or NumPy does
 
 Here is what every job has. A codec that a job names is loaded by `parse`.
 
-Doors: auto, base, kernels.chosen, lowrank, table.
+Doors: auto, base, kernels.chosen, lowrank, pieces, table.
 """
 
 from edgetrain.codecs.base import Codec as Codec
@@ -26,6 +26,4 @@ from edgetrain.codecs.feedback import Feedback as Feedback
 from edgetrain.codecs.kernels.chosen import Backend as Backend
 from edgetrain.codecs.kernels.chosen import backend as backend
 from edgetrain.codecs.memories import memory as memory
-from edgetrain.codecs.pieces import check_pieces as check_pieces
-from edgetrain.codecs.pieces import in_pieces as in_pieces
 from edgetrain.codecs.spec import parse as parse

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
-from edgetrain.exchange.hub.delay import Delay
-from edgetrain.exchange.masks.terms import MaskTerms
+from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.messages import Contribute, Figure, Start, Telemetry
 from edgetrain.exchange.transport import Traffic
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import Buffer, Vector
 
 if TYPE_CHECKING:
+    from edgetrain.exchange.masks.terms import MaskTerms
     from edgetrain.strategies.factored import Factors
 
 

@@ -2,9 +2,10 @@
 
 Does not load torch, zmq or numpy. Does not know strategies or jobs.
 
-Doors: assignment, catalog, cluster, devices, devices.health, interpreters, networks,
-networks.congestion, networks.emulation.check, networks.emulation.guard, networks.emulation.lab,
-networks.emulation.probe, networks.faults, networks.links.fluid, networks.links.loss_recovery,
-networks.links.model, networks.links.receive_window, networks.links.window, networks.nodes,
-networks.profile, presence, ssh.
+Doors: assignment, catalog, cluster, devices, devices.cost, devices.energy, devices.health,
+devices.sensors, devices.speed, interpreters, networks, networks.emulation.check,
+networks.emulation.guard, networks.emulation.lab, networks.emulation.probe, networks.faults,
+networks.links.fluid, networks.links.loss_recovery, networks.links.model,
+networks.links.receive_window, networks.links.window, networks.nodes, networks.profile, presence,
+ssh.
 """

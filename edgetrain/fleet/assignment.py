@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet.devices.profile import load as load_device
-from edgetrain.fleet.networks.profile import load as load_network
-from edgetrain.fleet.networks.site import Site
+
+if TYPE_CHECKING:
+    from edgetrain.fleet.networks.site import Site
 
 
 def devices_of(text: str) -> list[str]:
@@ -35,7 +37,9 @@ def networks_of(text: str, members: int | None = None) -> list[str]:
     If `members` is given, a single name without a count stands for all members, and any other text
     must name exactly this many. Raises ConfigError for a bad count or an unknown network.
     """
-    profiles = _named(text, "network", "wifi:4", load_network)
+    from edgetrain.fleet.networks.profile import load  # members and hubs know no links
+
+    profiles = _named(text, "network", "wifi:4", load)
     if members is not None and [colon for _, _, colon, _ in _items(text)] == [""]:
         return profiles * members
     if members is not None and len(profiles) != members:
@@ -94,6 +98,9 @@ def _named(text: str, what: str, example: str, load: Callable[[str], object]) ->
 
 def parse_sites(text: str, members: int) -> tuple[Site, ...]:
     """Parse sites such as "home-fixed: 0-3, 4g-good: 4 5 6"; a member is in one. ConfigError."""
+    from edgetrain.fleet.networks.profile import load
+    from edgetrain.fleet.networks.site import Site
+
     sites: list[Site] = []
     taken: set[int] = set()
     for item, name, colon, who in _items(text):
@@ -106,7 +113,7 @@ def parse_sites(text: str, members: int) -> tuple[Site, ...]:
         if twice:
             raise ConfigError(f"'{item}' names a member that is already in a site")
         taken.update(indices)
-        sites.append(Site(load_network(name), indices))
+        sites.append(Site(load(name), indices))
     return tuple(sites)
 
 

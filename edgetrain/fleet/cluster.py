@@ -19,6 +19,7 @@ from edgetrain.files.reading import OTHERS_READ, read_bytes, read_guarded
 from edgetrain.files.toml import read_toml
 from edgetrain.fleet import values
 from edgetrain.fleet.checks import known, number, text
+from edgetrain.fleet.devices.health import HEAT_CAPS, LEAST_CAP
 from edgetrain.fleet.networks.profile import RANGES
 
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
@@ -27,8 +28,6 @@ SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 DHCP = "dhcp"
 LARGEST = 64 << 10
 """Bytes of a file with a passphrase or public keys."""
-LEAST_CAP, HEAT_CAPS = 40.0, (0.0, 110.0, "C")
-"""Temperatures that a device can be told to keep below."""
 SECURITY = ("wpa2", "wpa3", "open")
 """Kinds of wireless networks."""
 ROLES = ("hub", "gateway", "member")

@@ -8,33 +8,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.collective import CollectiveHub
-from edgetrain.exchange.hub.dealing import DealingHub
-from edgetrain.exchange.hub.direct import DirectHub, share_out
-from edgetrain.exchange.hub.landing import CHOSEN
+from edgetrain.exchange.delay import CHOSEN
 from edgetrain.exchange.hub.protocol import Hub
-from edgetrain.exchange.hub.reducer import ReducerHub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import MAX_ELEMENTS, MAX_HEADER_BYTES
 from edgetrain.jobs.fallback import NAME, quorum_of, steps_in
 from edgetrain.jobs.job import AUTO, COLLECTIVES, DIRECT, Job
-from edgetrain.jobs.privacy.promise import fix_noise
 from edgetrain.jobs.resolved import Resolved
-from edgetrain.strategies.merging.private import PrivateMean
 from edgetrain.strategies.merging.rule import RoundRule, SliceRule
-from edgetrain.vectors.noise import Gaussian, Source, system
 from edgetrain.vectors.parts import BASE_PART_ELEMENTS
 from edgetrain.vectors.ranges import Stretch, shared
+
+if TYPE_CHECKING:
+    from edgetrain.exchange.hub.dealing import DealingHub
+    from edgetrain.exchange.hub.reducer import ReducerHub
+    from edgetrain.vectors.noise import Source
 
 
 def hub_of(
     found: Resolved,
     *,
     any_job: bool = False,
-    source: Source = system,
+    source: Source | None = None,
     most_elements: int = MAX_ELEMENTS,
     quick_bytes: float | None = None,
     site: int = 0,
@@ -45,7 +44,8 @@ def hub_of(
     several (`hub.hubs`); None: one that has no ranges yet.
 
     With `any_job` it admits members whatever job they run. `source` is what noise is made of, if
-    the hub adds it. `most_elements`: of the largest model, where the job does not say.
+    the hub adds it; None: the system's. `most_elements`: of the largest model, where the job says
+    none.
     `quick_bytes`: see `Delay`; None: as the job's network profiles say. `site`: of the gateway of
     a site with this many members. `kind` makes the hub of its parts. ConfigError if its noise
     cannot be worked out.
@@ -62,16 +62,23 @@ def hub_of(
     if found.strategy.deals:
         return _dealing_hub(found, terms, parts[0])
     codecs, outer = (found.codec, found.reply_codec), found.strategy.outer_rule()
+    # A kind of hub is loaded by the jobs that have it.
     if job.fleet.topology == DIRECT:
+        from edgetrain.exchange.hub.direct import DirectHub, share_out
+
         assign = partial(share_out, ranges=job.strategy.ranges)
         return DirectHub(terms, *parts, *codecs, outer=outer, assign=assign)
     if (topology := job.fleet.topology) in COLLECTIVES:
+        from edgetrain.exchange.hub.collective import CollectiveHub
+
         return CollectiveHub(terms, *parts, *codecs, outer=outer, topology=topology)
     return kind(terms, *parts, *codecs, masks, outer=outer)
 
 
 def _dealing_hub(found: Resolved, terms: Terms, policy: Policy) -> DealingHub:
     """A hub that hands out work; the run's steps are its rounds, whoever may join."""
+    from edgetrain.exchange.hub.dealing import DealingHub
+
     strategy, codecs = found.strategy, (found.codec, found.reply_codec)
     slices = strategy.argument("slices") * found.job.fleet.members
     terms = replace(terms, steps=found.job.train.steps)
@@ -84,13 +91,15 @@ def _dealing_hub(found: Resolved, terms: Terms, policy: Policy) -> DealingHub:
 def reducer_of(found: Resolved, first: int, end: int) -> ReducerHub:
     """A hub of the ranges [first, end) of the vector, for a member to host. It waits for members
     that are lost as long as for those of a hub that comes back: its own member is one of them."""
+    from edgetrain.exchange.hub.reducer import ReducerHub
+
     job, stretch = found.job, Stretch(found.job.strategy.ranges, first, end)
     terms = _terms(found)
     policy = replace(_policy(job, MAX_ELEMENTS), deserted_s=job.hub.return_s, status_s=0.0)
     return ReducerHub(
         replace(terms, stretch=stretch),
         policy,
-        _merge_rule(found, system),
+        _merge_rule(found, None),
         found.codec,
         found.reply_codec,
         outer=found.strategy.outer_rule(),
@@ -154,10 +163,14 @@ def message_limit(codec: Codec, gateways: bool = False) -> int:
     return max(largest, exact if gateways else 0, 4 * BASE_PART_ELEMENTS, MAX_HEADER_BYTES)
 
 
-def _merge_rule(found: Resolved, source: Source) -> SliceRule | RoundRule:
+def _merge_rule(found: Resolved, source: Source | None) -> SliceRule | RoundRule:
     table = found.job.privacy
     if table.unit != "member" or table.where != "hub":
         return found.strategy.merge_rule(found.job.strategy.merge)
+    from edgetrain.jobs.privacy.promise import fix_noise
+    from edgetrain.strategies.merging.private import PrivateMean
+    from edgetrain.vectors.noise import Gaussian, system
+
     table = fix_noise(found).job.privacy
     mechanism = Gaussian(table.clip, table.noise)
-    return PrivateMean(mechanism, source, keeps_late=found.strategy.keeps_late)
+    return PrivateMean(mechanism, source or system, keeps_late=found.strategy.keeps_late)

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.keys.keyring import Keyring, keys_folder
+from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.pairs import keys_folder
 from edgetrain.files.reading import read_bytes, read_guarded
 
 SUFFIX = ".bundle"

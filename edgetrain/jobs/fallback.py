@@ -5,7 +5,6 @@ When they do is decided in `exchange/hub/fallback.py`; what does not go with it,
 
 from __future__ import annotations
 
-from edgetrain.exchange.hub.fallback import SLOW
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.shares import has_group
 
@@ -39,6 +38,8 @@ def in_words(job: Job) -> str:
         return ""
     if why := why_never(job):
         return f"no group steps in while it runs: {why}"
+    from edgetrain.exchange.hub.fallback import SLOW  # the rule itself is the hub's
+
     pace = f", or at less than {SLOW:g} of the servers' pace," if watches_pace(job) else ""
     return (
         f"with fewer than {quorum_of(job)} of {job.fleet.members} members{pace} for "

@@ -43,6 +43,9 @@ COLLECTIVES = ("ring", "butterfly", "tree")
 TOPOLOGIES = ("star", DIRECT, *COLLECTIVES, AUTO)
 """Who adds up contributions, as `fleet.topology` spells it."""
 
+FIXED = ("equal", "first", "own")
+BUFFERS = ("mean", "local")
+
 Plain = bool | int | float | str | list[Any] | dict[str, Any]
 
 

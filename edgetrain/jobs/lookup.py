@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING
 
 from edgetrain import strategies
 from edgetrain.errors import ConfigError, TaskError
-from edgetrain.exchange.keys.keyring import keys_folder
 from edgetrain.fleet import devices
-from edgetrain.jobs import bundles, schedule
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import placed
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.jobs.shares import shares_of
-from edgetrain.runs.environment import free_memory
 from edgetrain.tasks.spelling import OWN
-from edgetrain.vectors.noise import Gaussian, Source, system
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +25,7 @@ if TYPE_CHECKING:
     from edgetrain.tasks.flat import FlatModel
     from edgetrain.tasks.protocol import Task
     from edgetrain.tasks.work import Local, Tuning
+    from edgetrain.vectors.noise import Source
 
 
 def task_of(job: Job, beside: Path | None = None, keys: Path | None = None) -> Task:
@@ -38,11 +35,11 @@ def task_of(job: Job, beside: Path | None = None, keys: Path | None = None) -> T
     the job's `start` names. Raises TaskError, and ConfigError for a bundle that `keys`, the folder
     of this machine's keys, does not allow.
     """
-    from edgetrain.tasks.weights import Started
-
     task = _loaded(job, beside, keys)
     if not job.start:
         return task
+    from edgetrain.tasks.weights import Started
+
     found: Task = Started(task, placed(job.start, beside))  # type: ignore[assignment]  # it passes on what it does not have
     return found
 
@@ -56,7 +53,7 @@ def _loaded(job: Job, beside: Path | None, keys: Path | None) -> Task:
     from edgetrain.tasks import load_task
 
     defaults = {"seed": job.seed}
-    bundle, data = bundles.named(job.task), dict(job.data)
+    data = dict(job.data)
     if isinstance(data.get("folder"), str) and data["folder"]:
         folder = placed(data["folder"], beside)
         if job.task.startswith(OWN) and not data.get("download") and not folder.exists():
@@ -65,8 +62,13 @@ def _loaded(job: Job, beside: Path | None, keys: Path | None) -> Task:
                 "a relative one is looked for beside the job file",
             )
         data["folder"] = str(folder)
-    if bundle is None:
+    if "#" not in job.task:  # or else it names a bundle
         return load_task(job.task, data, defaults=defaults, beside=beside)
+    from edgetrain.exchange.keys.pairs import keys_folder
+    from edgetrain.jobs import bundles
+
+    bundle = bundles.named(job.task)
+    assert bundle is not None
     within = bundles.opened(
         placed(bundle.path, beside), bundles.Allowed(keys_folder(keys)), bundle.pin
     )
@@ -79,10 +81,11 @@ def pace_of(job: Job, device: str, model: torch.nn.Module, task: Task) -> float:
         return job.fleet.pace_s
     if device in (devices.HOST, devices.here()):
         return 0.0
+    from edgetrain.fleet.devices.cost import measure_step
     from edgetrain.tasks import batches_from
 
     batch = next(batches_from(task, 0, job.fleet.members, job.train.batch, job.seed))
-    flops, operators = devices.measure_step(model, batch, task.loss)
+    flops, operators = measure_step(model, batch, task.loss)
     model.zero_grad(set_to_none=True)
     return job.train.accumulate * devices.load(device).step_seconds(flops, operators)
 
@@ -99,8 +102,11 @@ def tuning_of(job: Job) -> Tuning:
     """What schedule, linear scaling and clipping do before each step. ConfigError."""
     from edgetrain.tasks.work import Tuning
 
-    train = job.train
-    found = schedule.parse(train.schedule, train.steps)
+    train, found = job.train, None
+    if train.schedule:
+        from edgetrain.jobs import schedule
+
+        found = schedule.parse(train.schedule, train.steps)
     if not train.rate_for:
         return Tuning(None if found is None else found.factor, train.clip)
     scale = job.fleet.members * train.batch * train.accumulate / train.rate_for
@@ -118,6 +124,7 @@ def built(task: Task) -> torch.nn.Module:
     """The task's model, built to be measured. Raises ConfigError if its parameters and gradients do
     not fit this machine's memory: a system that promises more than it has ends the process later.
     """
+    from edgetrain.runs.environment import free_memory
     from edgetrain.tasks.meta import outline_of
 
     outline = outline_of(task)
@@ -150,6 +157,7 @@ def work_of(
     own = shares_of(job, index)
     if job.privacy.unit == "example":
         from edgetrain.tasks import private_work
+        from edgetrain.vectors.noise import Gaussian
 
         table = job.privacy
         poisson = table.sampling == "poisson"
@@ -172,6 +180,17 @@ def work_of(
     )  # fmt: skip
     work = OneModel(task, model, flat, batches, train.accumulate)
     return OwnDraws(work, job.seed, own.held[0], begins_at)
+
+
+def target_of(job: Job, task: Task) -> float | None:
+    """The figure at which a run counts as trained: the job's, or the task's, if any."""
+    wanted = job.train.target
+    if wanted > 1 and task.metric.endswith("accuracy"):
+        raise ConfigError(
+            f"train.target = {wanted:g}",
+            f"{task.metric} is a share of 1: {wanted / 100:g} is {wanted:g} %",
+        )
+    return wanted or task.target
 
 
 def check_loss(job: Job, task: Task) -> None:
@@ -231,6 +250,7 @@ def rehearse_private(found: Resolved, task: Task, index: int = 0) -> None:
     from edgetrain.tasks.flat import FlatModel
     from edgetrain.tasks.weights import unnoised_check
     from edgetrain.tasks.work import optimizer_for
+    from edgetrain.vectors.noise import system
 
     if job.privacy.unit == "example" and job.privacy.sampling == "poisson":  # no empty batches
         job = replace(job, train=replace(job.train, batch=max(job.train.batch, 16)))

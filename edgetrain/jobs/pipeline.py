@@ -6,10 +6,13 @@ Loads no torch. What such a job cannot have stands in `rules`; `training.pipelin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.jobs.job import Job
-from edgetrain.jobs.placement.words import Placement, parse
+
+if TYPE_CHECKING:
+    from edgetrain.jobs.placement.words import Placement
 
 ACTIVATIONS = {"float32": 4, "bf16": 2, "int8": 1}
 """How stages pass numbers on, and bytes of each."""
@@ -59,6 +62,8 @@ def pipeline_of(job: Job) -> Placement | None:
                 "as in 'pipeline=4', 'pipeline=4 microbatches=16' or with cuts=1,2,3; groups on "
                 "servers have more ([servers] placement)",
             )
+    from edgetrain.jobs.placement.words import parse
+
     placement = parse(words)
     if placement.schedule != "1f1b":
         raise ConfigError(f"{what}: schedule={placement.schedule}", "1f1b, the only one yet")

@@ -10,17 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgetrain.errors import ConfigError
 from edgetrain.fleet import devices, networks
 from edgetrain.fleet.assignment import devices_of, members_of, networks_of, parse_sites, spread
 from edgetrain.fleet.networks.nodes import by_node
 from edgetrain.fleet.presence import Presence, parse_absences
 from edgetrain.jobs import bundles
 from edgetrain.jobs.job import AUTO, Job
+from edgetrain.jobs.on_member import settle
 from edgetrain.jobs.optimizers import check_optimizer
 from edgetrain.jobs.privacy.promise import promise
 from edgetrain.jobs.resolved import Resolved, look_up, with_all_members
-from edgetrain.jobs.rules import check_topology, refuse_absences, resolve, settle
+from edgetrain.jobs.rules import check_topology, refuse_absences, resolve
 from edgetrain.tasks import spelling
 from edgetrain.vectors.ranges import Ranges
 
@@ -81,17 +81,6 @@ def _check_task(job: Job) -> None:
         spelling.check(job.task, job.data)
 
 
-def target_of(job: Job, task: Task) -> float | None:
-    """The figure at which a run counts as trained: the job's, or the task's, if any."""
-    wanted = job.train.target
-    if wanted > 1 and task.metric.endswith("accuracy"):
-        raise ConfigError(
-            f"train.target = {wanted:g}",
-            f"{task.metric} is a share of 1: {wanted / 100:g} is {wanted:g} %",
-        )
-    return wanted or task.target
-
-
 def plan(job: Job, beside: Path | None = None) -> Resolved:
     """Look up all that a job names, `beside` its file. ConfigError, NetworkError, TaskError."""
     return with_task(check(job), beside)
@@ -100,7 +89,14 @@ def plan(job: Job, beside: Path | None = None) -> Resolved:
 def with_task(found: Resolved, beside: Path | None = None) -> Resolved:
     """A job that `check` has looked up, with its task, and its optimizer built. Loads torch and
     the data. The model is built without memory, where it can be. ConfigError, TaskError."""
-    from edgetrain.jobs.lookup import buffers_of, rehearse, rehearse_private, samples_of, task_of
+    from edgetrain.jobs.lookup import (
+        buffers_of,
+        rehearse,
+        rehearse_private,
+        samples_of,
+        target_of,
+        task_of,
+    )
     from edgetrain.tasks.flat import measured_elements
     from edgetrain.tasks.meta import outline_of
     from edgetrain.tasks.work import optimizer_for

@@ -9,34 +9,35 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgetrain import codecs, strategies
-from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.delay import (
+from edgetrain.exchange.delay import (
     APART_SHARE,
+    CHOSEN,
+    CHOSEN_ALIKE,
     FIRST_WINDOW_BYTES,
     LANDED_SHARE,
     MAX_IN_FLIGHT,
     SHARE,
-    AgreedDelay,
     Delay,
-)  # fmt: skip
-from edgetrain.exchange.hub.journal import Fsync, JournalSettings
-from edgetrain.exchange.hub.landing import CHOSEN, CHOSEN_ALIKE
-from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
+)
 from edgetrain.fleet.assignment import devices_of
-from edgetrain.fleet.devices import Device
-from edgetrain.fleet.networks import Fault, Profile, Site
-from edgetrain.fleet.networks.links.window import MSS
-from edgetrain.fleet.networks.profile import BARE
 from edgetrain.fleet.presence import Presence
 from edgetrain.jobs.job import Job, StrategyTable
-from edgetrain.jobs.pipeline import StagePlan
-from edgetrain.jobs.privacy.accounting import Promise
 from edgetrain.strategies import Strategy, merging
-from edgetrain.strategies.merging import RuleRow
 from edgetrain.vectors.ranges import shared
+
+if TYPE_CHECKING:
+    from edgetrain.codecs import Codec
+    from edgetrain.exchange.hub.journal import JournalSettings
+    from edgetrain.exchange.masks.terms import MaskTerms
+    from edgetrain.fleet.devices import Device
+    from edgetrain.fleet.networks import Fault, Profile, Site
+    from edgetrain.jobs.pipeline import StagePlan
+    from edgetrain.jobs.privacy.accounting import Promise
+    from edgetrain.strategies.merging import RuleRow
 
 SHORTEST = 16
 """A run has at least this many rounds where the job says neither how long they are nor the delay.
@@ -130,6 +131,8 @@ class Resolved:
     def all_hub_links(self) -> tuple[Profile, ...]:
         """The network profile of each hub's own link, and behind them of each gateway's within its
         site, which is as good as none."""
+        from edgetrain.fleet.networks.profile import BARE  # of a job whose links are known
+
         return (*self.hub_links, *[BARE] * self.gateways)
 
     @property
@@ -174,6 +177,8 @@ class Resolved:
         ways = [way for link in self.links for way in (link.up, link.down)]
         if ways and not any(way.slow_start_after_idle for way in ways):
             return math.inf
+        from edgetrain.fleet.networks.links.window import MSS  # of a job whose links are known
+
         firsts = [way.first_window * MSS or FIRST_WINDOW_BYTES for way in ways]
         return min(firsts, default=FIRST_WINDOW_BYTES)
 
@@ -183,6 +188,8 @@ class Resolved:
         steps, ranges = self.job.train.steps, self.strategy.ranges
         if not steps:
             return 0
+        from edgetrain.exchange.hub.delay import AgreedDelay  # the plan asks
+
         delays = self.delay, replace(self.delay, landing=0.0)  # a measured one may land, or not
         return max(AgreedDelay(self.every, d, steps, ranges).end_after(0) for d in delays)
 
@@ -302,6 +309,8 @@ def strategy_of(table: StrategyTable) -> Strategy:
 def journal_settings(job: Job) -> JournalSettings:
     if job.hub.when_full not in ("stop", "go on"):
         raise ConfigError(f"hub.when_full = '{job.hub.when_full}'", "allowed are 'stop', 'go on'")
+    from edgetrain.exchange.hub.journal import Fsync, JournalSettings  # members have no journal
+
     stop = job.hub.when_full == "stop"
     return JournalSettings(Fsync.parse(job.hub.fsync), stop, job.hub.snapshot_every)
 
@@ -311,4 +320,6 @@ def mask_terms_of(job: Job) -> MaskTerms | None:
     table, members = job.strategy, job.fleet.members
     if not table.secure:
         return None
+    from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
+
     return MaskTerms(members, table.threshold or default_threshold(members), table.span)

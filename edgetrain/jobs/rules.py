@@ -6,34 +6,32 @@ Nothing is built: a job can be checked without a hub.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from edgetrain import codecs
 from edgetrain.codecs import Codec
-from edgetrain.errors import ConfigError, did_you_mean, refuse_first
+from edgetrain.errors import ConfigError, refuse_first
 from edgetrain.exchange.addresses import split_address
-from edgetrain.exchange.masks import terms as masks
-from edgetrain.fleet.presence import Presence
-from edgetrain.jobs import schedule
 from edgetrain.jobs.fallback import quorum_of, steps_in
 from edgetrain.jobs.job import (
     AUTO,
+    BUFFERS,
     COLLECTIVES,
     DIRECT,
+    FIXED,
     TOPOLOGIES,
     Fleet,
     Job,
-    Privacy,
     ServersTable,
 )
-from edgetrain.jobs.pipeline import pipeline_of, save_every
-from edgetrain.jobs.placement.words import EDGE, parse
-from edgetrain.jobs.privacy.promise import PLACES, ROOM, SAMPLINGS, UNITS, fix_noise
+from edgetrain.jobs.on_member import Refusal, check_mask_terms, check_on_member, first_of, one_of
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
 from edgetrain.jobs.shares import has_group
 from edgetrain.strategies import Strategy, merging
-from edgetrain.strategies.arrivals import ArrivalTerms
 from edgetrain.vectors.ranges import shared
+
+if TYPE_CHECKING:
+    from edgetrain.fleet.presence import Presence
 
 PRECISIONS = ("fp32", "bf16")
 FALLBACKS = ("never", "when-needed", "when-faster")
@@ -43,18 +41,7 @@ CHECKS = ("auto", "off")
 ACCELERATORS = ("auto", "cpu", "cuda")
 _FEWEST_ROBUST = 3
 """Contributions of which one that lies can be told from the others."""
-_ADAPTIVE = ("adam", "adamw", "adamax", "nadam", "radam")
-FIXED = ("equal", "first", "own")
-BUFFERS = ("mean", "local")
 WEIGHTS = ("", "alike", "samples", "shares")
-
-Refusal = tuple[str, str]
-"""What does not go together, and the way out."""
-
-
-def _first(rows: Iterable[tuple[object, str, str]]) -> Refusal | None:
-    """The first row that holds: (whether it does, what is wrong, the way out)."""
-    return next(((what, way_out) for holds, what, way_out in rows if holds), None)
 
 
 def resolve(job: Job) -> Resolved:
@@ -66,23 +53,26 @@ def resolve(job: Job) -> Resolved:
 
 
 def check(found: Resolved) -> None:
-    _one_of("train.accelerator", found.job.train.accelerator, ACCELERATORS)
-    _one_of("train.fixed", found.job.train.fixed, FIXED)
-    _one_of("servers.precision", found.job.servers.precision, PRECISIONS)
-    _one_of("servers.fallback", found.job.servers.fallback, FALLBACKS)
-    _one_of("servers.compile", found.job.servers.compile, COMPILERS)
-    _one_of("servers.check", found.job.servers.check, CHECKS)
-    _one_of("strategy.weigh", found.job.strategy.weigh, WEIGHTS)
+    one_of("train.accelerator", found.job.train.accelerator, ACCELERATORS)
+    one_of("train.fixed", found.job.train.fixed, FIXED)
+    one_of("servers.precision", found.job.servers.precision, PRECISIONS)
+    one_of("servers.fallback", found.job.servers.fallback, FALLBACKS)
+    one_of("servers.compile", found.job.servers.compile, COMPILERS)
+    one_of("servers.check", found.job.servers.check, CHECKS)
+    one_of("strategy.weigh", found.job.strategy.weigh, WEIGHTS)
     _check_weights(found)
-    _one_of("strategy.buffers", found.job.strategy.buffers, BUFFERS)
+    one_of("strategy.buffers", found.job.strategy.buffers, BUFFERS)
     _check_pace(found)
     _check_accumulated(found)
-    schedule.parse(found.job.train.schedule, found.job.train.steps)
+    if found.job.train.schedule:
+        from edgetrain.jobs import schedule
+
+        schedule.parse(found.job.train.schedule, found.job.train.steps)
     _check_codecs(found)
     _check_ranges(found)
     _check_masked(found)
     journal_settings(found.job)
-    _check_on_member(found)
+    check_on_member(found)
     _check_merged(found)
     _check_out_of_step(found)
     _check_dealt(found)
@@ -95,7 +85,7 @@ def check(found: Resolved) -> None:
 
 def _check_pipeline(found: Resolved) -> None:
     job = found.job
-    if pipeline_of(job) is None:
+    if not job.fleet.placement:
         if job.fleet.activations != Fleet.activations:
             raise ConfigError(
                 f"fleet.activations = '{job.fleet.activations}' without fleet.placement: members "
@@ -103,6 +93,9 @@ def _check_pipeline(found: Resolved) -> None:
                 "leave it out, or say placement = 'pipeline=…'",
             )
         return
+    from edgetrain.jobs.pipeline import pipeline_of, save_every
+
+    pipeline_of(job)
     table, train, hub, fleet = job.strategy, job.train, job.hub, job.fleet
     refused = (
         (job.privacy.unit != "none",
@@ -169,6 +162,8 @@ def check_group_beside(job: Job) -> None:
     servers = job.servers
     if not has_group(job):
         return
+    from edgetrain.jobs.placement.words import EDGE, parse
+
     what = f"fleet.device = '{job.fleet.device}'"
     if servers.placement in ("auto", EDGE):
         table = "the job has no [servers]" if servers == ServersTable() else (
@@ -232,55 +227,6 @@ def _check_accumulated(found: Resolved) -> None:
         )
 
 
-def doubts(strategy: Strategy, optimizers: Iterable[str], partition: str = "") -> list[str]:
-    """What goes together, and was measured to be worse than something else: a line each.
-    `optimizers`: their names; `partition`: the data's, "" if nobody knows."""
-    others = sorted({name.lower() for name in optimizers} - {"sgd"})
-    found = []
-    if strategy.has_variates and others:
-        found.append(
-            f"{strategy.name} is made for SGD, and the optimizer is {others[0]}: with adamw it "
-            "ended 6 points below fedavg on digits of which members hold unequal shares "
-            "(docs/jobs.md)"
-        )
-    adaptive = [name for name in others if name in _ADAPTIVE]
-    if strategy.has_local_steps and adaptive and partition.startswith("dirichlet"):
-        found.append(
-            f"{adaptive[0]} in each member's own steps, on data that are unequal ({partition}): on "
-            "digits, dirichlet(0.3), no strategy with local steps ended above 83 % with adamw, and "
-            "sync-sgd ended at 99; dga with SGD and momentum at 98 (docs/choosing.md)"
-        )
-    return found
-
-
-def doubts_of(found: Resolved) -> list[str]:
-    job = found.job
-    name, partition = job.train.optimizer.get("name", "sgd"), job.data.get("partition", "")
-    return doubts(found.strategy, [str(name)], str(partition))
-
-
-def settle(found: Resolved, samples: Sequence[int]) -> Resolved:
-    """The job with the noise that its epsilon asks for. ConfigError for what a member has to refuse
-    by itself, whatever its hub says: contributions that would not be masked, or not be private, as
-    the job says. `samples`: see `privacy.promise`."""
-    _check_on_member(found)
-    fixed = fix_noise(found, samples)
-    if fixed is not found:
-        _check_on_member(fixed)
-    return fixed
-
-
-def _check_on_member(found: Resolved) -> None:
-    _check_mask_terms(found)
-    _check_privacy(found.job.privacy)
-    if found.job.privacy.unit == "none":
-        return
-    _check_foretelling(found)
-    refused = _why_not_example(found) if found.job.privacy.unit == "example" else _why_not(found)
-    if refused:
-        raise ConfigError(*refused)
-
-
 def refuse_absences(job: Job, strategy: Strategy, presence: Presence) -> None:
     """ConfigError for absences that end a membership, or let training never begin."""
     here = sum(not presence.is_off_at_first(index) for index in range(job.fleet.members))
@@ -297,16 +243,6 @@ def refuse_absences(job: Job, strategy: Strategy, presence: Presence) -> None:
          "rule remembers is only in the members",
          "leave absences and stays_s out, or choose dga or fedavg, or topology = 'star'"),
     )  # fmt: skip
-
-
-def refuse_checkpoint(unit: str) -> None:
-    """ConfigError for a private member that would keep a checkpoint."""
-    if unit != "none":
-        raise ConfigError(
-            "a private member keeps no checkpoint: going on from one it would release steps again, "
-            "and epsilon does not count them twice",
-            "leave out the checkpoint, or privacy",
-        )
 
 
 # -- strategy, codecs, masks, merge rule ----------------------------------------------------------
@@ -390,7 +326,9 @@ def _check_ranges(found: Resolved) -> None:
     for codec in (found.codec, found.reply_codec):
         codecs.check_ranges(codec, max(strategy.ranges, ranges))
         if ranges > 1:
-            codecs.check_pieces(codec)
+            from edgetrain.codecs.pieces import check_pieces
+
+            check_pieces(codec)
     refuse_first(
         (ranges > 1 and strategy.ranges > 1,
          f"strategy.ranges = {ranges}: {strategy.spelled} exchanges a fragment a round",
@@ -411,7 +349,7 @@ def _check_ranges(found: Resolved) -> None:
 def _why_not_several(found: Resolved) -> Refusal | None:
     """What speaks against reducers that each see a part of a contribution."""
     job, strategy = found.job, found.strategy
-    return _first((
+    return first_of((
         (not strategy.in_step, f"{strategy.spelled} is out of step, and each would take other "
          "contributions into a round", "take one hub, or dga"),
         (strategy.ranges > 1, f"{strategy.spelled} exchanges a fragment a round",
@@ -429,17 +367,6 @@ def _why_not_several(found: Resolved) -> Refusal | None:
         (job.strategy.ranges < 2, "strategy.ranges = 1, and reducers share ranges of the vector",
          "strategy.ranges = 16"),
     ))  # fmt: skip
-
-
-def _check_foretelling(found: Resolved) -> None:
-    if found.strategy.learns_from_replies and found.job.privacy.unit == "member":
-        raise ConfigError(
-            f"{found.strategy.spelled} and privacy.unit = 'member': the noise in a reply is larger "
-            "than the drift that members would learn from it",
-            "say correction = 'own'"
-            if "own" in found.strategy.corrections
-            else "take local-sgd or dga",
-        )
 
 
 def _check_codecs(found: Resolved) -> None:
@@ -484,21 +411,8 @@ def _check_auto(found: Resolved) -> None:
     )  # fmt: skip
 
 
-def _check_mask_terms(found: Resolved) -> None:
-    table, terms = found.job.strategy, found.mask_terms
-    if terms is None:
-        way_out = "say strategy.secure=true, or leave it out"
-        refuse_first(
-            (table.honest_hub, "strategy.honest_hub = true is for masked contributions", way_out),
-            (table.threshold, f"strategy.threshold = {table.threshold} is for masked contributions",
-             way_out),
-        )  # fmt: skip
-    elif refused := masks.why_not(terms.members, terms.threshold, table.honest_hub):
-        raise ConfigError(f"strategy.secure = true: {refused}")
-
-
 def _check_masked(found: Resolved) -> None:
-    _check_mask_terms(found)
+    check_mask_terms(found)
     if found.mask_terms is None:
         return
     table = found.job.strategy
@@ -514,7 +428,9 @@ def _check_masked(found: Resolved) -> None:
          "rule compares the contributions of single members, and the hub sees only their sum",
          "choose merge = 'mean', or do without secure"),
     )  # fmt: skip
-    masks.require()
+    from edgetrain.exchange.masks.terms import require
+
+    require()
 
 
 def _check_merged(found: Resolved) -> None:
@@ -562,6 +478,8 @@ def _check_out_of_step(found: Resolved) -> None:
         (job.hub.deadline_s == AUTO, f"hub.deadline_s = 'auto' and {spelled}: no member is late "
          "where each goes at its own pace", "say seconds, or leave it out"),
     )  # fmt: skip
+    from edgetrain.strategies.arrivals import ArrivalTerms
+
     members = job.fleet.members
     pace = ArrivalTerms(members, found.every, job.hub.longest_deadline_s)
     rule = strategy.closing_rule(pace)
@@ -635,7 +553,7 @@ def _check_dealt(found: Resolved) -> None:
 def check_topology(found: Resolved) -> None:
     """ConfigError for a topology that a job may not have. Links are looked at if they are known."""
     name = found.job.fleet.topology
-    _one_of("fleet.topology", name, TOPOLOGIES)
+    one_of("fleet.topology", name, TOPOLOGIES)
     if name == AUTO:
         return  # it takes a topology that is not refused
     if refused := why_not_topology(name, found):
@@ -678,7 +596,7 @@ def _why_not_direct(found: Resolved) -> Refusal | None:
 def _why_not_collective(found: Resolved) -> Refusal | None:
     table, strategy, job = found.job.strategy, found.strategy, found.job
     star = "say topology = 'star'"
-    return _first((
+    return first_of((
         (found.mask_terms is not None,
          "members add to each other's sums, and masks are removed from one sum, at the hub", star),
         *((not codec.lossless,
@@ -713,7 +631,7 @@ def refuse_gateways(job: Job) -> None:
 
 def _why_no_gateways(found: Resolved) -> Refusal | None:
     job, table, strategy = found.job, found.job.strategy, found.strategy
-    return _first((
+    return first_of((
         (job.first_members < job.fleet.members,
          f"hub.start_with = {job.hub.start_with}, and sites begin whole", "leave it out"),
         (table.secure, "masks are removed from the sum of all members at one hub",
@@ -736,101 +654,10 @@ def _why_no_gateways(found: Resolved) -> Refusal | None:
 
 def _why_not_among_members(found: Resolved) -> Refusal | None:
     hub, fleet = found.job.hub, found.job.fleet
-    return _first((
+    return first_of((
         (len(hub.hubs) > 1, "hub.hubs names several hubs, and the members add up", "name one hub"),
         (found.job.first_members < fleet.members,
          f"hub.start_with = {hub.start_with}, and members begin together", "leave it out"),
         (fleet.gateways, "fleet.gateways = true, and a gateway adds up for its site",
          "say gateways = false"),
     ))  # fmt: skip
-
-
-# -- privacy --------------------------------------------------------------------------------------
-
-
-def _check_privacy(table: Privacy) -> None:
-    _one_of("privacy.unit", table.unit, UNITS)
-    _one_of("privacy.where", table.where, PLACES)
-    _one_of("privacy.sampling", table.sampling, SAMPLINGS)
-    if table.unit == "none":
-        _refuse_idle(table)
-    elif table.noise and table.epsilon:
-        raise ConfigError(
-            f"privacy.noise = {table.noise:g} and privacy.epsilon = {table.epsilon:g}: one follows "
-            "from the other",
-            "leave one of them out",
-        )
-
-
-def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{key} = '{value}'", did_you_mean(value, allowed))
-
-
-def _refuse_idle(table: Privacy) -> None:
-    for key in ("noise", "epsilon"):
-        if getattr(table, key):
-            raise ConfigError(
-                f"privacy.{key} = {getattr(table, key):g} without a privacy.unit protects nothing",
-                "say unit = 'example' or unit = 'member'",
-            )
-
-
-def _why_not_example(found: Resolved) -> Refusal | None:
-    """Every strategy, codec and merge rule may follow the noised gradient."""
-    where = found.job.privacy.where
-    what = f"privacy.where = '{where}': examples are seen by their member only"
-    return _first(((where != "member", what, "leave it out, or protect members: unit = 'member'"),))
-
-
-def _why_not(found: Resolved) -> Refusal | None:
-    table, strategy = found.job.privacy, found.job.strategy
-    refused = _first((
-        (found.strategy.weighted, f"privacy with {found.strategy.name}: weights are what members "
-         "hold, which is private, and one of a large weight moves the sum further than clip",
-         "take local-sgd or dga, which count all members the same"),
-        (found.codec.two_trips, f"strategy.codec = '{strategy.codec}': its second trip depends on "
-         "the gradient that was to be noised", "take low-rank, or a codec of one trip"),
-    ))  # fmt: skip
-    if refused or table.where == "member":
-        return refused or (_why_not_span(found) if strategy.secure else None)
-    where = f"privacy.where = '{table.where}'"
-    refused = _first((
-        (strategy.secure, f"strategy.secure with {where}: the hub sees no contribution, and cannot "
-         "clip any", "where = 'member'"),
-        (not found.merge.sum_only, f"strategy.merge = '{strategy.merge}' with {where}: it is not "
-         "known how far one member can move that rule's result",
-         "merge = 'mean', or noise what members send: where = 'member'"),
-    ))  # fmt: skip
-    return refused or (_why_not_hub(found) if table.where == "hub" else _why_not_sum())
-
-
-def _why_not_span(found: Resolved) -> Refusal | None:
-    """Masked elements beyond the span are cut. That spares the promise, and not the learning."""
-    table, span = found.job.privacy, found.job.strategy.span
-    deviation = table.noise * table.clip
-    needed = table.clip + ROOM * deviation
-    if not table.noise or span >= needed:
-        return None
-    return (
-        f"strategy.span = {span:g} with noise of deviation {deviation:g}: masked elements are cut "
-        f"to the span, and these reach {needed:g}",
-        f"span = {needed:g}, or less noise, or a smaller clip",
-    )
-
-
-def _why_not_hub(found: Resolved) -> Refusal | None:
-    table = found.job.strategy
-    return _first((
-        (not found.reply_codec.lossless, f"replies as '{table.reply_codec or table.codec}' with "
-         "privacy.where = 'hub': a hub that is restored merges again, with other noise, and both "
-         "would get out", "say reply_codec = 'fp32'"),
-    ))  # fmt: skip
-
-
-def _why_not_sum() -> Refusal:
-    return (
-        "privacy.where = 'sum': shares of noise that only add up under masks would have to be "
-        "discrete noise, which is not built",
-        "where = 'member' (all of the noise in each), or 'hub' (a hub that is trusted)",
-    )

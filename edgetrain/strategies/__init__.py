@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError, did_you_mean, refuse_first
-from edgetrain.strategies.half import Contributes, MemberHalf
 from edgetrain.strategies.spelling import Parameter as Parameter
 from edgetrain.strategies.spelling import arguments_of, spelled, split
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from edgetrain.strategies.arrivals import ArrivalRule, ArrivalTerms
     from edgetrain.strategies.drift import Drift
     from edgetrain.strategies.factored import Factors
+    from edgetrain.strategies.half import Contributes, MemberHalf
     from edgetrain.strategies.lbfgs import Lbfgs
     from edgetrain.strategies.merging.rule import RoundRule, SliceRule
     from edgetrain.strategies.outer_rules import OuterRule
@@ -170,9 +170,11 @@ class Strategy:
 
     def outer_rule(self) -> OuterRule | None:
         """A fresh outer rule for the hub; None: replies are merged contributions as they are."""
+        if not self.outer:
+            return None
         from edgetrain.strategies import outer
 
-        return outer.parse(self.outer) if self.outer else None
+        return outer.parse(self.outer)
 
     @property
     def spelling(self) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgetrain.errors import TaskError, did_you_mean
-from edgetrain.tasks.partition import parse_partition
 
 OWN = "edgetrain.tasks"
 FACTORIES = ("char_lm", "cifar10", "digits", "mnist", "sized")
@@ -34,6 +33,8 @@ def check(spec: str, data: Mapping[str, Any]) -> None:
     if name not in FACTORIES:
         raise TaskError(f"'{OWN}' has no task '{name}'", did_you_mean(name, FACTORIES))
     if "partition" in data:
+        from edgetrain.tasks.partition import parse_partition
+
         parse_partition(data["partition"])
     if name == "digits" and data.get("folder") is None:
         digits_folder()

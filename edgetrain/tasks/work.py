@@ -15,9 +15,7 @@ import torch
 
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.tasks.draws import figures_of, seed_step
-from edgetrain.tasks.experts import set_share
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.tasks.layerwise import LAYER_WISE
 from edgetrain.tasks.protocol import Task, counts_of
 
 Named = Iterable[tuple[str, torch.Tensor]]
@@ -41,8 +39,11 @@ def optimizer_for(
         for cls in vars(torch.optim).values()
         if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)
     }
-    known.update(LAYER_WISE)
     del known["optimizer"]
+    if name not in known:
+        from edgetrain.tasks.layerwise import LAYER_WISE
+
+        known.update(LAYER_WISE)
     if name == "sparseadam":
         raise ConfigError(
             "optimizer 'SparseAdam' takes sparse gradients", "use adam: a job's are dense"
@@ -233,6 +234,8 @@ class OneModel:
 
     def _accumulated(self) -> torch.Tensor:
         """Add up gradients of several batches, one at a time; the mean over what counts."""
+        from edgetrain.tasks.experts import set_share
+
         self._flat.zero_grad()
         total = torch.zeros(())
         set_share(self._model, 1 / self._accumulate)

@@ -16,7 +16,10 @@ from typing import Any
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet import devices
-from edgetrain.fleet.devices import Device, PowerSensor, find_sensor
+from edgetrain.fleet.devices import Device
+from edgetrain.fleet.devices.cost import measure_step
+from edgetrain.fleet.devices.energy import READ_EVERY_S
+from edgetrain.fleet.devices.sensors import PowerSensor, find_sensor
 
 SIZES = ((64, 16), (256, 16), (256, 256), (1024, 256))
 """Width of the layers and samples of a step: from one that is all calls to one that is all
@@ -96,7 +99,7 @@ class _Watts:
 
     def read(self) -> None:
         now = self._clock()
-        if self._sensor is None or now - self._last[0] < devices.READ_EVERY_S:
+        if self._sensor is None or now - self._last[0] < READ_EVERY_S:
             return
         self._last = now, self._sensor.joules(now)
         self._first = self._first or self._last
@@ -127,7 +130,7 @@ def _timed(
     def loss(model: nn.Module, samples: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return nn.functional.cross_entropy(model(samples[0]), samples[1])
 
-    flops, operators = devices.measure_step(model, samples, loss)
+    flops, operators = measure_step(model, samples, loss)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
     taken: list[float] = []
     until = clock() + seconds

@@ -32,7 +32,9 @@ from edgetrain.training.outcome import at_gateways, recorded, write_errors
 from edgetrain.training.processes import Child
 
 PRELOAD = (
+    __name__,
     "edgetrain.training.member.train",
+    "edgetrain.tasks.weights",
     "edgetrain.exchange.hub.serve",
     "edgetrain.exchange.hub.protocol",
 )

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.addresses import (
@@ -25,43 +25,36 @@ from edgetrain.exchange.addresses import (
     split_address,
     wait_to_listen,
 )
+from edgetrain.exchange.delay import FIRST_WINDOW_BYTES
 from edgetrain.exchange.descriptors import RESERVED, raise_limit
-from edgetrain.exchange.gateway.site import SiteHub
-from edgetrain.exchange.hub.delay import FIRST_WINDOW_BYTES
 from edgetrain.exchange.hub.effects import Note
 from edgetrain.exchange.hub.journal import LOCK, Journal
 from edgetrain.exchange.hub.protocol import Hub
-from edgetrain.exchange.hub.replicated import ReplicatedHub
-from edgetrain.exchange.hub.serve import serve
+from edgetrain.exchange.hub.serve import Observer, serve
 from edgetrain.exchange.hub.terms import ANY_JOB
-from edgetrain.exchange.keys.gate import Gate
-from edgetrain.exchange.keys.keyring import Keyring, keys_folder
 from edgetrain.exchange.keys.pairs import spell
-from edgetrain.exchange.pipeline.relay import STATE_BYTES, Relay
-from edgetrain.exchange.pipeline.serve import relay_messages
 from edgetrain.exchange.transport import Traffic, owner_of
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
+from edgetrain.exchange.zeromq.tcp_counters import restarts_after_idle
 from edgetrain.files.toml import read_toml
-from edgetrain.fleet.networks.congestion import restarts_after_idle
 from edgetrain.jobs.building import hub_of, message_limit
+from edgetrain.jobs.doubts import doubts_of
 from edgetrain.jobs.fallback import NAME, steps_in
-from edgetrain.jobs.job import COLLECTIVES, DIRECT, Job
-from edgetrain.jobs.pipeline import refuse_pipeline
+from edgetrain.jobs.job import AUTO, COLLECTIVES, DIRECT, Job
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.resolved import Resolved, journal_settings
-from edgetrain.jobs.rules import doubts_of, refuse_fallback, resolve
-from edgetrain.jobs.topology import take_star
+from edgetrain.jobs.rules import refuse_fallback, resolve
 from edgetrain.runs import folder as run_folders
 from edgetrain.runs.environment import free_memory, utc
-from edgetrain.runs.summary import summarise
-from edgetrain.training.fallback import SteppingIn, Told
-from edgetrain.training.gateway import Uplink
 from edgetrain.training.hub_recorder import HubRecorder
 from edgetrain.training.orders import taking_orders
-from edgetrain.training.pipelined.hub import MOST_BYTES, terms_of
-from edgetrain.training.several import Ways, shared_kind, why_fixed
 from edgetrain.training.stopping import Stop
 from edgetrain.vectors.ranges import Stretch, shared
+
+if TYPE_CHECKING:
+    from edgetrain.exchange.keys.gate import Gate
+    from edgetrain.exchange.zeromq.member_socket import MemberSocket
+    from edgetrain.training.gateway import Uplink
 
 LARGEST_SHARE = 4
 """The largest model that a hub takes has a quarter of the memory that was free when it started."""
@@ -73,6 +66,8 @@ _UNTRAINED = (
     "no member has contributed anything: nothing was trained. In a loop of your own, is "
     "edgetrain.join called with the optimizer that steps?"
 )
+
+Look = Callable[[Hub], None]
 
 Say = Callable[[str], None]
 """Gets one line at a time, for people to read."""
@@ -187,10 +182,9 @@ def serve_job(
     listening = wait_to_listen(*split_address(request.bind), say=say)
     gate = gate_of(request, listening)
     found, journal = _looked_up(request, say, warn), None
-    ways = Ways(request.keys, request.insecure)
-    fresh = _maker(found, request, gate, ways, say)
+    fresh = _maker(found, request, gate, lambda end: socket.wake_for(end), say)
     hub = fresh(any_job=request.any_job)
-    socket = ways.wake = _open(request, found, listening, gate)
+    socket = _open(request, found, listening, gate)
     with contextlib.ExitStack() as on_error:
         on_error.callback(socket.close)
         folder, earlier_s = make_run_folder(request)
@@ -208,14 +202,14 @@ def serve_job(
         on_start=lambda at: began.append(utc(clock() - at)),
     )  # fmt: skip
     recorder.above, recorder.reducers = request.traffic_above, request.reducers_in_words(found)
-    beside = _beside(request, listening, socket.port, folder, gate, recorder, clock, earlier_s)
+    group = _group_of(request, listening, socket.port, folder, gate)
     socket.refusals.report = lambda line: recorder(Note("refused", "?", line))
     try:
         stop.defer()
         keys = None if gate is None else gate.allowed
-        with taking_orders(folder) as orders, closing(beside):
+        with taking_orders(folder) as orders, group(recorder, clock, earlier_s) as (observe, look):
             asked = partial(getattr, stop, "asked")
-            serve(hub, socket, clock, beside, asked, journal, keys, earlier_s, orders, beside.look)
+            serve(hub, socket, clock, observe, asked, journal, keys, earlier_s, orders, look)
     finally:
         if (stop.asked and not hub.finished) or hub.rounds.ended_short:
             _save_last(hub, journal, folder, say, request.verb)
@@ -247,19 +241,16 @@ def serve_pipeline(
 ) -> int:
     """As `serve_job`, of a job whose members are stages of a pipeline; returns the steps that are
     over. Its journal holds the states of all stages, which `hub.snapshot_every` is about."""
-    for what, is_asked in (
-        ("--any-job has no job for", request.any_job), ("--spare takes no part in", request.spare),
-        (f"--number {request.number}: one hub serves", request.number != 1),
-    ):  # fmt: skip
-        if is_asked:
-            refuse_pipeline(request.job, what)
+    from edgetrain.exchange.pipeline.serve import relay_messages
+    from edgetrain.training.pipelined.hub import relay_of
+
+    _refuse_for_pipeline(request)
     _check_connections(request.members, warn)
     resolve(request.job)
     _check_resume(request)
     listening = wait_to_listen(*split_address(request.bind), say=say)
-    gate, memory = gate_of(request, listening), free_memory() // LARGEST_SHARE
-    most_bytes = min(MOST_BYTES, memory)
-    relay = Relay(terms_of(request.job, max(1, memory // STATE_BYTES), most_bytes))
+    gate = gate_of(request, listening)
+    relay, most_bytes = relay_of(request.job, free_memory() // LARGEST_SHARE)
     socket, journal = HubSocket(listening.bind, most_bytes, gate), None
     with contextlib.ExitStack() as on_error:
         on_error.callback(socket.close)
@@ -285,8 +276,9 @@ def serve_pipeline(
     try:
         stop.defer()
         with taking_orders(folder) as orders:
-            asked = partial(getattr, stop, "asked")
-            relay_messages(relay, socket, clock, recorder, asked, journal, orders)
+            relay_messages(
+                relay, socket, clock, recorder, lambda: bool(stop.asked), journal, orders
+            )
     finally:
         _close(folder, {"began": began[0] if began else None}, recorder, socket, journal, warn)
     if not relay.finished:
@@ -297,32 +289,57 @@ def serve_pipeline(
     return relay.committed
 
 
-def _beside(
-    request: HubRequest,
-    listening: Listening,
-    port: int,
-    folder: Path,
-    gate: Gate | None,
-    observe: HubRecorder,
-    clock: Callable[[], float],
-    earlier_s: float,
-) -> SteppingIn:
-    """What has a group step in, if the job asks for it."""
-    address = join_address(listening.reachable[0].address, port)
-    told = Told(
-        request.job, address, folder.resolve(), request.beside, request.keys, gate is not None
-    )
-    return SteppingIn(told, clock, observe, earlier_s)
+def _refuse_for_pipeline(request: HubRequest) -> None:
+    """ConfigError for what a hub of stages cannot be asked for."""
+    from edgetrain.jobs.pipeline import refuse_pipeline
+
+    for what, is_asked in (
+        ("--any-job has no job for", request.any_job), ("--spare takes no part in", request.spare),
+        (f"--number {request.number}: one hub serves", request.number != 1),
+    ):  # fmt: skip
+        if is_asked:
+            refuse_pipeline(request.job, what)
+
+
+def _group_of(
+    request: HubRequest, listening: Listening, port: int, folder: Path, gate: Gate | None
+) -> Callable[..., contextlib.AbstractContextManager[tuple[Observer, Look | None]]]:
+    """Makes what has a group step in, if the job asks for it: who is told what the hub does, in
+    place of the recorder, and what looks at the hub."""
+
+    @contextlib.contextmanager
+    def group(
+        recorder: HubRecorder, clock: Callable[[], float], earlier_s: float
+    ) -> Iterator[tuple[Observer, Look | None]]:
+        if not steps_in(request.job):
+            yield recorder, None
+            return
+        from edgetrain.training.fallback import SteppingIn, Told
+
+        address = join_address(listening.reachable[0].address, port)
+        told = Told(
+            request.job, address, folder.resolve(), request.beside, request.keys, gate is not None
+        )
+        with closing(SteppingIn(told, clock, recorder, earlier_s)) as stepping:
+            yield stepping, stepping.look
+
+    return group
 
 
 def _looked_up(request: HubRequest, say: Say, warn: Say) -> Resolved:
     """The job with what it names; says what "auto" takes, and what may be amiss."""
     _check_connections(request.members, warn)
-    refuse_pipeline(request.job, "a gateway does not serve")
+    if request.job.fleet.placement:
+        from edgetrain.jobs.pipeline import refuse_pipeline
+
+        refuse_pipeline(request.job, "a gateway does not serve")
     if request.any_job:
         refuse_fallback(request.job, "--any-job does not know the members of")
-    found = take_star(resolve(request.job), _LINKS_UNKNOWN)
-    if found.topology_choice:
+    found = resolve(request.job)
+    if found.job.fleet.topology == AUTO:
+        from edgetrain.jobs.topology import take_star
+
+        found = take_star(found, _LINKS_UNKNOWN)
         say(found.topology_choice)
     for doubt in doubts_of(found):
         warn(f"warning: {doubt}")
@@ -375,25 +392,36 @@ REPLICA = "replica"
 
 
 def _maker(
-    found: Resolved, request: HubRequest, gate: Gate | None, ways: Ways, say: Say
+    found: Resolved,
+    request: HubRequest,
+    gate: Gate | None,
+    wake: Callable[[MemberSocket], None],
+    say: Say,
 ) -> Callable[..., Hub]:
-    """Makes hubs of this job, for this machine's memory and its TCP. Says which it is."""
+    """Makes hubs of this job, for this machine's memory and its TCP. Says which it is. `wake` lets
+    its socket wait for another hub, too."""
     if not request.stretch.is_whole and not request.spare:
         say(f"hub {request.number} of {found.hubs}: {request.stretch} of the vector")
     most_elements = max(1, free_memory() // (4 * LARGEST_SHARE))
     kind: Callable[..., Hub] = Hub
     if found.job.hub.replica:
+        from edgetrain.exchange.hub.replicated import ReplicatedHub
+
         name_of = _names(gate)
         kind = partial(
             ReplicatedHub,
             address=found.job.hub.replica,
             is_replica=lambda sender: gate is None or name_of(sender) == REPLICA,
         )
-    elif (why := why_fixed(found, request.uplink is not None)) is None:
-        leads = request.number == 1 and not request.spare
-        kind = shared_kind(found, leads, ways, _names(gate), gate is not None)
-    elif request.spare:
-        raise ConfigError(f"--spare: {why}", "only several hubs that share ranges may change")
+    elif found.job.strategy.ranges > 1 or request.spare:
+        from edgetrain.training.several import Ways, shared_kind, why_fixed
+
+        if (why := why_fixed(found, request.uplink is not None)) is None:
+            leads = request.number == 1 and not request.spare
+            ways = Ways(request.keys, request.insecure, wake)
+            kind = shared_kind(found, leads, ways, _names(gate), gate is not None)
+        elif request.spare:
+            raise ConfigError(f"--spare: {why}", "only several hubs that share ranges may change")
     quick_bytes = FIRST_WINDOW_BYTES if restarts_after_idle() else math.inf
     made = partial(
         hub_of, found, most_elements=most_elements, quick_bytes=quick_bytes,
@@ -401,6 +429,8 @@ def _maker(
     )  # fmt: skip
     if (uplink := request.uplink) is None:
         return made
+    from edgetrain.exchange.gateway.site import SiteHub
+
     return lambda any_job: SiteHub(
         made(any_job=any_job, site=uplink.members), uplink.name, uplink.connect
     )
@@ -425,6 +455,8 @@ def _close(
 ) -> dict[str, Any]:
     """Close everything and write the summary, with what is `known`; returns it. What fails here is
     a warning: the job is not lost by it, and an error that ended the hub says what to do."""
+    from edgetrain.runs.summary import summarise  # training is over
+
     socket.close()
     if journal is not None:
         journal.close()
@@ -442,6 +474,10 @@ def gate_of(request: HubRequest, listening: Listening) -> Gate | None:
     """Which keys may connect; None: everyone, unencrypted."""
     if request.insecure or (listening.local and request.keys is None):
         return None
+    from edgetrain.exchange.keys.gate import Gate
+    from edgetrain.exchange.keys.keyring import Keyring
+    from edgetrain.exchange.keys.pairs import keys_folder
+
     ring = Keyring(keys_folder(request.keys))
     if not ring.exists:
         raise ConfigError(

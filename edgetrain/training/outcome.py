@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError
-from edgetrain.fleet import devices
+from edgetrain.fleet.devices.energy import Energy
 from edgetrain.jobs.privacy.accounting import Promise
 from edgetrain.jobs.privacy.promise import promise
 from edgetrain.jobs.resolved import Resolved
@@ -94,7 +94,7 @@ def at_gateways(carried: Sequence[Sequence[float]]) -> dict[str, Any]:
 def _known(planned: Resolved, tally: Tally, report: dict[str, Any], status: str) -> dict[str, Any]:
     """The part of the summary that only the driver of a run knows; `report` is the network's."""
     kept = _promise_of(planned, tally, seeded=report.get("backend") == "simulated")
-    sources = {devices.Energy(device).source for device in planned.device_profiles.values()}
+    sources = {Energy(device).source for device in planned.device_profiles.values()}
     return {
         "name": planned.job.name,
         "task": planned.name,

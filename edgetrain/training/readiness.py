@@ -206,7 +206,7 @@ def _interfaces() -> Check:
 
 
 def _windows() -> Check:
-    from edgetrain.fleet.networks.congestion import restarts_after_idle
+    from edgetrain.exchange.zeromq.tcp_counters import restarts_after_idle
 
     if restarts_after_idle():
         return Check(
@@ -233,8 +233,9 @@ def _port() -> Check:
 
 def _energy() -> Check:
     from edgetrain.fleet import devices
+    from edgetrain.fleet.devices.energy import joules_source
 
-    source = devices.joules_source("host")
+    source = joules_source("host")
     board = devices.here() or "this machine"
     if source is None:
         return Check("energy", "limited", f"{board}: no sensor", "joules are left out of the run")

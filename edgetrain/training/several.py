@@ -15,7 +15,6 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.shared import SharedHub
 from edgetrain.exchange.keys.credentials import credentials
 from edgetrain.exchange.keys.pairs import spell
-from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs.job import AUTO
 from edgetrain.jobs.resolved import Resolved
@@ -29,18 +28,18 @@ LEAD = "lead"
 class Ways:
     """From the lead to other hubs, which know its key as `LEAD`."""
 
-    def __init__(self, keys: Path | None, insecure: bool) -> None:
-        """`keys`, `insecure`: as a member has them."""
-        self._keys, self._insecure = keys, insecure
-        self.wake: HubSocket | None = None
-        """Returns from its `poll` when another hub has answered; None: not there yet."""
+    def __init__(
+        self, keys: Path | None, insecure: bool, wake: Callable[[MemberSocket], None]
+    ) -> None:
+        """`keys`, `insecure`: as a member has them. `wake`: lets the hub's own socket return from
+        its `poll` when another hub has answered."""
+        self._keys, self._insecure, self._wake = keys, insecure, wake
 
     def __call__(self, address: str) -> tuple[MemberSocket, str]:
         """See `Connect`: raises ConfigError where the hub's key is not known, NetworkError."""
         shown = credentials(address, None, self._keys, insecure=self._insecure)
         end = MemberSocket(address, credentials=shown)
-        if self.wake is not None:
-            self.wake.wake_for(end)
+        self._wake(end)
         return end, "" if shown is None else spell(shown.hub)
 
 

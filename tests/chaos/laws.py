@@ -22,6 +22,7 @@ from chaos.schedule import Happening
 from edgetrain import codecs
 from edgetrain.codecs import Codec
 from edgetrain.codecs.auto import OnRungs, rung_of
+from edgetrain.codecs.pieces import in_pieces
 from edgetrain.errors import BadPayload, ConfigError
 from edgetrain.exchange.hub.deal import BatchMean, SliceSums
 from edgetrain.exchange.hub.records import Round
@@ -185,8 +186,7 @@ class Merging:
         if stretch.count == 1:
             return self
         codec, reply_codec = (
-            codecs.in_pieces(codec, stretch.pieces(elements))
-            for codec in (self.codec, self.reply_codec)
+            in_pieces(codec, stretch.pieces(elements)) for codec in (self.codec, self.reply_codec)
         )
         return replace(self, codec=codec, reply_codec=reply_codec)
 

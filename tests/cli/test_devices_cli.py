@@ -8,6 +8,7 @@ import pytest
 
 from edgetrain.__main__ import main
 from edgetrain.fleet import cluster, devices
+from edgetrain.fleet.devices.energy import joules_source
 
 
 def test_list_has_a_line_for_each_profile(capsys):
@@ -34,7 +35,7 @@ def test_show_host_says_what_is_known_of_this_machine(capsys):
     assert "- Gflop/s" in first
     assert host.title in first
     assert "  speed: its own; steps are not paced" in more
-    source = devices.joules_source("host")
+    source = joules_source("host")
     assert any(line.startswith(f"  joules: {source or 'unknown'}") for line in more)
     assert main(["devices", "show", "host", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["train_gflops"] is None

@@ -12,8 +12,8 @@ from command_line import EDGETRAIN, edgetrain, hub, running, write_tiny
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.credentials import credentials
-from edgetrain.exchange.keys.keyring import Keyring, keys_folder, read_token
-from edgetrain.exchange.keys.pairs import Credentials, Pair, read_key, spell
+from edgetrain.exchange.keys.keyring import Keyring, read_token
+from edgetrain.exchange.keys.pairs import Credentials, Pair, keys_folder, read_key, spell
 
 
 def answer(capsys, *words):

@@ -40,7 +40,7 @@ import edgetrain
 from edgetrain import codecs
 from edgetrain.codecs import Codec
 from edgetrain.errors import EdgetrainError
-from edgetrain.exchange.hub.delay import AT_ONCE, Delay
+from edgetrain.exchange.delay import AT_ONCE, Delay
 from edgetrain.exchange.hub.effects import Evaluated, Note, Observed, Reported
 from edgetrain.exchange.hub.journal import Fsync, Journal, JournalSettings
 from edgetrain.exchange.hub.members import MemberRecord

@@ -22,7 +22,7 @@ from loopback import Loopback
 
 from edgetrain import codecs, strategies
 from edgetrain.errors import EdgetrainError
-from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.hub.effects import Closed, Observed
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve

@@ -15,7 +15,7 @@ from loopback import Loopback
 
 from edgetrain import strategies
 from edgetrain.errors import Diverged, Refused
-from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Past, Request, Submission

@@ -11,15 +11,9 @@ from merging_room import ELEMENTS, Room, closed, filled, is_reply_to
 from edgetrain import codecs
 from edgetrain.codecs import Dense
 from edgetrain.exchange import limits
+from edgetrain.exchange.delay import MAX_IN_FLIGHT, Delay
 from edgetrain.exchange.hub import rounds as exchange
-from edgetrain.exchange.hub.delay import (
-    AUTO_ROUNDS,
-    MAX_AHEAD,
-    MAX_IN_FLIGHT,
-    AgreedDelay,
-    Delay,
-    Wish,
-)
+from edgetrain.exchange.hub.delay import AUTO_ROUNDS, MAX_AHEAD, AgreedDelay, Wish
 from edgetrain.exchange.hub.effects import Note, Send
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve

@@ -17,7 +17,7 @@ from torch import nn
 
 import edgetrain.training.member.joining
 from edgetrain import codecs, strategies
-from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.hub.effects import Closed, Note, Observed
 from edgetrain.exchange.hub.orders import Order
 from edgetrain.exchange.hub.protocol import Hub

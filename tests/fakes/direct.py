@@ -18,7 +18,7 @@ import numpy as np
 
 from edgetrain import strategies
 from edgetrain.errors import ConfigError, Diverged, Refused
-from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.messages import NO_WEIGHT, Figure, Telemetry
 from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply, Submission
 from edgetrain.exchange.transport import Traffic

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from edgetrain import codecs, strategies
-from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.hub.direct import DirectHub, share_out
 from edgetrain.exchange.hub.effects import Note, Write
 from edgetrain.exchange.hub.journal import Journal, JournalSettings

@@ -20,7 +20,7 @@ from greenlet import GreenletExit, greenlet
 
 from edgetrain import codecs, strategies
 from edgetrain.errors import HubUnreachable, Refused
-from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.hub.effects import (
     Answered,
     Closed,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from edgetrain import codecs, strategies
-from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.hub.direct import MappingHub
 from edgetrain.exchange.hub.effects import Closed, Note, Send
 from edgetrain.exchange.hub.protocol import Hub

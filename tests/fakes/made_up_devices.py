@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgetrain.fleet import devices
-from edgetrain.fleet.devices import Device, Energy
+from edgetrain.fleet.devices import Device
+from edgetrain.fleet.devices.energy import Energy
 
 TABLE = {
     "title": "a board",

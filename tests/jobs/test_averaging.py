@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain import codecs
-from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.delay import Delay
 from edgetrain.fleet import devices
 from edgetrain.fleet.networks import Direction, Profile
 from edgetrain.jobs.capacity.averaging import Hubs

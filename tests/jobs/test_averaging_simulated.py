@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_averaging import CALM, FP32
 
-from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.peers.schedules import SumOrder
 from edgetrain.fleet.networks import Direction, Profile
 from edgetrain.jobs.capacity.averaging import Hubs

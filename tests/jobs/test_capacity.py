@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from edgetrain import codecs
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.messages import Contribute, pack
 from edgetrain.fleet import devices, networks
+from edgetrain.fleet.devices.speed import StepTimes
 from edgetrain.fleet.networks import Burst, Direction, Profile
 from edgetrain.jobs.capacity.averaging import Hubs
 from edgetrain.jobs.capacity.estimate import CapacityQuestion, Kind, answer, answers
@@ -440,7 +441,7 @@ def test_a_burst_is_one_hole():
 
 def test_steps_have_the_moments_of_a_device_that_is_emulated():
     device = dataclasses.replace(CALM, step_jitter=0.3, slow_chance=0.1, slow_factor=3.0)
-    one = [devices.StepTimes(device, 0.1, 0, member) for member in range(3000)]
+    one = [StepTimes(device, 0.1, 0, member) for member in range(3000)]
     for count in (1, 5):
         drawn = StepTimesOfMany([device] * 3000, [0.1] * 3000, np.random.default_rng(0)).take(count)
         wanted = np.array([sum(times(s) for s in range(count)) for times in one])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.delay import APART_SHARE, LANDED_SHARE, SHARE
+from edgetrain.exchange.delay import APART_SHARE, LANDED_SHARE, SHARE
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load

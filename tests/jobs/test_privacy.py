@@ -16,7 +16,7 @@ from torch import nn
 
 from edgetrain import strategies
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.member.link import Link
@@ -24,9 +24,10 @@ from edgetrain.exchange.seam import Request
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.job import Privacy
 from edgetrain.jobs.lookup import task_of, work_of
+from edgetrain.jobs.on_member import refuse_checkpoint
 from edgetrain.jobs.privacy.promise import Promise, said
 from edgetrain.jobs.reading import parse
-from edgetrain.jobs.rules import refuse_checkpoint, resolve
+from edgetrain.jobs.rules import resolve
 from edgetrain.strategies import merging
 from edgetrain.strategies.merging.private import PrivateMean
 from edgetrain.strategies.merging.rule import Mean

@@ -11,8 +11,9 @@ from fleet import Disk, Fleet, noisy_descent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.exchange.hub.landing import CHOSEN, Landing
+from edgetrain.exchange.delay import CHOSEN
 from edgetrain.exchange.hub.landing import EVERY as SHORT
+from edgetrain.exchange.hub.landing import Landing
 
 SHAPES = {
     "members": st.integers(1, 4),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edgetrain import strategies
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.hub.terms import Policy
 from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.seam import Entry, Request

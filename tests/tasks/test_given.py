@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from edgetrain.errors import EdgetrainError, TaskError
-from edgetrain.jobs.lookup import rehearse, system, work_of
+from edgetrain.jobs.lookup import rehearse, work_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import parse as job_of
 from edgetrain.tasks import batches_from
@@ -20,6 +20,7 @@ from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.held import spelled
 from edgetrain.tasks.partition import partition
 from edgetrain.training.simulated import simulation
+from edgetrain.vectors.noise import system
 
 X = torch.arange(14.0).unsqueeze(1)
 FOURS = [(X[i : i + 4],) for i in range(0, 14, 4)]

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from edgetrain.errors import TaskError
-from edgetrain.fleet.devices import measure_step
+from edgetrain.fleet.devices.cost import measure_step
 from edgetrain.tasks import char_lm, digits
 from edgetrain.tasks.profiling import (
     inputs_of,

@@ -17,9 +17,9 @@ from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import Tuning, tune
-from edgetrain.training.member.hooks import plain_optimizers
 from edgetrain.training.member.joining import JoinedMember
 from edgetrain.training.member.member import bind
+from edgetrain.training.member.optimizers import plain_optimizers
 
 STRATEGIES = ("sync-sgd", "fedprox(0.5)", "fedavg", "dga")
 

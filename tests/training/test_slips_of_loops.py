@@ -19,7 +19,7 @@ import edgetrain
 from edgetrain.errors import ConfigError, Diverged, EdgetrainError
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.runs.folder import folders_in, read_metrics, read_summary
-from edgetrain.training.member.hooks import kept_copy
+from edgetrain.training.member.optimizers import kept_copy
 
 STRATEGIES = {
     "fedavg": {"every": 5},

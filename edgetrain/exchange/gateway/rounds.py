@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgetrain.errors import Diverged
+from edgetrain.exchange.delay import MARGIN
 from edgetrain.exchange.hub.contributions import Contribution
-from edgetrain.exchange.hub.delay import MARGIN, REMEMBERED, Wish
+from edgetrain.exchange.hub.delay import REMEMBERED, Wish
 from edgetrain.exchange.hub.effects import Closed, Effect, Write
 from edgetrain.exchange.hub.open_rounds import OpenRound
 from edgetrain.exchange.hub.records import Above, Round, Sent, State

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgetrain.codecs import Codec
 from edgetrain.errors import BadPayload
 from edgetrain.exchange.hub.delay import Wish
@@ -31,6 +34,18 @@ class Contribution:
     """Members' contributions in it."""
     is_exact: bool = False
     """Whether it is a gateway's: in full precision, whatever the job's codec."""
+
+
+@dataclass(frozen=True)
+class BatchMean:
+    """The end of a round of slices: the batch's mean loss and gradient at the base."""
+
+    loss: float
+    vector: Vector | None
+    """The gradient, float32 [elements]; None: the loss alone was wanted."""
+    products: NDArray[np.float64] | None = None
+    """Of whole vectors, where this is a stretch of the gradient: see `Lbfgs.move`."""
+    reason: str = ""
 
 
 class Spoilt(Exception):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from edgetrain.exchange.hub.contributions import BatchMean
 from edgetrain.exchange.messages import MOST_AT_ONCE
 from edgetrain.strategies.lbfgs import UNUSABLE
 from edgetrain.vectors.vector import Vector
@@ -30,18 +31,6 @@ LATE = 1.5
 SOONER = 0.7
 """Of the seconds that a member took when it last had slices, those that are believed after each
 batch of which it had none: so it is tried again."""
-
-
-@dataclass(frozen=True)
-class BatchMean:
-    """The end of a round of slices: the batch's mean loss and gradient at the base."""
-
-    loss: float
-    vector: Vector | None
-    """The gradient, float32 [elements]; None: the loss alone was wanted."""
-    products: NDArray[np.float64] | None = None
-    """Of whole vectors, where this is a stretch of the gradient: see `Lbfgs.move`."""
-    reason: str = ""
 
 
 class SliceSums:

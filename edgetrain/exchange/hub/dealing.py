@@ -36,8 +36,8 @@ import numpy as np
 
 from edgetrain.codecs import Codec
 from edgetrain.errors import BadPayload
-from edgetrain.exchange.hub.contributions import NOT_FINITE, Contribution
-from edgetrain.exchange.hub.deal import BatchMean, Deal
+from edgetrain.exchange.hub.contributions import NOT_FINITE, BatchMean, Contribution
+from edgetrain.exchange.hub.deal import Deal
 from edgetrain.exchange.hub.effects import Closed, Dealt, Effect, Note, Send, Write
 from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.open_rounds import OpenRound

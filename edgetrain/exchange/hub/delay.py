@@ -32,11 +32,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from edgetrain.exchange.delay import APART_SHARE, MARGIN, MAX_IN_FLIGHT, Delay
 from edgetrain.exchange.hub.landing import EVERY, Landing, share_for
 from edgetrain.exchange.messages import MAX_COUNT
-
-MARGIN = 1.1
-"""Members ask for a delay that is longer than their round trip by this factor."""
 
 AUTO_ROUNDS = 3
 """With an automatic delay the fleet agrees on one after the first round, and again after this many,
@@ -45,63 +43,12 @@ and two, four, eight … times as many, when slow start is over and the link may
 MAX_AHEAD = 1024
 """Rounds that a member may be ahead of the oldest open one, whatever the delay."""
 
-MAX_IN_FLIGHT = 128
-"""Rounds that an automatic delay may hide, whatever members ask for."""
-
-SHARE, APART_SHARE, LANDED_SHARE = 8, 16, 7
-"""See `Delay.together`: of members that stay together; of members that unequal data, or the noise
-of small batches, lets diverge; and of those whose data are unequal and that land
-(docs/decisions/004 has what that costs)."""
-
-FIRST_WINDOW_BYTES = 14_480
-"""What TCP begins with, where nothing else is said: ten segments (RFC 6928)."""
-
 GREW = 1.1
 """A delay that was enough is so no more, and rounds take longer than their steps, from this factor
 on; and rounds get longer than they take by it."""
 
 REMEMBERED = 4 * MAX_IN_FLIGHT
 """Rounds for which it is known how long each contribution waited for the others."""
-
-
-@dataclass(frozen=True)
-class Delay:
-    """D, the local steps that a reply may take: fixed, or measured while training goes on."""
-
-    steps: int = 0
-    """The delay in force; 0 for a measured one before training."""
-    is_measured: bool = False
-    """Whether replies say the next one. Only then `share` and `one_in_flight` count."""
-    share: int = SHARE
-    one_in_flight: bool = False
-    """Whether rounds get as long as the delay, where the run can bear two of these."""
-    landing: float = 0.0
-    """The share of the run's steps, at its end, that are taken in short rounds without a delay
-    (`landing.Landing`); 0: none are; negative: as K and D ask for it (`share_for`)."""
-    overlaps: bool = False
-    """Whether trips longer than a sixteenth of the run are hidden in part, by long rounds."""
-    quick_bytes: float = FIRST_WINDOW_BYTES
-    """A message of at most this many bytes loses nothing to slow start after a long round; inf: TCP
-    keeps its windows."""
-
-    def together(self, every: int, steps: int) -> int:
-        """The most that K + D may be, the steps that a member may diverge from the fleet: one in
-        `share` of the run's `steps` (0: not known), or two rounds of `every` steps."""
-        return max(2 * every, steps // self.share) if steps else (MAX_IN_FLIGHT + 1) * every
-
-    @property
-    def code(self) -> int:
-        """The delay as `Welcome` says it: the steps; -1: measured."""
-        return -1 if self.is_measured else self.steps
-
-    @classmethod
-    def decoded(cls, code: int, steps: int) -> Delay:
-        """The delay with this code, of which `steps` are in force."""
-        return cls(steps, is_measured=code < 0)
-
-
-AT_ONCE = Delay()
-"""Every reply is waited for."""
 
 
 @dataclass(frozen=True)

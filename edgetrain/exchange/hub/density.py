@@ -27,7 +27,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from edgetrain.codecs.auto import RUNGS, element_bytes, finest_rung
-from edgetrain.exchange.hub.delay import GREW, MARGIN, REMEMBERED, Wish
+from edgetrain.exchange.delay import MARGIN
+from edgetrain.exchange.hub.delay import GREW, REMEMBERED, Wish
 
 LEAP = 8.0
 """Messages become at most this many times longer at once: rates of short ones are inexact."""

@@ -16,22 +16,16 @@ than `back_s` apart. Members that have finished count as here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from edgetrain.errors import lacks_memory
 from edgetrain.exchange.hub.evaluators import DONE
 
 SLOW, LEVEL = 0.8, 0.9
 """Shares of the servers' rate: a fleet is slow below the first, and no more from the second on."""
 LEAST = 10
 """Rounds, at the servers' rate, that a pace is measured over: it grows by a round at a time."""
-_MEMORY = re.compile(r"^memory: |MemoryError|OutOfMemoryError|can't allocate memory")
-
-
-def lacks_memory(reason: str) -> bool:
-    """Whether a member that leaves for this reason could not have the memory that it needs."""
-    return _MEMORY.search(reason) is not None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
 
 EVERY = 7
 """Steps in a round of a landing. Without a delay rounds of as many or fewer need none."""
@@ -32,16 +31,6 @@ def share_for(chosen: float, apart: int) -> float:
     wait more."""
     return -chosen if apart > CLOSE else 0.0
 
-
-SHARE = 1 / 8
-"""Of a run's steps, see `share_for`: of a tenth, a seventh and a fifth it had the least to wait for
-where it gave back most (docs/decisions/032)."""
-
-CHOSEN: Final = -SHARE
-"""A negative share is one to land in only if K and D ask for it: see `share_for`."""
-
-CHOSEN_ALIKE: Final = -1 / 10
-"""That of members whose data are alike: there is less to give back (docs/decisions/032)."""
 
 CLOSE = EVERY
 """Steps that members may be apart (K + D) and lose nothing that a landing would give back."""

@@ -9,26 +9,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from edgetrain.codecs import Codec, Feedback, bound, in_pieces, memory, salt_of, verbatim
+from edgetrain.codecs import Codec, Feedback, bound, memory, salt_of, verbatim
 from edgetrain.exchange.hub.contributions import (
+    BatchMean,
     Contribution,
     ContributionPiece,
     Guarded,
     Spoilt,
     find_spoilt,
 )
-from edgetrain.exchange.hub.deal import BatchMean
 from edgetrain.exchange.hub.records import Round, State
 from edgetrain.exchange.hub.terms import Terms
 from edgetrain.exchange.messages import NO_WEIGHT
-from edgetrain.strategies.lbfgs import Lbfgs
 from edgetrain.strategies.merging.rule import RoundRule, SliceRule
-from edgetrain.strategies.outer_rules import MOST_MAGNITUDE as MOST_BEFORE_OUTER
-from edgetrain.strategies.outer_rules import OuterRule
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.ranges import WHOLE, Ranges, TileSums
@@ -37,6 +34,8 @@ from edgetrain.vectors.vector import TILE, Buffer, Layout, Vector, all_finite, t
 if TYPE_CHECKING:
     from edgetrain.codecs.auto import OnRungs
     from edgetrain.exchange.masks.aggregator import Sum
+    from edgetrain.strategies.lbfgs import Lbfgs
+    from edgetrain.strategies.outer_rules import OuterRule
 
 MOST_MAGNITUDE = 2.0**80
 """Largest element of a lossy reply. Codecs carry 2^100; what was left out before is added."""
@@ -133,6 +132,8 @@ class Merger:
         cuts = max(turns, stretch.count)
         codecs = [bound(codec, layout, cuts) for codec in self.codecs]
         if stretch != WHOLE:
+            from edgetrain.codecs.pieces import in_pieces  # where hubs share the vector
+
             codecs = [in_pieces(codec, stretch.pieces(elements)) for codec in codecs]
         self.codec, self.reply_codec = codecs
         self._exact = verbatim(self.codec)
@@ -192,9 +193,14 @@ class Merger:
 
     def offer(self, gradient: Buffer) -> bool:
         """The next move is by this gradient. Returns whether there is a search that moves."""
-        if isinstance(self.outer, Lbfgs):
-            self.outer.offered = np.frombuffer(gradient, np.float32).copy()
-        return isinstance(self.outer, Lbfgs)
+        if self._searches:
+            _search(self.outer).offered = np.frombuffer(gradient, np.float32).copy()
+        return self._searches
+
+    @property
+    def _searches(self) -> bool:
+        """Whether what moves the base is a search, and no outer rule."""
+        return self.outer is not None and self._terms.strategy.deals
 
     # -- the form of a contribution -----------------------------------------------------------
 
@@ -271,7 +277,7 @@ class Merger:
 
     def replay_round(self, record: Round) -> int:
         """Merge a round again from a journal's record. Returns the base's checksum."""
-        if isinstance(self.outer, Lbfgs):
+        if self._searches:
             end = _told(record.inputs[0])
             step, _ = _moved(self.outer, self.base, end, last=self._is_last(record.round))
             return self._advance(record.round, step, record.reply)
@@ -297,12 +303,11 @@ class Merger:
         it. A round in which nobody counts is no step."""
         if self.outer is None:
             return merged
-        assert not isinstance(self.outer, Lbfgs)
-        step = merged
+        step, outer = merged, cast("OuterRule", self.outer)
         if self._keeps_inputs:
             step = self._borrow(round)
             step[:] = merged
-        self.outer.step(step, self.ranges.of(round).start)
+        outer.step(step, self.ranges.of(round).start)
         return step
 
     def _is_last(self, round: int) -> bool:
@@ -435,6 +440,8 @@ def _check_size(merger: Merger, merged: Vector, chosen: Sequence[Contribution]) 
     contribution with the largest element."""
     most, of = MOST_MAGNITUDE, "replies can carry"
     if merger.outer is not None:
+        from edgetrain.strategies.outer_rules import MOST_MAGNITUDE as MOST_BEFORE_OUTER
+
         most, of = MOST_BEFORE_OUTER, "outer rules can take"
     elif merger.replies.lossless:
         return
@@ -460,11 +467,18 @@ def _moved(
 ) -> tuple[Vector, tuple[tuple[Buffer, ...], ...]]:
     """What a search adds to the base that a batch's mean is of, and what the journal needs to find
     that again: the gradient, if it was wanted, and what the search was told."""
-    assert isinstance(search, Lbfgs)
     assert base is not None
+    search = _search(search)
     gradient: tuple[Buffer, ...] = () if end.vector is None else (end.vector.data.cast("B"),)
     step = search.move(base, end.loss, end.vector, last, end.products)
     return step, ((*gradient, search.told.tobytes()),)
+
+
+def _search(outer: OuterRule | Lbfgs | None) -> Lbfgs:
+    from edgetrain.strategies.lbfgs import Lbfgs  # of a hub that deals
+
+    assert isinstance(outer, Lbfgs)
+    return outer
 
 
 def _told(inputs: Sequence[Buffer]) -> BatchMean:

@@ -26,8 +26,7 @@ from edgetrain.codecs import Codec
 from edgetrain.errors import Diverged
 from edgetrain.exchange.hub.arrival_rounds import ArrivalRounds
 from edgetrain.exchange.hub.checksums import BaseChecksums
-from edgetrain.exchange.hub.contributions import Contribution
-from edgetrain.exchange.hub.deal import BatchMean
+from edgetrain.exchange.hub.contributions import BatchMean, Contribution
 from edgetrain.exchange.hub.delay import AgreedDelay, Wish
 from edgetrain.exchange.hub.effects import Closed, Effect, Note, Send, Write, replies_of
 from edgetrain.exchange.hub.members import MemberRecord, Members

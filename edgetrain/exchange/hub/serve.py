@@ -26,7 +26,6 @@ from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.orders import Order
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Record, State
-from edgetrain.exchange.hub.replicated import ReplicatedHub
 from edgetrain.exchange.hub.standstill import Standstill
 from edgetrain.exchange.keys.pairs import short
 from edgetrain.exchange.limits import ENTRIES_A_MINUTE, Refusals, SenderRate
@@ -222,6 +221,8 @@ class _Driver:
 
     def _feed(self, begins: bool) -> None:
         """Give the hub's replica the next record of the journal, or else the hub's state."""
+        from edgetrain.exchange.hub.replicated import ReplicatedHub  # others feed nobody
+
         hub = self._hub
         assert isinstance(hub, ReplicatedHub)
         if begins:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.hub.delay import AT_ONCE, Delay
+from edgetrain.exchange.delay import AT_ONCE, Delay
 from edgetrain.exchange.messages import MAX_ELEMENTS
 from edgetrain.strategies.arrivals import ArrivalTerms
 from edgetrain.strategies.closing import ClosingRule, LearnedDeadline, QuorumAndDeadline

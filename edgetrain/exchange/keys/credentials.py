@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.addresses import is_local_name, split_address
-from edgetrain.exchange.keys.keyring import Keyring, keys_folder
-from edgetrain.exchange.keys.pairs import Credentials, Public, public_key, short
+from edgetrain.exchange.keys.pairs import Credentials, Public, keys_folder, public_key, short
+
+if TYPE_CHECKING:
+    from edgetrain.exchange.keys.keyring import Keyring
 
 
 def credentials(
@@ -28,12 +31,17 @@ def credentials(
     """
     if insecure:
         return None
-    ring = Keyring(keys_folder(chosen))
-    hubs = [hub] if isinstance(hub, str) else list(hub)
+    folder, hubs = keys_folder(chosen), [hub] if isinstance(hub, str) else list(hub)
+    is_local = chosen is None and all(is_local_name(split_address(each)[0]) for each in hubs)
+    if is_local and not hub_key and not folder.exists():
+        return None
+    from edgetrain.exchange.keys.keyring import Keyring  # of a machine that has keys
+
+    ring = Keyring(folder)
     key = public_key(hub_key) if hub_key else _pinned(ring, hubs)
     if key is not None:
         return Credentials(ring.pair(), key)
-    if all(is_local_name(split_address(each)[0]) for each in hubs) and chosen is None:
+    if is_local:
         return None
     raise ConfigError(
         f"the key of the hub at {', '.join(hubs)} is not known here",

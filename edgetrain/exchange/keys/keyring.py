@@ -72,14 +72,6 @@ LOOK_S = 0.25
 NO_SUCH_TOKEN = "no such enrolment token"  # noqa: S105  a reason
 
 
-def keys_folder(chosen: str | Path | None = None) -> Path:
-    """The folder of keys: the chosen one, otherwise edgetrain's in the user's configuration."""
-    if chosen is not None:
-        return Path(chosen).expanduser()
-    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(home).expanduser() / "edgetrain"
-
-
 class Keyring:
     """The folder of keys of one machine. Its methods raise ConfigError for files that cannot be
     read or written, or are damaged."""

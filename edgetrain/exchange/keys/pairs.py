@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,6 +44,14 @@ class Credentials:
 
 
 MakePair = Callable[[], Pair]
+
+
+def keys_folder(chosen: str | Path | None = None) -> Path:
+    """The folder of keys: the chosen one, otherwise edgetrain's in the user's configuration."""
+    if chosen is not None:
+        return Path(chosen).expanduser()
+    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(home).expanduser() / "edgetrain"
 
 
 def spell(key: bytes) -> str:

@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from edgetrain import codecs, strategies
 from edgetrain.errors import Diverged
-from edgetrain.exchange.hub.delay import MARGIN
-from edgetrain.exchange.member.work import RangedWork, WorkLink
+from edgetrain.exchange.delay import MARGIN
 from edgetrain.exchange.messages import NO_WEIGHT
 from edgetrain.exchange.seam import (
     CatchUp,
@@ -30,8 +29,10 @@ from edgetrain.exchange.seam import (
 )
 from edgetrain.exchange.transport import Traffic
 from edgetrain.strategies import Strategy
-from edgetrain.strategies.half import MemberHalf
 from edgetrain.vectors.vector import Vector, checksum, checksum_within, in_whole_tiles
+
+if TYPE_CHECKING:
+    from edgetrain.strategies.half import MemberHalf
 
 
 class Stepper(Protocol):
@@ -553,6 +554,8 @@ class Driver:
 
 def _answer_work(driver: Driver, compute: Compute) -> None:
     """Answer the hub's work, until the round of this step is over; if all are, there is none."""
+    from edgetrain.exchange.member.work import RangedWork, WorkLink  # where the hub deals
+
     link, flat, half = driver.exchange, driver.flat, driver.half
     assert isinstance(link, WorkLink | RangedWork)
     while half.applied <= driver.progress and not link.is_over:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgetrain import codecs, strategies
-from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.member.beginning import Beginning
 from edgetrain.exchange.member.inbox import Inbox, joined_base
 from edgetrain.exchange.member.outbox import Outbox, masker_of
@@ -538,8 +538,10 @@ def _codecs(
     ]
     stretch = Stretch(welcome.ranges, welcome.first, welcome.end)
     if stretch != WHOLE:
+        from edgetrain.codecs.pieces import in_pieces  # where hubs share the vector
+
         pieces = stretch.pieces(elements)
-        both = [codecs.in_pieces(codec, pieces) for codec in both]
+        both = [in_pieces(codec, pieces) for codec in both]
     return both[0], both[1]
 
 

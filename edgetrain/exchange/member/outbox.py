@@ -15,7 +15,6 @@ import numpy as np
 from edgetrain import codecs
 from edgetrain.codecs import Codec, Feedback
 from edgetrain.errors import ConfigError, Refused
-from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 from edgetrain.exchange.messages import Contribute, Masking, Reply, Welcome
 from edgetrain.exchange.seam import Request
 from edgetrain.vectors.pool import VectorPool
@@ -244,8 +243,12 @@ class Outbox:
 
 def masker_of(welcome: Welcome, request: Request, elements: int) -> Masker | None:
     """What masks this member's contributions, if anything. Raises Refused, ConfigError."""
-    agreed = MaskTerms(welcome.members, welcome.threshold, welcome.span)
     wanted = request.secure
+    if not wanted and not welcome.threshold:
+        return None
+    from edgetrain.exchange.masks.terms import MaskTerms, default_threshold, require
+
+    agreed = MaskTerms(welcome.members, welcome.threshold, welcome.span)
     if isinstance(wanted, MaskTerms) and wanted != agreed:
         found = "not masked" if not welcome.threshold else f"masked with {agreed}"
         raise Refused(
@@ -265,8 +268,6 @@ def masker_of(welcome: Welcome, request: Request, elements: int) -> Masker | Non
         return None
     if not np.isfinite(welcome.span) or welcome.threshold > welcome.members:
         raise ConfigError(f"the hub wants masks by {agreed}, which cannot be")
-    from edgetrain.exchange.masks.terms import require
-
     require()
     from edgetrain.exchange.masks.masker import Masker
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import zmq
 
-from edgetrain.exchange.keys.gate import Gatekeeper
 from edgetrain.exchange.limits import Refusals
+
+if TYPE_CHECKING:
+    from edgetrain.exchange.keys.gate import Gatekeeper
 
 DOORS_PER_POLL = 16
 """New connections authenticated per poll, so that a flood of them cannot starve connected members.

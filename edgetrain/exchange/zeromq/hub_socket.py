@@ -8,17 +8,16 @@ import os
 import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import zmq
 
 from edgetrain.errors import NetworkError
 from edgetrain.exchange.addresses import split_address
-from edgetrain.exchange.keys.gate import Gatekeeper
 from edgetrain.exchange.keys.pairs import short, spell
 from edgetrain.exchange.limits import Refusals
 from edgetrain.exchange.transport import Traffic, owned, owner_of
 from edgetrain.exchange.zeromq.arrivals import Limits
-from edgetrain.exchange.zeromq.door import Door
 from edgetrain.exchange.zeromq.frames import (
     HANDSHAKE_MS,
     UNREAD_MESSAGES,
@@ -31,14 +30,17 @@ from edgetrain.exchange.zeromq.handshakes import (
     ENCRYPTED_HUB_EVENTS,
     PLAIN_HUB_EVENTS,
 )
-from edgetrain.exchange.zeromq.inside import InsideEnd
 from edgetrain.exchange.zeromq.member_connections import MemberConnections
-from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.exchange.zeromq.sockets import OpenSockets
 from edgetrain.exchange.zeromq.tcp_counters import ConnectionsAt
 from edgetrain.exchange.zeromq.watch import Watch
 from edgetrain.vectors.allocator import keep_freed
 from edgetrain.vectors.vector import Buffer
+
+if TYPE_CHECKING:
+    from edgetrain.exchange.keys.gate import Gatekeeper
+    from edgetrain.exchange.zeromq.inside import InsideEnd
+    from edgetrain.exchange.zeromq.member_socket import MemberSocket
 
 MESSAGES_PER_POLL = 256
 """Messages, or events, that one poll handles, so that a flood of them cannot keep the caller from
@@ -97,6 +99,8 @@ class HubSocket:
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, gate.pair.secret)
             self._socket.setsockopt(zmq.ZAP_DOMAIN, b"edgetrain")
+            from edgetrain.exchange.zeromq.door import Door  # of an encrypted hub
+
             door = Door(self._sockets.open(zmq.REP), gate, self.refusals, self._watch.was_refused)
             self._poller.register(door.socket, zmq.POLLIN)
             self._door = door
@@ -146,6 +150,8 @@ class HubSocket:
         own = b"m" if self._door is None else owned(self._door.gate.pair.public, b"")
         name = own + os.urandom(16)
         self._inside.add(name)
+        from edgetrain.exchange.zeromq.inside import InsideEnd
+
         return InsideEnd(self._sockets, INSIDE, name)
 
     def wake_for(self, other: MemberSocket) -> None:

@@ -1,4 +1,5 @@
-"""Bytes as Linux counts them on TCP connections: message headers and retransmissions included.
+"""Bytes as Linux counts them on TCP connections: message headers and retransmissions included; and
+how its TCP goes on after a pause.
 
 libzmq does not say which sockets it has, so they are looked for among this process's open files.
 """
@@ -24,7 +25,17 @@ from edgetrain.exchange.transport import Traffic
 _RTT, _BYTES, _SENT = struct.Struct("=I"), struct.Struct("=QQ"), struct.Struct("=QQ")
 _ESTABLISHED = 1  # TCP_ESTABLISHED
 
+_AFTER_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
+
 NO_TRAFFIC = Traffic(0, 0, 0, 0.0)
+
+
+def restarts_after_idle() -> bool:
+    """Whether this kernel's TCP starts slowly again after a pause, as it does by default."""
+    try:
+        return _AFTER_IDLE.read_text("ascii").strip() != "0"
+    except OSError:
+        return True
 
 
 class ConnectionTo:

@@ -19,6 +19,8 @@ _THROTTLED = ("*firmware/get_throttled", "*/*firmware/get_throttled")
 """Below sys/devices/platform, hexadecimal: of Raspberry Pi's firmware. Its node has the address of
 its bus in its name, which is not the same on all boards: soc/soc:firmware up to the 4."""
 
+LEAST_CAP, HEAT_CAPS = 40.0, (0.0, 110.0, "C")
+"""Temperatures that a device can be told to keep below."""
 _NOW = 0b1111
 """Under-voltage, capped frequency, throttled, soft temperature limit. Higher bits say what has been
 since the start."""

@@ -48,11 +48,6 @@ def of_kernel() -> str:
     return _setting("tcp_congestion_control") or "unknown"
 
 
-def restarts_after_idle() -> bool:
-    """Return whether this kernel's TCP starts slowly again after a pause, as it does by default."""
-    return _setting("tcp_slow_start_after_idle") != "0"
-
-
 def _setting(name: str) -> str:
     try:
         return (_SETTINGS / name).read_text("ascii").strip()

@@ -44,7 +44,7 @@ _FRIENDLY = 3 * (1 - _CUBIC_BETA) / (1 + _CUBIC_BETA)
 
 
 class StepTimesOfMany:
-    """How long the steps of all members take: devices.StepTimes, many steps and members at once.
+    """How long the steps of all members take: devices.speed.StepTimes, of many at once.
 
     A single step has the same distribution (a lognormal jitter of mean 1, slow steps, heat); the
     sum of several is drawn as one lognormal of the same mean and variance.

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from edgetrain.codecs import Codec
-from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.messages import Contribute, Message, Reply, pack
 
 _U64 = (1 << 64) - 1

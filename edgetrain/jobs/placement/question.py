@@ -13,6 +13,7 @@ from edgetrain.fleet import cluster as clusters
 from edgetrain.fleet import devices
 from edgetrain.fleet.assignment import devices_of
 from edgetrain.fleet.devices import Device
+from edgetrain.fleet.devices.cost import measure_step
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.optimizers import check_optimizer
 from edgetrain.jobs.placement.bars import bars_of
@@ -109,7 +110,7 @@ def model_of(task: Task, job: Job) -> tuple[Model, tuple[str, ...]]:
     except Exception as error:  # whatever a model's own code raises on tensors without numbers
         said = f"{type(error).__name__}: {error}".splitlines()[0]
         outline = outline_of(task)
-        flops, operators = devices.measure_step(
+        flops, operators = measure_step(
             built(task), batch, lambda model, batch: scalar_of(task, task.loss(model, batch))
         )
         found = layers_of(outline.model)

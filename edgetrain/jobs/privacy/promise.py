@@ -17,10 +17,6 @@ from edgetrain.jobs.privacy.accounting import Promise, Releases, epsilon, noise_
 if TYPE_CHECKING:
     from edgetrain.jobs.resolved import Resolved
 
-UNITS = ("none", "example", "member")
-PLACES = ("member", "hub", "sum")
-SAMPLINGS = ("poisson", "shuffle")
-
 LITTLE = 20.0
 """An epsilon above which the promise is next to nothing: odds may change e^20-fold."""
 

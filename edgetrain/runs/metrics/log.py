@@ -132,6 +132,15 @@ class MetricsLog:
         }
         self._write("step", _plain("step", {**kept, "joules": joules}))
 
+    def add_exchange(self, exchanged: object) -> None:
+        """Write the line of an exchange that is over, whose attributes are `exchange`'s arguments,
+        and what the member has decided since."""
+        keys = {name: value for name, value in vars(exchanged).items() if name != "applied"}
+        note = keys.pop("note")
+        self.exchange(**keys)
+        if note:
+            self.event("correction", note)
+
     def exchange(self, *, submitted: float, arrived: float, **keys: float) -> None:
         """Write an exchange of this member whose reply has just been applied.
 

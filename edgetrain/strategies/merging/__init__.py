@@ -96,12 +96,13 @@ def parse(text: str, keeps_late: bool = True) -> SliceRule | RoundRule:
     """
     row, arguments = _split(text)
     check_count(row.name, row.spelling, arguments, *row.arguments)
+    if row.name == "mean":
+        from edgetrain.strategies.merging.rule import Mean
+
+        return Mean(keeps_late)
     from edgetrain.strategies.merging import distance, elementwise
-    from edgetrain.strategies.merging.rule import Mean
 
     match row.name:
-        case "mean":
-            return Mean(keeps_late)
         case "median":
             return elementwise.Median(keeps_late)
         case "trimmed-mean":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
@@ -20,31 +20,30 @@ from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.addresses import any_port_of, rotated, wait_for_route
 from edgetrain.exchange.keys.credentials import credentials as credentials_for
 from edgetrain.exchange.keys.pairs import Credentials
-from edgetrain.exchange.member.checkpoint import MEMBER, Keep, has_checkpoint
 from edgetrain.exchange.member.link import OUTAGE_S, Link
 from edgetrain.exchange.member.shared import SharedExchange
 from edgetrain.exchange.messages import MAX_COUNT, NO_WEIGHT
 from edgetrain.exchange.seam import Exchange, Request
 from edgetrain.exchange.zeromq.standby_socket import member_end
+from edgetrain.jobs.doubts import doubts
 from edgetrain.jobs.job import DIRECT, Privacy
-from edgetrain.jobs.reading import load
-from edgetrain.jobs.resolved import Resolved
-from edgetrain.jobs.rules import doubts, refuse_checkpoint, resolve
-from edgetrain.runs.folder import check_room
 from edgetrain.tasks.fixed import Unexchanged
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.tasks.weights import unnoised_check
-from edgetrain.training.member.hooks import (
-    StepHooks,
+from edgetrain.training.member.hooks import StepHooks
+from edgetrain.training.member.member import Member, bind, release_of
+from edgetrain.training.member.optimizers import (
     Together,
     kept_copy,
     parameters_of,
     plain_optimizers,
 )
-from edgetrain.training.member.keeping import Keeping, keeping_of
-from edgetrain.training.member.member import Member, bind, release_of
 from edgetrain.training.member.several import dialling
-from edgetrain.training.member.state import Stateful
+
+if TYPE_CHECKING:
+    from edgetrain.exchange.member.checkpoint import Keep
+    from edgetrain.jobs.resolved import Resolved
+    from edgetrain.training.member.keeping import Keeping
+    from edgetrain.training.member.state import Stateful
 
 log = logging.getLogger("edgetrain")
 
@@ -97,8 +96,8 @@ def join(
     """
     _check_arguments(weight, runs, checkpoint is not None, bool(state), privacy, steps)
     found, optimizers = _job_of(job_file), plain_optimizers(optimizer)
-    keep = Keep(Path(checkpoint)) if isinstance(checkpoint, str | Path) else checkpoint
-    reached = _reach_hub(hub, timeout_s, keep, name or MEMBER, job)
+    keep = _keep_in(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
+    reached = _reach_hub(hub, timeout_s, keep, name, job)
     shown = credentials_for(reached.hubs, hub_key, keys, insecure=insecure)
     keeping = None if keep is None else _keeping(keep, name, model, optimizers, state or {})
     flat = bind(model, optimizers, fixed, buffers)
@@ -110,10 +109,19 @@ def join(
     return _recorded(member.follow(flat, optimizers), runs)
 
 
+def _keep_in(folder: str | Path) -> Keep:
+    from edgetrain.exchange.member.checkpoint import Keep
+
+    return Keep(Path(folder))
+
+
 def _job_of(path: str | Path | None) -> Resolved | None:
     """The job of a file whose members reduce; None: without one. Raises ConfigError for another."""
     if path is None:
         return None
+    from edgetrain.jobs.reading import load
+    from edgetrain.jobs.rules import resolve
+
     found = resolve(load(path))
     if (topology := found.job.fleet.topology) != DIRECT:
         raise ConfigError(
@@ -165,6 +173,8 @@ def _keeping(
     state: Mapping[str, Stateful],
 ) -> Keeping:
     """What goes into checkpoints: the first optimizer, and the others with the user's `state`."""
+    from edgetrain.training.member.keeping import keeping_of
+
     first, *rest = optimizers
     others = {f"optimizer {number}": each for number, each in enumerate(rest, 2)}
     if taken := sorted(set(others) & set(state)):
@@ -189,7 +199,11 @@ def _reach_hub(
     hubs = [hub] if isinstance(hub, str) else list(hub)
     if not hubs:
         raise ConfigError("hub = []", "the address of the hub, as tcp://hub.local:5555, or several")
-    trained = keep is not None and has_checkpoint(keep.folder, name, job)
+    trained = False
+    if keep is not None:
+        from edgetrain.exchange.member.checkpoint import MEMBER, has_checkpoint
+
+        trained = has_checkpoint(keep.folder, name or MEMBER, job)
     first, via = wait_for_route(hubs, timeout_s, OUTAGE_S if trained else 0.0)
     log.info("joining %s over %s", first, via)
     patience_s = max(timeout_s, OUTAGE_S) if trained else timeout_s
@@ -209,10 +223,14 @@ def _check_arguments(
     _check_weight(weight)
     _check_steps(steps)
     if runs is not None:
+        from edgetrain.runs.folder import check_room
+
         check_room(runs)
     if has_state and not keeps:
         raise ConfigError("`state` is for a checkpoint", "name its folder: checkpoint=…")
     if keeps:
+        from edgetrain.jobs.on_member import refuse_checkpoint
+
         refuse_checkpoint(privacy.unit if privacy is not None else "none")
 
 
@@ -253,8 +271,10 @@ class JoinedMember(Member):
     ) -> None:
         """From now on notice what of the model changes on this member alone."""
         self.watched = watched
-        unit = (privacy or Privacy()).unit
-        self.check_noise = unnoised_check(model, buffers == "mean", unit)
+        if privacy is not None and privacy.unit != "none":
+            from edgetrain.tasks.weights import unnoised_check
+
+            self.check_noise = unnoised_check(model, buffers == "mean", privacy.unit)
 
     def follow(self, model: FlatModel, optimizers: Sequence[torch.optim.Optimizer]) -> Self:
         """Exchange at every step of these optimizers, of this model, from now on; this member.

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from edgetrain.exchange.member.driver import Exchanged
 from edgetrain.exchange.member.telemetry import Sums
 from edgetrain.exchange.transport import Traffic
-from edgetrain.fleet import devices
 from edgetrain.jobs.job import Job
 from edgetrain.runs.environment import Usage
-from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks.work import Local
 from edgetrain.training.member.pacing import Pace
-from edgetrain.training.member.recording import log_exchange
+
+if TYPE_CHECKING:
+    from edgetrain.fleet.devices.energy import Energy
+    from edgetrain.runs.metrics.log import MetricsLog
 
 LINE_BYTES = 512
 """More than the line of a step has."""
@@ -133,7 +133,7 @@ class Loop:
         log: MetricsLog,
         pace: Pace,
         usage: Usage,
-        energy: devices.Energy,
+        energy: Energy,
         clock: Callable[[], float],
     ) -> None:
         self._local = local
@@ -161,7 +161,7 @@ class Loop:
         self._before = member.traffic()
         member.account_with(self._sums)
         if self._record_every == 1 and not steps.most_bytes:
-            member.observe_exchanges(partial(log_exchange, self._log))
+            member.observe_exchanges(self._log.add_exchange)
 
     @property
     def evaluates(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -27,26 +27,27 @@ from edgetrain.errors import (
     HubUnreachable,
     Refused,
     Stopped,
+    lacks_memory,
 )
-from edgetrain.exchange.hub.fallback import lacks_memory
-from edgetrain.exchange.member.checkpoint import Saved
 from edgetrain.exchange.member.driver import Driver, Exchanged, Flat, Release, Stepper
 from edgetrain.exchange.member.telemetry import Sums, Telemeter
 from edgetrain.exchange.seam import Entry, Exchange, LendsBase, Request
 from edgetrain.exchange.transport import Traffic
-from edgetrain.jobs.job import Privacy
-from edgetrain.jobs.rules import BUFFERS, FIXED
+from edgetrain.jobs.job import BUFFERS, FIXED, Privacy
 from edgetrain.runs.environment import free_memory
 from edgetrain.strategies import find
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.training.member.hooks import each_of, parameters_of, plain_optimizers
-from edgetrain.training.member.keeping import Keeping, past_of
+from edgetrain.training.member.optimizers import each_of, parameters_of, plain_optimizers
 from edgetrain.training.member.readings import readings_of, versions
-from edgetrain.training.member.recording import Recording
 from edgetrain.training.stopping import GRACE_S, Stop
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.noise import Gaussian, Source, system
 from edgetrain.vectors.vector import Vector, checksum, flushes_tiny
+
+if TYPE_CHECKING:
+    from edgetrain.exchange.member.checkpoint import Saved
+    from edgetrain.training.member.keeping import Keeping
+    from edgetrain.training.member.recording import Recording
 
 log = logging.getLogger("edgetrain")
 
@@ -186,10 +187,10 @@ class Member:
 
     def record(self, runs: str | Path) -> None:
         """Write a run folder in `runs` from now on. ConfigError if that cannot be."""
+        from edgetrain.training.member.recording import Recording  # of a loop that asks for it
+
         entry = self._driver.entry
-        self.recording = Recording(
-            runs, self._request.job, self.name, self.began, self._driver.traffic()
-        )
+        self.recording = Recording(runs, self._request.job, self.name, self.began, self.traffic())
         self.recording.known |= {
             "strategy": entry.strategy, "members": self.members, "every": entry.every,
             "delay": entry.delay.steps,
@@ -407,6 +408,8 @@ def _enter(
 ) -> tuple[Entry, Saved | None]:
     """Come back as who this member was, or join as a newcomer, whose checkpoint is then None."""
     if saved is not None and keeping is not None:
+        from edgetrain.training.member.keeping import past_of
+
         try:
             past = past_of(saved, flat.elements)
             return exchange.join(request, flat.params, 0, past), saved

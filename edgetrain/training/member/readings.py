@@ -9,13 +9,17 @@ import math
 import platform
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
 from edgetrain.exchange.member.telemetry import Readings, SlowReadings
-from edgetrain.fleet.devices import HOST, Energy, here
+from edgetrain.fleet.devices import HOST, here
 from edgetrain.fleet.devices.health import Health
 from edgetrain.runs.environment import Meter, version
+
+if TYPE_CHECKING:
+    from edgetrain.fleet.devices.energy import Energy
 
 
 def versions() -> str:

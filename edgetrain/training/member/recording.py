@@ -7,26 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from functools import partial
 from pathlib import Path
 
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.member.driver import Exchanged
 from edgetrain.exchange.member.telemetry import Sums
 from edgetrain.exchange.transport import Traffic
 from edgetrain.runs import folder as run_folders
 from edgetrain.runs.environment import Meter, utc
 from edgetrain.runs.metrics.log import MetricsLog
-from edgetrain.runs.summary import summarise
-
-
-def log_exchange(log: MetricsLog, exchanged: Exchanged) -> None:
-    """Write the line of an exchange that is over, and what the member has decided since."""
-    keys = {name: value for name, value in vars(exchanged).items() if name != "applied"}
-    note = keys.pop("note")
-    log.exchange(**keys)
-    if note:
-        log.event("correction", note)
 
 
 class Recording:
@@ -45,7 +33,7 @@ class Recording:
         """What else the summary says."""
         path = run_folders.metrics_path(self.folder)
         self._log = MetricsLog(path, name, time.monotonic, began)
-        self.add_exchange = partial(log_exchange, self._log)
+        self.add_exchange = self._log.add_exchange
         self._meter = Meter()
         self._before: Sums | None = None
         self._traffic = traffic
@@ -79,6 +67,8 @@ class Recording:
         self._closed = True
         self._log.event("finished" if done else "left", reason)
         self._log.close()
+        from edgetrain.runs.summary import summarise  # training is over
+
         try:
             run_folders.write_summary(self.folder, summarise(self.folder, self.known))
         except ConfigError as error:

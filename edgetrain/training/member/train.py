@@ -12,23 +12,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from edgetrain.errors import ConfigError, Refused
 from edgetrain.exchange.keys.pairs import Credentials
-from edgetrain.exchange.member.checkpoint import Keep
 from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.exchange.member.link import PATIENCE_S, Link
-from edgetrain.exchange.member.ranges import RangedExchange
-from edgetrain.exchange.member.shared import SharedExchange
-from edgetrain.exchange.member.work import RangedWork, WorkLink
 from edgetrain.exchange.messages import MOST_FIGURE, Figure
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.zeromq.standby_socket import member_end
 from edgetrain.fleet import devices
+from edgetrain.fleet.devices.energy import Energy
 from edgetrain.fleet.devices.health import Health
-from edgetrain.jobs.fallback import NAME
 from edgetrain.jobs.job import COLLECTIVES, DIRECT, Job
 from edgetrain.jobs.lookup import (
     buffers_of,
@@ -40,25 +37,26 @@ from edgetrain.jobs.lookup import (
     tuning_of,
     work_of,
 )
+from edgetrain.jobs.on_member import settle
 from edgetrain.jobs.resolved import SHORTEST, Resolved
-from edgetrain.jobs.rules import refuse_checkpoint, settle, why_not_topology
 from edgetrain.jobs.shares import shares_of, weight_of
 from edgetrain.runs.environment import Meter
-from edgetrain.runs.metrics.log import MetricsLog
-from edgetrain.tasks import Task, weights
+from edgetrain.tasks import Task
 from edgetrain.tasks.draws import model_of
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import Local, begin_at, optimizer_for, tune
-from edgetrain.training.member.keeping import Keeping, keeping_of
 from edgetrain.training.member.loop import Loop, Steps
 from edgetrain.training.member.member import Member, bind, release_of
 from edgetrain.training.member.pacing import HeatCap, Pace
 from edgetrain.training.member.readings import readings_of
 from edgetrain.training.member.service import Service
-from edgetrain.training.member.several import dialling
-from edgetrain.training.member.slices import work_at_pace
 from edgetrain.training.stopping import Stop
 from edgetrain.vectors.noise import Source, system
+
+if TYPE_CHECKING:
+    from edgetrain.exchange.member.ranges import RangedExchange
+    from edgetrain.runs.metrics.log import MetricsLog
+    from edgetrain.training.member.keeping import Keeping
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,11 @@ class Place:
 
     @property
     def name(self) -> str:
-        return NAME if self.missing else f"m{self.index}"
+        if not self.missing:
+            return f"m{self.index}"
+        from edgetrain.jobs.fallback import NAME
+
+        return NAME
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def train(
     made.pace.cap = cap = heat_cap(place.max_celsius, clock)
     task, job = made.task, made.found.job
     keeping = None if checkpoint is None else _keeping(place, checkpoint, made)
-    energy = devices.Energy(devices.load(place.device), clock)
+    energy = Energy(devices.load(place.device), clock)
     link, request = _exchange(found, place, task, hub, credentials, patience_s)
     service, stop = service or Service({}), stop or Stop()
     link.on_welcome = functools.partial(_tell_welcome, service, link)
@@ -162,7 +164,7 @@ def train(
         local = made.work(source, member.begins_at, member.steps)
         with open_log(member.name, member.began) as log:
             steps = replace(Steps.of(job, place.index), most_bytes=metrics_bytes)
-            pace = work_at_pace(member, local, made.pace, job.train.batch, clock)
+            pace = _pace_of(made, member, local, clock)
             loop = Loop(steps, local, member, log, pace, Meter(), energy, clock)
             _share_figures(loop, link, member, task, job.privacy.unit)
             try:
@@ -174,7 +176,13 @@ def train(
             keep(loop, log)
 
 
-Way = Link | RangedExchange
+def _pace_of(made: Made, member: Member, local: Local, clock: Callable[[], float]) -> Pace:
+    """The pace of this member's steps; of one that is dealt slices, of these."""
+    if not made.found.strategy.deals:
+        return made.pace
+    from edgetrain.training.member.slices import work_at_pace
+
+    return work_at_pace(member, local, made.pace, made.found.job.train.batch, clock)
 
 
 def _exchange(
@@ -184,7 +192,7 @@ def _exchange(
     hub: str | Sequence[str],
     credentials: Credentials | Sequence[Credentials | None] | None,
     patience_s: float,
-) -> tuple[Way, Request]:
+) -> tuple[Link | RangedExchange, Request]:
     """What this member exchanges through, and joins with. Several hubs have an address each."""
     request = request_of(found, place, task)
     hubs = [hub] if found.hubs == 1 or isinstance(hub, str) else hub
@@ -201,9 +209,17 @@ def _exchange(
         way, address = peer_exchange(found, socket, shown[0], place.listen, patience_s)
         return way, replace(request, address=address)
     if found.strategy.deals:
+        from edgetrain.exchange.member.work import RangedWork, WorkLink
+
         works = [WorkLink(each, time.monotonic, patience_s, outage_s) for each in sockets]
         return (RangedWork(works) if len(works) > 1 else works[0]), request
     links = [Link(each, time.monotonic, patience_s, outage_s) for each in sockets]
+    if found.job.strategy.ranges == 1:
+        return links[0], request
+    from edgetrain.exchange.member.shared import SharedExchange
+    from edgetrain.jobs.rules import why_not_topology
+    from edgetrain.training.member.several import dialling
+
     if why_not_topology("hubs", found) is not None:
         return links[0], request
     own = shown[0]
@@ -211,7 +227,7 @@ def _exchange(
     return SharedExchange(links, dial, found.job.hub.hubs[1:]), request
 
 
-def _tell_welcome(service: Service, link: Way, members: int) -> None:
+def _tell_welcome(service: Service, link: Link | RangedExchange, members: int) -> None:
     """Tell the service manager that the hub has let this member in; training may begin later."""
 
     def waiting() -> str:
@@ -256,7 +272,9 @@ def _tell_training(
     stop.alive = lambda: service.alive(member.steps)
 
 
-def _share_figures(loop: Loop, link: Way, member: Member, task: Task, unit: str) -> None:
+def _share_figures(
+    loop: Loop, link: Link | RangedExchange, member: Member, task: Task, unit: str
+) -> None:
     """Let the hub know what the loop's evaluations find, unless privacy or masks hide that, and
     have the loop evaluate if the hub asks for it."""
     is_hidden = unit != "none" or (isinstance(link, Link) and link.outbox.is_masked)
@@ -286,6 +304,10 @@ def figure_of(task: Task, figures: Mapping[str, float], step: int, passed_s: flo
 
 def _keeping(place: Place, folder: Path, made: Made) -> Keeping:
     """How this member's checkpoint is kept in a folder. ConfigError where the job allows none."""
+    from edgetrain.exchange.member.checkpoint import Keep
+    from edgetrain.jobs.on_member import refuse_checkpoint
+    from edgetrain.training.member.keeping import keeping_of
+
     job, optimizer = made.found.job, made.optimizer
     refuse_checkpoint(job.privacy.unit)
     assert isinstance(optimizer, torch.optim.Optimizer)
@@ -296,8 +318,7 @@ def _model_keeper(
     member: Member, made: Made, keeps_model: bool
 ) -> Callable[[Loop, MetricsLog], None]:
     """Keeps the fleet's model, if that is asked for, and where this loop evaluates it."""
-    has_mean, unit = buffers_of(made.found) == "mean", made.found.job.privacy.unit
-    check = weights.unnoised_check(made.model, has_mean, unit)
+    check = _unnoised_check(made)
 
     def keep(loop: Loop, log: MetricsLog) -> None:
         if keeps_model and loop.evaluates:
@@ -307,11 +328,22 @@ def _model_keeper(
     return keep
 
 
+def _unnoised_check(made: Made) -> Callable[[], None]:
+    """See `weights.unnoised_check`."""
+    if (unit := made.found.job.privacy.unit) == "none":
+        return lambda: None
+    from edgetrain.tasks.weights import unnoised_check
+
+    return unnoised_check(made.model, buffers_of(made.found) == "mean", unit)
+
+
 def keep_model(
     model: torch.nn.Module, log: MetricsLog, check: Callable[[], None] = lambda: None
 ) -> None:
     """Write the fleet's model beside the log, after `check`, which may raise ConfigError. Training
     is over: an error does not undo it."""
+    from edgetrain.tasks import weights  # training is over
+
     try:
         check()
         weights.save(model, log.path.with_name(weights.FILE))
@@ -371,4 +403,6 @@ def step_times(job: Job, place: Place, seconds: float) -> Callable[[int], float]
     """What each step takes on a device that needs `seconds` for one while it is cool."""
     if not seconds:
         return lambda step: 0.0
-    return devices.StepTimes(devices.load(place.device), seconds, job.seed, place.index)
+    from edgetrain.fleet.devices.speed import StepTimes  # of an emulated device
+
+    return StepTimes(devices.load(place.device), seconds, job.seed, place.index)

@@ -4,7 +4,7 @@ the first one puts it together again."""
 from __future__ import annotations
 
 from edgetrain.exchange.messages import MAX_ELEMENTS
-from edgetrain.exchange.pipeline.relay import RelayTerms
+from edgetrain.exchange.pipeline.relay import STATE_BYTES, Relay, RelayTerms
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.pipeline import save_every
 
@@ -21,3 +21,9 @@ def terms_of(
         job.digest(), job.fleet.members, train.steps, save_every(job), most_bytes, most_elements,
         train.evaluate_every, hub.beat_s, hub.return_s,
     )  # fmt: skip
+
+
+def relay_of(job: Job, memory: int) -> tuple[Relay, int]:
+    """A fresh relay that may take so many bytes of memory, and the bytes of its largest message."""
+    most_bytes = min(MOST_BYTES, memory)
+    return Relay(terms_of(job, max(1, memory // STATE_BYTES), most_bytes)), most_bytes

@@ -18,6 +18,7 @@ from edgetrain.exchange.pipeline.serve import StageLink
 from edgetrain.exchange.transport import MemberTransport
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.fleet import devices
+from edgetrain.fleet.devices.energy import Energy
 from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.pipeline import StagePlan
 from edgetrain.jobs.plan import check
@@ -163,7 +164,7 @@ class _Record(Watcher):
         self._place, self._task, self._steps, self._open = place, task, steps, open_log
         self._clock, self._usage = clock, usage
         self._log: MetricsLog | None = None
-        self._energy = devices.Energy(devices.load(place.device), clock)
+        self._energy = Energy(devices.load(place.device), clock)
         self._ended = self._waited = self._computed = self._evaluated = 0.0
         self._step = self._unlogged = 0
 

@@ -28,10 +28,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from edgetrain.errors import EdgetrainError, Refused
 from edgetrain.fleet.cluster import ServerEntry
 from edgetrain.jobs.lookup import samples_of, task_on_servers
+from edgetrain.jobs.on_member import settle
 from edgetrain.jobs.placement.beside import placed, standing_in
 from edgetrain.jobs.placement.words import Placement
 from edgetrain.jobs.resolved import Resolved
-from edgetrain.jobs.rules import check_group_beside, settle
+from edgetrain.jobs.rules import check_group_beside
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks.protocol import Task
 from edgetrain.training.member.train import Made, Place, train

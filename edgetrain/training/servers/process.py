@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet import devices
+from edgetrain.fleet.devices.energy import Energy
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import task_on_servers
 from edgetrain.jobs.placement.words import parse
@@ -127,7 +128,7 @@ def train(
         if rank.ranks.rank == 0:
             snapshots.report_to(partial(log.event, "error"))
         steps = Steps.of(job, 0)  # all ranks evaluate together
-        energy = devices.Energy(devices.load(devices.HOST), time.monotonic)
+        energy = Energy(devices.load(devices.HOST), time.monotonic)
         Loop(
             steps, work, member, log, Pace(lambda step: 0.0), Meter(), energy, time.monotonic
         ).run()

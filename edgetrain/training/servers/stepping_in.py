@@ -15,8 +15,8 @@ import threading
 import time
 
 from edgetrain.errors import EdgetrainError, Stopped
-from edgetrain.exchange.keys.keyring import Keyring, keys_folder
-from edgetrain.exchange.keys.pairs import Credentials
+from edgetrain.exchange.keys.keyring import Keyring
+from edgetrain.exchange.keys.pairs import Credentials, keys_folder
 from edgetrain.fleet.devices import SERVERS
 from edgetrain.jobs.placement.beside import placed, standing_in
 from edgetrain.jobs.rules import resolve

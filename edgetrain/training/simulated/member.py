@@ -19,7 +19,8 @@ from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.member.ranges import RangedExchange
 from edgetrain.exchange.member.work import RangedWork, WorkLink
 from edgetrain.exchange.seam import Exchange, Request
-from edgetrain.fleet import devices
+from edgetrain.fleet.devices.energy import Energy
+from edgetrain.fleet.devices.speed import StepTimes
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task
@@ -130,8 +131,8 @@ class SimulatedMember:
         device = around.planned.device_profiles[place.device]
         flat, optimizer, work = around.gradients.member(index)
         seconds = around.step_seconds[place.device]
-        pace = Pace(devices.StepTimes(device, seconds, job.seed, index), clock, world.sleep)
-        energy = devices.Energy(device, world.clock, Path("/nonexistent"))
+        pace = Pace(StepTimes(device, seconds, job.seed, index), clock, world.sleep)
+        energy = Energy(device, world.clock, Path("/nonexistent"))
         request = request_of(around.planned, place, around.task, around.digest)
         with self._joined(flat, optimizer, request) as member:
             self.training = member

@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.exchange.hub.delay import (
+from edgetrain.exchange.delay import (
     APART_SHARE,
     FIRST_WINDOW_BYTES,
     LANDED_SHARE,
     MARGIN,
     SHARE,
-    AgreedDelay,
     Delay,
-    Wish,
-)  # fmt: skip
+)
+from edgetrain.exchange.hub.delay import AgreedDelay, Wish
 
 
 class Timed:

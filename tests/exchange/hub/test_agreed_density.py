@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.codecs.auto import FLOOR, RUNGS, element_bytes, finest_rung, lowest_rung
-from edgetrain.exchange.hub.delay import MARGIN, Wish
+from edgetrain.exchange.delay import MARGIN
+from edgetrain.exchange.hub.delay import Wish
 from edgetrain.exchange.hub.density import LEAP, AgreedDensity, rung_for, spare_s
 
 

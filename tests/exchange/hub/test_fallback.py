@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgetrain.exchange.hub.fallback import Fallback, FleetPace, StepIn, StepOut, lacks_memory
+from edgetrain.errors import lacks_memory
+from edgetrain.exchange.hub.fallback import Fallback, FleetPace, StepIn, StepOut
 
 TICK_S = 0.25
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgetrain.exchange.hub.delay import AgreedDelay, Delay, Wish
-from edgetrain.exchange.hub.landing import CHOSEN, CLOSE, SHARE, Landing
+from edgetrain.exchange.delay import CHOSEN, LANDING_SHARE, Delay
+from edgetrain.exchange.hub.delay import AgreedDelay, Wish
+from edgetrain.exchange.hub.landing import CLOSE, Landing
 from edgetrain.exchange.hub.landing import EVERY as SHORT
 from edgetrain.exchange.messages import MAX_COUNT
 
@@ -86,7 +87,7 @@ def test_it_is_chosen_where_members_are_far_apart(every, delay, steps):
     if every + delay <= CLOSE:
         assert landing is None
     else:
-        assert landing == Landing.of(SHARE, steps)
+        assert landing == Landing.of(LANDING_SHARE, steps)
 
 
 @given(every=EVERY, delay=FIXED, steps=STEPS, share=st.sampled_from([0.0, CHOSEN]))

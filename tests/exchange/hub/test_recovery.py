@@ -15,7 +15,7 @@ from loopback import Loopback
 
 from edgetrain import codecs
 from edgetrain.errors import ConfigError, Diverged
-from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.hub.effects import Save, Send, Write
 from edgetrain.exchange.hub.journal import Journal, JournalSettings
 from edgetrain.exchange.hub.protocol import Hub

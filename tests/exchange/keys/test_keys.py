@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 
 from edgetrain.errors import ConfigError, NetworkError, Refused
 from edgetrain.exchange.keys.gate import Gate, enrolled
-from edgetrain.exchange.keys.keyring import LOOK_S, Keyring, Revoked, keys_folder, read_token
-from edgetrain.exchange.keys.pairs import Credentials, Pair, public_key, read_key, spell
+from edgetrain.exchange.keys.keyring import LOOK_S, Keyring, Revoked, read_token
+from edgetrain.exchange.keys.pairs import (
+    Credentials,
+    Pair,
+    keys_folder,
+    public_key,
+    read_key,
+    spell,
+)
 from edgetrain.exchange.zeromq.curve import new_pair, pair_of
 
 NUMBERS = itertools.count(1)

@@ -14,7 +14,7 @@ from loopback import Loopback
 
 from edgetrain import strategies
 from edgetrain.errors import Diverged
-from edgetrain.exchange.hub.delay import Delay
+from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.member.driver import DelayMeter, Driver
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import CatchUp, Entry, Exchange, Request, RoundReply

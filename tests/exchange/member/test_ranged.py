@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from loopback import Loopback
 
 from edgetrain import codecs
+from edgetrain.codecs.pieces import in_pieces
 from edgetrain.errors import BadPayload, ConfigError, Refused
 from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.member.link import Link
@@ -285,7 +286,7 @@ def test_pieces_are_encoded_as_if_each_were_alone(name, count):
     elements = 256 * count + 17
     vector = np.random.default_rng(count).normal(size=elements).astype(np.float32)
     pieces = Stretch(count, 0, count).pieces(elements)
-    cut = codecs.in_pieces(codec, pieces)
+    cut = in_pieces(codec, pieces)
     alone = [bytes(payload) for piece in pieces for payload in codec.encode(vector[piece])]
     assert [bytes(payload) for payload in cut.encode(vector)] == alone
     residual, same = np.zeros_like(vector), np.zeros_like(vector)
@@ -298,11 +299,11 @@ def test_pieces_are_encoded_as_if_each_were_alone(name, count):
 def test_codecs_of_the_whole_vector_are_refused():
     for name in ("auto", "dgc(0.1)"):
         with pytest.raises(ConfigError, match="looks at the whole vector"):
-            codecs.in_pieces(codecs.parse(name), [slice(0, 256)])
+            in_pieces(codecs.parse(name), [slice(0, 256)])
 
 
 def test_a_vector_of_nothing_is_one_part_without_bytes():
-    nothing = codecs.in_pieces(codecs.parse("int8"), [])
+    nothing = in_pieces(codecs.parse("int8"), [])
     empty = np.empty(0, np.float32)
     assert (nothing.encode(empty), nothing.slices(0), nothing.max_bytes(0)) == (
         [b""], [slice(0, 0)], 0,

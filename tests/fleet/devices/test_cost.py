@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from edgetrain.fleet.devices import measure_step
+from edgetrain.fleet.devices.cost import measure_step
 
 
 def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_devices import BOARD, Machine
 
-from edgetrain.fleet.devices import Energy, joules_source
+from edgetrain.fleet.devices.energy import Energy, joules_source
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import pytest
 from made_up_devices import BOARD, UNSTEADY, unsteady
 
 from edgetrain.fleet import devices
-from edgetrain.fleet.devices import Device, StepTimes
+from edgetrain.fleet.devices import Device
+from edgetrain.fleet.devices.speed import StepTimes
 
 
 def times(device: Device, count: int, seconds: float = 0.1, seed: int = 0, member: int = 0):

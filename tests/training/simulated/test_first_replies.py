@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgetrain.exchange.hub.delay import SHARE, AgreedDelay, Delay
+from edgetrain.exchange.delay import SHARE, Delay
+from edgetrain.exchange.hub.delay import AgreedDelay
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
 from edgetrain.runs.folder import create, read_metrics

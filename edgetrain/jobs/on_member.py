@@ -1,0 +1,183 @@
+"""What a member has to refuse by itself, whatever its hub says: contributions that would not be
+masked, or not be private, as the job says. `rules` asks for it, too.
+
+A member of a job that has neither loads nothing of masks and of accounting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from edgetrain.errors import ConfigError, did_you_mean, refuse_first
+
+if TYPE_CHECKING:
+    from edgetrain.jobs.job import Privacy
+    from edgetrain.jobs.resolved import Resolved
+
+UNITS = ("none", "example", "member")
+PLACES = ("member", "hub", "sum")
+SAMPLINGS = ("poisson", "shuffle")
+
+Refusal = tuple[str, str]
+"""What does not go together, and the way out."""
+
+
+def first_of(rows: Iterable[tuple[object, str, str]]) -> Refusal | None:
+    """The first row that holds: (whether it does, what is wrong, the way out)."""
+    return next(((what, way_out) for holds, what, way_out in rows if holds), None)
+
+
+def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{key} = '{value}'", did_you_mean(value, allowed))
+
+
+def settle(found: Resolved, samples: Sequence[int]) -> Resolved:
+    """The job with the noise that its epsilon asks for. ConfigError for what a member has to refuse
+    by itself, whatever its hub says: contributions that would not be masked, or not be private, as
+    the job says. `samples`: see `privacy.promise`."""
+    check_on_member(found)
+    if found.job.privacy.unit == "none":
+        return found
+    from edgetrain.jobs.privacy.promise import fix_noise
+
+    fixed = fix_noise(found, samples)
+    if fixed is not found:
+        check_on_member(fixed)
+    return fixed
+
+
+def check_on_member(found: Resolved) -> None:
+    check_mask_terms(found)
+    check_privacy(found.job.privacy)
+    if found.job.privacy.unit == "none":
+        return
+    _check_foretelling(found)
+    refused = _why_not_example(found) if found.job.privacy.unit == "example" else _why_not(found)
+    if refused:
+        raise ConfigError(*refused)
+
+
+def refuse_checkpoint(unit: str) -> None:
+    """ConfigError for a private member that would keep a checkpoint."""
+    if unit != "none":
+        raise ConfigError(
+            "a private member keeps no checkpoint: going on from one it would release steps again, "
+            "and epsilon does not count them twice",
+            "leave out the checkpoint, or privacy",
+        )
+
+
+def _check_foretelling(found: Resolved) -> None:
+    if found.strategy.learns_from_replies and found.job.privacy.unit == "member":
+        raise ConfigError(
+            f"{found.strategy.spelled} and privacy.unit = 'member': the noise in a reply is larger "
+            "than the drift that members would learn from it",
+            "say correction = 'own'"
+            if "own" in found.strategy.corrections
+            else "take local-sgd or dga",
+        )
+
+
+def check_mask_terms(found: Resolved) -> None:
+    table, terms = found.job.strategy, found.mask_terms
+    if terms is None:
+        way_out = "say strategy.secure=true, or leave it out"
+        refuse_first(
+            (table.honest_hub, "strategy.honest_hub = true is for masked contributions", way_out),
+            (table.threshold, f"strategy.threshold = {table.threshold} is for masked contributions",
+             way_out),
+        )  # fmt: skip
+        return
+    from edgetrain.exchange.masks.terms import why_not  # of a secure job
+
+    if refused := why_not(terms.members, terms.threshold, table.honest_hub):
+        raise ConfigError(f"strategy.secure = true: {refused}")
+
+
+def check_privacy(table: Privacy) -> None:
+    one_of("privacy.unit", table.unit, UNITS)
+    one_of("privacy.where", table.where, PLACES)
+    one_of("privacy.sampling", table.sampling, SAMPLINGS)
+    if table.unit == "none":
+        _refuse_idle(table)
+    elif table.noise and table.epsilon:
+        raise ConfigError(
+            f"privacy.noise = {table.noise:g} and privacy.epsilon = {table.epsilon:g}: one follows "
+            "from the other",
+            "leave one of them out",
+        )
+
+
+def _refuse_idle(table: Privacy) -> None:
+    for key in ("noise", "epsilon"):
+        if getattr(table, key):
+            raise ConfigError(
+                f"privacy.{key} = {getattr(table, key):g} without a privacy.unit protects nothing",
+                "say unit = 'example' or unit = 'member'",
+            )
+
+
+def _why_not_example(found: Resolved) -> Refusal | None:
+    """Every strategy, codec and merge rule may follow the noised gradient."""
+    where = found.job.privacy.where
+    what = f"privacy.where = '{where}': examples are seen by their member only"
+    return first_of(
+        ((where != "member", what, "leave it out, or protect members: unit = 'member'"),)
+    )
+
+
+def _why_not(found: Resolved) -> Refusal | None:
+    table, strategy = found.job.privacy, found.job.strategy
+    refused = first_of((
+        (found.strategy.weighted, f"privacy with {found.strategy.name}: weights are what members "
+         "hold, which is private, and one of a large weight moves the sum further than clip",
+         "take local-sgd or dga, which count all members the same"),
+        (found.codec.two_trips, f"strategy.codec = '{strategy.codec}': its second trip depends on "
+         "the gradient that was to be noised", "take low-rank, or a codec of one trip"),
+    ))  # fmt: skip
+    if refused or table.where == "member":
+        return refused or (_why_not_span(found) if strategy.secure else None)
+    where = f"privacy.where = '{table.where}'"
+    refused = first_of((
+        (strategy.secure, f"strategy.secure with {where}: the hub sees no contribution, and cannot "
+         "clip any", "where = 'member'"),
+        (not found.merge.sum_only, f"strategy.merge = '{strategy.merge}' with {where}: it is not "
+         "known how far one member can move that rule's result",
+         "merge = 'mean', or noise what members send: where = 'member'"),
+    ))  # fmt: skip
+    return refused or (_why_not_hub(found) if table.where == "hub" else _why_not_sum())
+
+
+def _why_not_span(found: Resolved) -> Refusal | None:
+    """Masked elements beyond the span are cut. That spares the promise, and not the learning."""
+    from edgetrain.jobs.privacy.promise import ROOM
+
+    table, span = found.job.privacy, found.job.strategy.span
+    deviation = table.noise * table.clip
+    needed = table.clip + ROOM * deviation
+    if not table.noise or span >= needed:
+        return None
+    return (
+        f"strategy.span = {span:g} with noise of deviation {deviation:g}: masked elements are cut "
+        f"to the span, and these reach {needed:g}",
+        f"span = {needed:g}, or less noise, or a smaller clip",
+    )
+
+
+def _why_not_hub(found: Resolved) -> Refusal | None:
+    table = found.job.strategy
+    return first_of((
+        (not found.reply_codec.lossless, f"replies as '{table.reply_codec or table.codec}' with "
+         "privacy.where = 'hub': a hub that is restored merges again, with other noise, and both "
+         "would get out", "say reply_codec = 'fp32'"),
+    ))  # fmt: skip
+
+
+def _why_not_sum() -> Refusal:
+    return (
+        "privacy.where = 'sum': shares of noise that only add up under masks would have to be "
+        "discrete noise, which is not built",
+        "where = 'member' (all of the noise in each), or 'hub' (a hub that is trusted)",
+    )
