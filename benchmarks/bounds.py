@@ -87,21 +87,20 @@ def goal_of(row: str, wide: bool) -> Goal:
 def start() -> dict[str, float]:
     """A member from its command until the hub has let it in; three simulations of one step, with
     their table and picture."""
-    from weight import MEMBER, TORCH, weigh
+    from weight import COMMAND, weigh
 
     from command_line import EDGETRAIN, hub  # isort: skip  # weight has made it importable
 
     job = ["members=1", "steps=1", "task=edgetrain.tasks:sized", "data.elements=10000"]
-    simulation = f"print('training as one')\n{MEMBER}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        bare = weigh(TORCH, [], folder)
+        bare = weigh("import torch\nprint('training as nobody', flush=True)\nreport()")
         with hub(*job, cwd=folder, program=EDGETRAIN) as (command, address):
             words = ["member", *job, "--hub", address, "--index", "0"]
-            member = weigh(MEMBER, words, folder)
+            member = weigh(COMMAND, *words, cwd=folder)
             command.finish()
         words = ["compare", "--simulate", "network=wan-500ms", "pace_s=0.05", "steps=1"]
-        simulated = weigh(simulation, words, folder)
+        simulated = weigh(COMMAND, *words, cwd=folder)
     return {
         "a member's start": member["start_s"] / bare["start_s"],
         "compare --simulate of one step, CPU seconds": simulated["cpu_s"] / bare["cpu_s"],

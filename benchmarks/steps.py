@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from edgetrain.fleet import devices
+from edgetrain.fleet.devices.cost import measure_step
 from edgetrain.tasks import Task, char_lm, digits
 from edgetrain.training.bench import fit
 
@@ -44,7 +45,7 @@ def main() -> None:
         torch.manual_seed(0)
         model = task.model()
         batches = task.batches(0, 8, size, seed=0)
-        flops, operators = devices.measure_step(model, next(batches), task.loss)
+        flops, operators = measure_step(model, next(batches), task.loss)
         rows.append((f"{task.name} x {size}", flops, operators, step_s(model, task, batches)))
     names = devices.names()
     print(f"{'step':14} {'Mflop':>8} {'calls':>6} {'here ms':>8}", *(f"{n:>20}" for n in names))

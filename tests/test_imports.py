@@ -126,20 +126,6 @@ def test_a_verb_imports_no_other_verb(verb):
     assert found == {verb, "arguments", "common", "parser"}
 
 
-@pytest.mark.parametrize(
-    "door", ["edgetrain.cli.member, edgetrain.training.member.train", "edgetrain; edgetrain.join"]
-)
-def test_a_member_of_a_star_loads_neither_a_hub_nor_peers(door):
-    code = (
-        f"import sys, {door}\n"
-        "print(*[m for m in sys.modules if m.startswith('edgetrain.exchange.')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = done.stdout.split()
-    assert "edgetrain.exchange.member.link" in loaded
-    assert not {"edgetrain.exchange.hub.protocol", "edgetrain.exchange.peers"} & set(loaded)
-
-
 def test_a_simulated_run_loads_no_compiler_and_pictures_only_at_its_end(tmp_path):
     words = ["run", "--simulate", "members=2", "steps=2", "device=raspberry-pi-4b", "--runs", "."]
     compilers = ("torch._dynamo", "torch._inductor", "sympy", "sklearn", "matplotlib.pyplot")
