@@ -15,9 +15,11 @@ from pathlib import Path
 
 from harness import Measured, measure
 
-from edgetrain.jobs.placement.question import plan_placement
+from edgetrain.jobs.placement.decision import decide
+from edgetrain.jobs.placement.question import question_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
+from edgetrain.jobs.rules import resolve
 from edgetrain.runs.folder import read_metrics
 from edgetrain.training import emulated
 
@@ -59,7 +61,7 @@ def peaks(folder: Path, strategy: str, millions: int) -> dict[str, float]:
                       "evaluate_every=1000000", f"strategy={strategy}", "network=wan-50ms",
                       "optimizer=sgd", "lr=0.001", "train.optimizer.momentum=0.9",
                       *delays])  # fmt: skip
-    needs = plan_placement(job, folder).edge.needs_bytes
+    needs = decide(question_of(resolve(job), folder)).edge.needs_bytes
     out = folder / f"{strategy}-{millions}"
     out.mkdir()
     emulated.run(plan(job, folder), out)

@@ -14,9 +14,11 @@ from command_line import TINY
 
 from edgetrain.errors import EdgetrainError
 from edgetrain.jobs.lookup import task_of
-from edgetrain.jobs.placement.question import plan_placement
+from edgetrain.jobs.placement.decision import decide
+from edgetrain.jobs.placement.question import question_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
+from edgetrain.jobs.rules import resolve
 from edgetrain.runs.folder import read_metrics, read_summary
 from edgetrain.tasks import weights
 from edgetrain.training.servers import group
@@ -74,7 +76,7 @@ def planned(folder, *words):
     (folder / "deadly.py").write_text(DEADLY)
     job = load(None, ["task=deadly:Deadly", "members=2", "steps=20", "evaluate_every=20",
                       "servers.placement=data=2", "optimizer=adamw", *words])  # fmt: skip
-    return plan(job, folder), plan_placement(job, folder).found[0]
+    return plan(job, folder), decide(question_of(resolve(job), folder)).found[0]
 
 
 def model_of(folder, task):

@@ -63,7 +63,8 @@ MEASURE = """
 import json, sys, tempfile
 from pathlib import Path
 from edgetrain.jobs.placement.formulas import WHOLE_BYTES
-from edgetrain.jobs.placement.question import plan_placement, question_of
+from edgetrain.jobs.placement.decision import decide
+from edgetrain.jobs.placement.question import question_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.rules import resolve
@@ -73,8 +74,8 @@ from edgetrain.training.servers import group
 here = Path.cwd()
 for line in sys.stdin:
     job, out = load(None, json.loads(line)), Path(tempfile.mkdtemp(dir=here))
-    found = plan_placement(job, here).found[0]
-    whole = WHOLE_BYTES * question_of(resolve(job), here).model.parameters
+    question = question_of(resolve(job), here)
+    found, whole = decide(question).found[0], WHOLE_BYTES * question.model.parameters
     group.run(plan(job, here), found, out)
     took = [max(r["peak_bytes"] for r in read_metrics(out, "step") if r["member"] == rank)
             for rank in ("r0", "r1")]
