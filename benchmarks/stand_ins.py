@@ -29,7 +29,7 @@ leave R       a share R of what a member was away from the mean stays in its par
               members is what it was; each is pulled back less at once
 first N       the first N rounds are waited for, and nothing stays of them
 last N K      the last N steps in rounds of K steps without a delay (docs/decisions/032)
-scaffold      control variates, as in edgetrain/strategies/scaffold.py
+scaffold      control variates, as in edgetrain/strategies/variates.py
 feddyn A      FedDyn (Acar et al., ICLR 2021, algorithm 1) with alpha A: each member's gradient has
               -g_m + A (params - base), g_m <- g_m - A own; the base also moves by -h / A,
               h <- h - A mean(own)
@@ -121,7 +121,7 @@ class Fleet:
         )
         self.products = torch.zeros(2, self.members, len(groups))
         self.moments = torch.zeros(2, *self.params.shape)
-        self.variates, self.pulls = torch.zeros_like(self.params), torch.zeros_like(self.params)
+        self.variates, self.summed, self.pulls = (torch.zeros_like(self.params) for _ in range(3))
         self.pulled = torch.zeros_like(self.base)
         self.outer = torch.zeros_like(self.base)
         self.replies = 0
@@ -185,6 +185,9 @@ class Fleet:
 
     def _step(self, gradient: Tensor, step: int) -> None:
         rule, (first, second) = self.rule, self.moments
+        if rule.variates:
+            self.summed += gradient
+            gradient = gradient + self.variates
         if rule.dyn:
             gradient = gradient - self.pulls + rule.dyn * (self.params - self.base)
         if rule.is_adamw:
@@ -196,7 +199,7 @@ class Fleet:
             gradient = first.mul_(rule.momentum).add_(gradient)
         more = rule.spread * self.theta * self.gap / rule.every
         self.within = self.within + more
-        self.params = self.params - rule.lr * gradient + more + self.variates / rule.every
+        self.params = self.params - rule.lr * gradient + more
 
     def _expected(self) -> Tensor:
         """Where the rounds in flight are thought to lead, for each member."""
@@ -218,12 +221,12 @@ class Fleet:
         rule = self.rule
         local = self.params - self._expected() - self.within
         _, own, foretold = self.flights.popleft()
-        own = own - self.variates
         reply = own.mean(0)
         if self.replies < 3:
             self.ways += torch.stack([own, reply.expand_as(own)])
         if rule.variates:
-            self.variates = reply - own
+            self.variates = (self.summed.mean(0) - self.summed) / rule.every
+            self.summed.zero_()
         if rule.dyn:
             self.pulls -= rule.dyn * own
             self.pulled -= rule.dyn * reply
@@ -394,6 +397,7 @@ def main() -> int:
     parser.add_argument("--groups", default="sgd,momentum,adamw")
     parser.add_argument("--partitions", default="0.3,0.1", help="of Dirichlet distributions; iid")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", default="", help="rows with these words")
     parser.add_argument("--steps", type=int, default=0, help="instead of 280, of text 200")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -402,7 +406,8 @@ def main() -> int:
         partitions = [n if n == "iid" else f"dirichlet({n})" for n in names.split(",")]
         digits = {"text": 3, "rate": 3, "choice": 2}.get(group, 1)
         print(f"| {group} | {' | '.join(partitions)} |\n|---|{'---|' * len(partitions)}")
-        for label, rule in rows(group).items():
+        chosen = {label: rule for label, rule in rows(group).items() if args.only in label}
+        for label, rule in chosen.items():
             cells = []
             rule = replace(rule, steps=args.steps or rule.steps)
             for partition in partitions:

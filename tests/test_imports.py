@@ -254,7 +254,7 @@ PURE = [
     "strategies/displacement.py",
     "strategies/gradient.py",
     "strategies/outer_rules.py",
-    "strategies/scaffold.py",
+    "strategies/variates.py",
     "strategies/streaming.py",
     "strategies/out_of_step.py",
 ]

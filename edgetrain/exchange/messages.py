@@ -242,6 +242,7 @@ CODES = {
     "protocol": "the two sides speak different protocol versions",
     "job": "the member runs another job, or the same job with other settings",
     "model": "names, shapes or dtypes of the model's parameters differ",
+    "gradients": "with this strategy members exchange their mean gradients behind the parameters",
     "fixed": "what of the model is not trained has other values on another member",
     "data": "members are to hold the same data, and this one has others",
     "large": "the model is larger than the hub has memory for",

@@ -140,7 +140,7 @@ class StrategyTable:
         },
     )
     correction: str = _said(
-        "", "own (the paper), drift (unequal data), auto, none (out of step); '': as the name"
+        "", "own (the paper), drift or variates (unequal data), auto, none; '': as the name"
     )
     codec: str = _said("fp32", "how contributions are encoded")
     reply_codec: str = _said("", "how replies are encoded; '': like contributions")

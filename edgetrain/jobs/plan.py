@@ -105,7 +105,7 @@ def with_task(found: Resolved, beside: Path | None = None) -> Resolved:
     task = task_of(job, beside)
     outline = outline_of(task)
     parameters, statistics = outline.parameters, measured_elements(outline.model)
-    elements = parameters + statistics
+    elements = (parameters + statistics) * (1 + found.strategy.has_variates)
     # ConfigError for more than there are blocks
     Ranges(elements, max(found.strategy.ranges, job.strategy.ranges))
     optimizer_for(outline.model, job.train.optimizer, task)

@@ -378,8 +378,12 @@ def _check_codecs(found: Resolved) -> None:
     refuse_first(
         *((strategy.has_variates and each.few_elements, f"strategy.{key} = '{each.name}': "
            f"{strategy.name} compares contributions with replies, and elements that are left out "
-           "would count as steps not taken", "take int8, or fedavg")
+           "would count as gradients of zero", "take int8, or fedavg")
           for key, each in (("codec", codec), ("reply_codec", reply_codec))),
+        (strategy.has_variates and not found.merge.sum_only,
+         f"{strategy.spelled} and strategy.merge = '{found.job.strategy.merge}': members compare "
+         "their contributions with the mean",
+         "take merge = 'mean', or dga"),
         (codec.gradients_only and strategy.moves_params and not codec.two_trips,
          f"{named}: {strategy.name} sends displacements, which have the optimizer's momentum in "
          "them", instead),

@@ -35,12 +35,17 @@ if TYPE_CHECKING:
     from edgetrain.vectors.vector import Vector
 
 
+VARIATES = "variates"
+"""The correction that acts on gradients, before the optimizer (`variates.py`)."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """The vectors and numbers that a member's half works on."""
 
     params: Vector
-    """The model's flat parameters, float32 [elements]. Shared with the model."""
+    """The model's flat parameters, float32 [elements]. Shared with the model. With variates as many
+    elements more behind them, which are not the model's."""
     gradient: Vector
     """The model's flat gradient, float32 [elements]. Shared with the model."""
     every: int
@@ -105,7 +110,8 @@ class Strategy:
     """Whether a contribution to a round that has closed goes into the next open one; otherwise it
     is worth nothing any more."""
     has_variates: bool = False
-    """Whether members correct their steps by what their last contribution lacked of the reply."""
+    """Whether contributions have members' mean gradients behind their displacements, by which they
+    correct the gradients that their optimizers see (`variates`)."""
     in_step: bool = True
     """Whether a round has one contribution of each member, and its reply answers these. Otherwise
     contributions are merged as they arrive (`arrivals`), and members take the replies that are
@@ -200,7 +206,11 @@ class Strategy:
     def corrected(self, correction: str) -> Strategy:
         """This strategy with another correction; ConfigError for one that it does not have."""
         if correction in self.corrections:
-            return replace(self, correction=correction)
+            corrects = correction == VARIATES
+            found = replace(
+                self, correction=correction, adjusts_gradient=corrects, has_variates=corrects
+            )
+            return found.stepped(self.outer) if corrects and self.outer else found
         if not self.corrections:
             raise ConfigError(
                 f"{self.name}: correction = {correction}: there is no delay to correct",
@@ -262,6 +272,8 @@ def _correction(setting: Setting, word: str) -> Drift | None:
 def _displacement(setting: Setting) -> MemberHalf:
     from edgetrain.strategies.displacement import Displacement
 
+    if setting.correction == VARIATES:
+        return _variates(setting)
     drift = _correction(setting, setting.correction)
     return Displacement(setting.params, setting.every, setting.delay, setting.memory, drift)
 
@@ -278,10 +290,11 @@ def _fedprox(setting: Setting, mu: float) -> MemberHalf:
     return FedProx(setting.params, setting.gradient, mu, setting.every, setting.memory)
 
 
-def _scaffold(setting: Setting) -> MemberHalf:
-    from edgetrain.strategies.scaffold import Scaffold
+def _variates(setting: Setting) -> MemberHalf:
+    from edgetrain.strategies.variates import Variates
 
-    return Scaffold(setting.params, setting.every, setting.memory)
+    params, gradient, memory = setting.params, setting.gradient, setting.memory
+    return Variates(params, gradient, setting.every, setting.delay, memory, setting.members)
 
 
 def _streaming(setting: Setting, count: float, alpha: float) -> MemberHalf:
@@ -378,12 +391,13 @@ _ROWS = (
     ),
     Strategy(
         name="scaffold",
-        build=_scaffold,
-        summary="fedavg whose local steps lead where the fleet's do, by control variates, for "
+        build=_variates,
+        summary="fedavg whose gradients lead where the fleet's do, by control variates, for "
         "unequal data",
         source="Karimireddy et al., SCAFFOLD, ICML 2020, option II",
         weighted=True,
         has_variates=True,
+        adjusts_gradient=True,
     ),
     Strategy(
         name="diloco",
@@ -434,7 +448,7 @@ _ROWS = (
         build=_displacement,
         summary="K local steps, go on for D more while the mean travels, then correct",
         source="Zhu et al., Delayed Gradient Averaging, NeurIPS 2021; dga(drift): docs/dga.md",
-        corrections=("auto", "own", "drift", "leave"),
+        corrections=("auto", "own", "drift", "leave", VARIATES),
         correction="auto",
         delays=True,
     ),

@@ -31,6 +31,8 @@ _LINE = re.compile(
 )
 _FIXED = "fixed "
 """Begins the line of a tensor that is not in the vector: no shape is a dtype's name."""
+_GRADIENT = "gradient of "
+"""Begins the name of a parameter's gradient."""
 
 Tensors = Iterable[tuple[str, tuple[int, ...], str]]
 
@@ -61,6 +63,24 @@ def describe(tensors: Tensors, fixed: Tensors = ()) -> bytes:
             f"allowed are {MAX_BYTES}: shorten the names of its modules",
         )
     return described
+
+
+def doubled(description: bytes) -> bytes:
+    """The description of a vector that has the mean gradient of every element behind itself.
+
+    >>> doubled(b"float32 16 bias\\nfixed float32 2 mask\\n")
+    b'float32 16 bias\\nfloat32 16 gradient of bias\\nfixed float32 2 mask\\n'
+    """
+    lines = description.decode().splitlines(keepends=True)
+    own = [line for line in lines if not line.startswith(_FIXED)]
+    parts = (line.split(" ", 2) for line in own)
+    more = [f"float32 {shape} {_GRADIENT}{name}" for _, shape, name in parts]
+    return "".join([*own, *more, *lines[len(own) :]]).encode()
+
+
+def is_doubled(description: Buffer) -> bool:
+    """Whether the vector of a description has gradients behind it."""
+    return f" {_GRADIENT}".encode() in bytes(description)
 
 
 def digest(description: Buffer, fixed: str = "") -> str:

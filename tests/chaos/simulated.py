@@ -37,6 +37,8 @@ from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.hub.collective import BASE_GONE
 from edgetrain.exchange.hub.journal import Journal, JournalDisk, JournalSettings
 from edgetrain.exchange.hub.records import Record, Round
+from edgetrain.exchange.member.doubled import Doubled
+from edgetrain.exchange.member.driver import Flat
 from edgetrain.exchange.messages import Assign, Computed, Contribute, unpack
 from edgetrain.fleet.networks import Fault
 from edgetrain.fleet.networks.nodes import hub_node
@@ -269,7 +271,9 @@ def judge_replies(
     """The laws that the schedule broke. Everything has ended."""
     ended, steady, broken = ends_of(simulation, folder)
     torch.manual_seed(planned.job.seed)
-    flat = FlatModel(simulation.task.model())
+    flat: Flat = FlatModel(simulation.task.model())
+    if planned.strategy.has_variates:
+        flat = Doubled(flat)
     merging = merging.bound(layouts.read(flat.description, flat.elements))
     judged = list[laws.Judged]()
     for hub, stretch in enumerate(shared(planned.job.strategy.ranges, planned.hubs)):

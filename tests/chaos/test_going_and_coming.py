@@ -36,7 +36,7 @@ class Process(FakeMember):
         self.name, self.is_asked = name, False
 
     def _live(self):
-        fleet, flat = self.fleet, self._flat
+        fleet, flat = self.fleet, self.flat
         request = Request(
             layouts.digest(flat.description), self.name, 1.0, layout=flat.description, steps=STEPS
         )

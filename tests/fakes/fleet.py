@@ -34,6 +34,7 @@ from edgetrain.exchange.hub.effects import (
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Round, Sent, State, decode, encode
 from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.member.doubled import Doubled
 from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import pack, unpack
@@ -217,12 +218,14 @@ class FakeMember:
         """What its link uses."""
         self.state = "joining"
         self.driver: Driver | None = None
-        self.sent, self.unsent, self.walked = np.zeros((3, params.size))
+        plain = FlatVectors(self.params, fleet.description)
+        self.flat = Doubled(plain) if fleet.strategy.has_variates else plain
+        self.sent, self.unsent = np.zeros((2, self.flat.elements))
+        self.walked = np.zeros(params.size)
         self.history: list[Vector] = []
         self.checksums: dict[int, int] = {}
         self.submitted: set[int] = set()
         self.answered: set[int] = set()
-        self._flat = FlatVectors(self.params, fleet.description)
         self.param_groups = [{"momentum": fleet.momentum}]
         self._greenlet = greenlet(self._live)
         self._deliver = functools.partial(fleet.deliver, self)
@@ -282,7 +285,7 @@ class FakeMember:
     # -- its life ------------------------------------------------------------------------------
 
     def _live(self) -> None:
-        fleet, flat = self.fleet, self._flat
+        fleet, flat = self.fleet, self.flat
         request = Request(
             layouts.digest(flat.description), f"m{self.index}", self.weight,
             layout=flat.description, steps=self.steps if fleet.tells_steps else 0,
@@ -309,8 +312,8 @@ class FakeMember:
 
     def step(self) -> None:
         self._pause()
-        self.params -= self._flat.gradient
-        self.walked -= self._flat.gradient
+        self.params -= self.flat.gradient
+        self.walked -= self.flat.gradient
 
     def note_base(self) -> None:
         """Note the checksum of its base."""
@@ -361,7 +364,8 @@ class Fleet:
             [("w", (2, half), "float32"), ("b", (elements - 2 * half,), "float32")]
         )
         layout = layouts.read(self.description, elements)
-        self.ranges = Ranges(elements, self.strategy.ranges)
+        size = elements * (1 + self.strategy.has_variates)
+        self.ranges = Ranges(size, self.strategy.ranges)
         named = codecs.parse(codec), codecs.parse(reply_codec or codec)
         self.codec, self.reply_codec = (codecs.bound(codec, layout) for codec in named)
         self.local_step = local_step

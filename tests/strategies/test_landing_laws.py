@@ -32,14 +32,15 @@ def ended(fleet):
     assert [m.state for m in fleet.members] == ["done"] * len(fleet.members)
     first = fleet.members[0]
     for member in fleet.members:
-        assert member.params.tobytes() == first.params.tobytes() == first.half.base.tobytes()
+        assert member.params.tobytes() == first.params.tobytes()
+        assert first.half.base[: first.params.size].tobytes() == first.params.tobytes()
         assert member.checksums == first.checksums
-    assert fleet.hub.base.tobytes() == first.params.tobytes()
+    assert fleet.hub.base.tobytes() == first.half.base.tobytes()
     return first.params
 
 
 @given(
-    name=st.sampled_from(["local-sgd", "fedavg", "dga", "dga(own)", "dga(drift)", "scaffold"]),
+    name=st.sampled_from(["local-sgd", "fedavg", "dga", "dga(own)", "dga(drift)", "dga(variates)"]),
     landing=st.sampled_from([CHOSEN, 0.1, 0.4, 1.0]),
     codec=st.sampled_from(["fp32", "topk(0.3) | q2"]),
     **SHAPES,

@@ -28,7 +28,7 @@ ROWS = list(strategies.TABLE.values())
 
 
 def half_of(row):
-    params = np.zeros(4, np.float32)
+    params = np.zeros(8 if row.has_variates else 4, np.float32)
     row = replace(row, arguments=arguments_of(row))
     return row.member_half(
         strategies.Setting(params, np.ones(4, np.float32), row.every, 2 if row.delays else 0)
@@ -110,7 +110,7 @@ def test_a_strategy_takes_arguments_as_codecs_and_merge_rules_do(shrunk):
         ("shrunk(nan)", "shrunk: share = nan (allowed are 0 to less than 2)"),
         ("shrunk(much)", "shrunk: share = much (allowed are 0 to less than 2)"),
         ("fedavg(5)", "'fedavg' takes no arguments, not (5)"),
-        ("dga(5)", "dga: correction = 5 (known: auto, drift, leave, own)"),
+        ("dga(5)", "dga: correction = 5 (known: auto, drift, leave, own, variates)"),
         ("dga(drft)", "dga: correction = drft (did you mean 'drift'?)"),
         ("dga(drift, 5)", "'dga' takes no arguments, not (5)"),
     ],

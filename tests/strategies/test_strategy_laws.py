@@ -34,6 +34,7 @@ SHAPES = {
             "scaffold",
             "dga",
             "dga(drift)",
+            "dga(variates)",
             "dga-uncorrected",
             "diloco",
         ]
@@ -115,7 +116,7 @@ def mean_of(vectors):
 
 
 @given(
-    name=st.sampled_from(["sync-sgd", "fedavg", "scaffold", "dga", "dga(drift)", "fedadam"]),
+    name=st.sampled_from(["sync-sgd", "fedavg", "dga", "dga(drift)", "fedadam", "dga(variates)"]),
     **SHAPES,
 )
 def test_the_result_does_not_depend_on_the_order_of_events(name, members, every, delay, steps, rng):

@@ -100,6 +100,11 @@ class Admission:
                 f"the hub runs job {self.terms.job[:12]}, the member {join.job[:12]}: "
                 "task, data, seed, [train] and [strategy] must be equal"
             )
+        if self.terms.strategy.has_variates and not layouts.is_doubled(join.payload):
+            return "gradients", (
+                f"{self.terms.strategy.spelled} exchanges mean gradients, and the member's vector "
+                "has no room for them"
+            )
         if self.model.digest and self._has_another_model(join):
             return self._other_model(join)
         if self.model.digest and not layouts.fixed_agree(self.model.digest, join.model):

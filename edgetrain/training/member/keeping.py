@@ -41,7 +41,8 @@ class Keeping:
             log.warning("%s; the one before it is taken", note)
         if saved is None:
             return None
-        same_model = layouts.tensors_agree(request.model, saved.model)
+        models = request.model, layouts.digest(layouts.doubled(request.layout))
+        same_model = any(layouts.tensors_agree(model, saved.model) for model in models)
         same_model = same_model and layouts.fixed_agree(request.model, saved.model)
         mine = [
             ("model", request.model, saved.model, same_model),

@@ -29,6 +29,7 @@ from edgetrain.errors import (
     Stopped,
     lacks_memory,
 )
+from edgetrain.exchange.member.doubled import Doubled
 from edgetrain.exchange.member.driver import Driver, Exchanged, Flat, Release, Stepper
 from edgetrain.exchange.member.telemetry import Sums, Telemeter
 from edgetrain.exchange.seam import Entry, Exchange, LendsBase, Request
@@ -123,7 +124,8 @@ class Member:
             _check_processor()
             _check_step(optimizer)
             saved = keeping.find(request) if keeping is not None else None
-            entry, saved = _enter(exchange, flat, request, keeping, saved)
+            found = _enter_with_room(exchange, flat, request, keeping, saved)
+            flat, request, entry, saved = found
             _check_masks(keeping, entry.is_masked)
             _check_statistics(flat, entry)
             _check_optimizer(optimizer, entry, request)
@@ -401,6 +403,22 @@ def _plain(leaf: object) -> object:
         real = (torch.view_as_real(leaf) if leaf.is_complex() else leaf).detach().float()
         return [*leaf.shape, *(each.item() for each in (real.aminmax() if leaf.numel() else ()))]
     return leaf if isinstance(leaf, int | float | str | None) else type(leaf).__name__
+
+
+def _enter_with_room(
+    exchange: Exchange, flat: Flat, request: Request, keeping: Keeping | None, saved: Saved | None
+) -> tuple[Flat, Request, Entry, Saved | None]:
+    """As `_enter`, with room for mean gradients where the strategy exchanges them: a loop of one's
+    own learns that from its hub, or its checkpoint."""
+    if saved is None or layouts.tensors_agree(request.model, saved.model):
+        try:
+            return flat, request, *_enter(exchange, flat, request, keeping, saved)
+        except Refused as refused:
+            if refused.code != "gradients":
+                raise
+    flat = Doubled(flat)
+    request = _described(request, flat)
+    return flat, request, *_enter(exchange, flat, request, keeping, saved)
 
 
 def _enter(

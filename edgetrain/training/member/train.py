@@ -18,6 +18,7 @@ import torch
 
 from edgetrain.errors import ConfigError, Refused
 from edgetrain.exchange.keys.pairs import Credentials
+from edgetrain.exchange.member.doubled import Doubled
 from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.exchange.member.link import PATIENCE_S, Link
 from edgetrain.exchange.messages import MOST_FIGURE, Figure
@@ -155,8 +156,9 @@ def train(
     link.on_welcome = functools.partial(_tell_welcome, service, link)
     stop.alive = service.alive
     release = release_of(job.privacy, source)
+    flat: Flat = Doubled(made.flat) if found.strategy.has_variates else made.flat
     with Member.join(
-        link, made.flat, made.optimizer, request, keeping=keeping, release=release, stop=stop
+        link, flat, made.optimizer, request, keeping=keeping, release=release, stop=stop
     ) as member:
         keep = _model_keeper(member, made, keeps_model)
         _tell_training(service, stop, member, job.train.steps, cap)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgetrain.errors import Refused
+from edgetrain.exchange.member.doubled import Doubled
 from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.member.ranges import RangedExchange
@@ -130,6 +131,8 @@ class SimulatedMember:
         place = Place(index, around.planned.devices[index], around.planned.beside)
         device = around.planned.device_profiles[place.device]
         flat, optimizer, work = around.gradients.member(index)
+        if around.planned.strategy.has_variates:
+            flat = Doubled(flat)
         seconds = around.step_seconds[place.device]
         pace = Pace(StepTimes(device, seconds, job.seed, index), clock, world.sleep)
         energy = Energy(device, world.clock, Path("/nonexistent"))

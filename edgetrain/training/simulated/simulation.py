@@ -316,7 +316,9 @@ class Simulation:
         if halves:
             was_off = trained[0].was_off
             half = max(halves, key=lambda half: half.applied) if was_off else halves[0]
-            weights.save(self._gradients.model_at(half.base), path)
+            doubled = self._planned.strategy.has_variates
+            base = half.base[: half.base.size // 2] if doubled else half.base
+            weights.save(self._gradients.model_at(base), path)
 
     def report(self) -> dict[str, Any]:
         return report_of(self.network, self._gradients.reason)
