@@ -3,14 +3,16 @@
     python benchmarks/frontier.py --short                 # 20 minutes of an idle core
     python benchmarks/frontier.py --keep frontier.jsonl   # everything; goes on where it was stopped
     python benchmarks/frontier.py --only 'dga,fedavg' --where 'digits,momentum,500@20'
+    python benchmarks/frontier.py --in-time-of dga --only 'dga,fedavg,sync-sgd' --seeds 6 --first 11
 
 Simulated jobs, in virtual time. Digits: 8 members, batches of 16, 280 steps; char-lm: a
 Transformer of one layer of width 32, 4 members, batches of 8, 200 steps. A link R@S is a round trip
 of R milliseconds, without a limit of its rate, and steps of S milliseconds. A strategy has its own
 length of rounds and, if it has one, an automatic delay; "fedavg, long" has rounds that take as
 long as the round trip, and at least 10 steps; "dga(leave), landed" takes the last tenth of the
-steps in short rounds. Each is tried at all RATES with the first seed, and
-run at the best of them with the others.
+steps in short rounds; "dga(variates), short" has rounds of 7 steps, a delay of as many of them as
+the round trip takes, 7 rounds without one at the end, and the codec bf16. Each is tried at all
+RATES with the first seed, and run at the best of them with the others.
 
 A table for each task, partition, optimizer and link, and a picture for each task and optimizer.
 Columns: the learning rate; the final figure at equal steps, mean of the seeds, lowest and highest;
@@ -18,6 +20,10 @@ virtual seconds of all steps, start and last reply included; seconds until an ev
 reached the target, mean of the seeds ("2 of 3" where only two did; then the mean of those);
 megabytes that a member sent and received. `*`: on the frontier, no other strategy ends as high and
 as soon.
+
+With `--in-time-of S` the final figure is the last one within the seconds that S took with all its
+steps, and the rate is the best for that, of one more: who has more after equal time, not after
+equal steps.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -98,7 +105,8 @@ ARGUMENTS = {
 ABLATIONS = ("dga-uncorrected",)
 LONG = "fedavg, long"
 LANDED = "dga(leave), landed"
-OWN_NAMES = (LONG, LANDED)
+SHORT, SHORT_K = "dga(variates), short", 7
+OWN_NAMES = (LONG, LANDED, SHORT)
 
 
 @dataclass(frozen=True)
@@ -124,6 +132,10 @@ class Case:
             strategy, every = "fedavg", LINKS[self.rtt_ms, self.step_ms]
         elif strategy == LANDED:
             strategy, more = "dga(leave)", ["landing=0.1"]
+        elif strategy == SHORT:
+            strategy, every = "dga(variates)", SHORT_K
+            delay = SHORT_K * math.ceil(self.rtt_ms / self.step_ms / SHORT_K)
+            more = [f"delay={delay}", "landing=0.175", "codec=bf16"]
         return [
             *workload.words, f"data={{ partition='{self.partition}'{workload.data} }}",
             f"optimizer={{ {OPTIMIZERS[self.optimizer]}, lr={rate:g} }}",
@@ -159,7 +171,7 @@ def contenders() -> list[str]:
         spelled = f"{row.name}({inside})" if inside else row.name
         others = (strategies.find(spelled).corrected(word) for word in row.corrections)
         found += [spelled, *(each.spelled for each in others)]
-        found += {"fedavg": [LONG], "dga": [LANDED]}.get(row.name, [])
+        found += {"fedavg": [LONG], "dga": [LANDED, SHORT]}.get(row.name, [])
     return list(dict.fromkeys(found))
 
 
@@ -239,16 +251,29 @@ class Row:
         return statistics.fmean(self.finals)
 
 
-def row_of(case: Case, strategy: str, seeds: int, run: Run) -> Row:
-    """Try all rates with the first seed, and run the best with the others."""
-    workload, rates = TASKS[case.task], RATES[case.task, case.optimizer]
+def within(run: Run, seconds: float) -> Run:
+    """Runs the same jobs, and looks at them for so many virtual seconds."""
+
+    def cut(words: Sequence[str]) -> Figures:
+        found = run(words)
+        if "error" in found or found["seconds"] <= seconds:
+            return found
+        curve = [point for point in found["curve"] if point[0] <= seconds]
+        return found | {"final": curve[-1][1], "seconds": seconds, "curve": curve}
+
+    return cut
+
+
+def row_of(case: Case, strategy: str, seeds: range, run: Run, more: tuple[float, ...] = ()) -> Row:
+    """Try all rates, and `more`, with the first seed, and run the best with the others."""
+    workload, rates = TASKS[case.task], RATES[case.task, case.optimizer] + more
     sign = 1 if workload.better == "higher" else -1
-    first = {rate: run(case.words(strategy, rate, 0)) for rate in rates}
+    first = {rate: run(case.words(strategy, rate, seeds[0])) for rate in rates}
     ended = {rate: f for rate, f in first.items() if "error" not in f}
     if not ended:
         return Row(strategy, error=first[rates[0]]["error"])
     rate = max(ended, key=lambda each: sign * ended[each]["final"])
-    found = [ended[rate], *(run(case.words(strategy, rate, seed)) for seed in range(1, seeds))]
+    found = [ended[rate], *(run(case.words(strategy, rate, seed)) for seed in seeds[1:])]
     if bad := next((f["error"] for f in found if "error" in f), ""):
         return Row(strategy, rate, error=bad)
     return Row(
@@ -392,17 +417,24 @@ def pictures(found: Mapping[Case, Sequence[Row]], path: Path) -> list[Path]:
 
 
 def walk(
-    cases: Sequence[Case], names: Sequence[str], seeds: int, run: Run
+    cases: Sequence[Case], names: Sequence[str], seeds: range, run: Run, timed_by: str = ""
 ) -> Iterator[tuple[Case, list[Row]]]:
-    """The rows of each case, one case after the other."""
+    """The rows of each case, one case after the other; with `timed_by`, in the time of that
+    strategy. EdgetrainError where that one fails."""
     for case in cases:
-        rows = []
+        rows, each_run, more = [], run, tuple[float, ...]()
+        if timed_by:
+            timed = row_of(case, timed_by, seeds, run)
+            if timed.error:
+                raise EdgetrainError(f"{timed_by}: {timed.error}")
+            each_run = within(run, timed.seconds)
+            more = (2.5 * max(RATES[case.task, case.optimizer]),)  # fewer steps bear a higher one
         for name in names:
             if name not in OWN_NAMES and strategies.find(name).deals and case.partition != HELD:
                 continue
             progress(f"{' '.join(asdict(case)[k] for k in ('task', 'partition', 'optimizer'))} "
                      f"{case.link} {name} …")  # fmt: skip
-            rows.append(row_of(case, name, seeds, run))
+            rows.append(row_of(case, name, seeds, each_run, more))
         progress("")
         yield case, rows
 
@@ -422,19 +454,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="S,S", help="strategies, as jobs spell them")
     parser.add_argument("--where", default="", metavar="W,W", help="cases of all these words")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="the first seed")
+    parser.add_argument("--in-time-of", default="", metavar="S", help="equal time: that of S")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="what was run; goes on from it")
     parser.add_argument("--picture", type=Path, default=Path("frontier.png"), metavar="FILE")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     chose = parser.parse_args(arguments)
     try:
         names = chosen(chose.only) if chose.only else contenders()
+        timed_by = "".join(chosen(chose.in_time_of)) if chose.in_time_of else ""
     except ConfigError as error:
         parser.error(str(error))
     cases = [case for case in grid(chose.short) if named(case, chose.where)]
     if not cases or chose.seeds < 1:
         parser.error(f"--where '{chose.where}', --seeds {chose.seeds}: nothing to run")
     found: dict[Case, list[Row]] = {}
-    for case, rows in walk(cases, names, chose.seeds, Kept(simulate, chose.keep)):
+    seeds = range(chose.first, chose.first + chose.seeds)
+    for case, rows in walk(cases, names, seeds, Kept(simulate, chose.keep), timed_by):
         found[case] = rows
         if not chose.json:
             print(text_of(case, rows), end="\n\n", flush=True)

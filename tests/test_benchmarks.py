@@ -185,16 +185,31 @@ def test_a_strategy_runs_all_seeds_at_the_rate_that_is_best_with_the_first(front
     finals = {("dga", "0.02"): 0.9, ("dga", "0.05"): 0.955, ("dga", "0.1"): 0.94}
     ran = []
     run = made_up(frontier, finals)
-    row = frontier.row_of(case, "dga", 3, lambda words: ran.append(words) or run(words))
+    seeds = range(3)
+    row = frontier.row_of(case, "dga", seeds, lambda words: ran.append(words) or run(words))
     assert (row.rate, row.finals) == (0.05, pytest.approx((0.955, 0.945, 0.935)))
     assert row.to_target == (4.0, None, None)
     assert len(ran) == 5
-    lost = frontier.row_of(case, "fedavg", 3, run)
+    lost = frontier.row_of(case, "fedavg", seeds, run)
     assert lost.error == "fedavg cannot"
     text = frontier.text_of(case, [row, lost])
     assert "94.5 (93.5 to 95.5)" in text
     assert "4.0 (1 of 3)" in text
     assert "fedavg  fedavg cannot" in text
+
+
+def test_in_equal_time_a_strategy_has_what_it_had_by_then(frontier):
+    """sync-sgd is slower, and has the most by the time that dga took."""
+    curves = {"dga": [[1, 0.5], [5, 0.8]], "sync-sgd": [[2, 0.6], [4, 0.9], [50, 0.99]]}
+
+    def run(words):
+        strategy = next(word[9:] for word in words if word.startswith("strategy="))
+        curve = curves[strategy]
+        return {"final": curve[-1][1], "seconds": curve[-1][0], "mb": 1.0, "curve": curve}
+
+    case = frontier.Case("digits", "iid", "adamw", 200, 50)
+    ((_, rows),) = frontier.walk([case], ["dga", "sync-sgd"], range(11, 13), run, "dga")
+    assert [(row.final, row.seconds) for row in rows] == [(0.8, 5), (0.9, 5)]
 
 
 def test_none_on_the_frontier_is_beaten_in_both(frontier):
@@ -216,7 +231,7 @@ def test_every_strategy_is_compared_unless_it_is_an_ablation(frontier):
         if name not in frontier.OWN_NAMES
     }
     assert names == strategies.TABLE.keys() - set(frontier.ABLATIONS)
-    both = ["fedavg, long", "dga(leave), landed"]
+    both = ["fedavg, long", "dga(leave), landed", "dga(variates), short"]
     assert frontier.chosen(", ".join(["dga(drift)", *both])) == ["dga(drift)", *both]
 
 

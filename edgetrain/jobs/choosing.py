@@ -60,8 +60,8 @@ PLAIN_FAR = Advice(
 ADAPTIVE = Advice(
     "unequal data, with AdamW or its like",
     "sync-sgd",
-    "strategies with local steps end at 83 % at most there, and it at 99.0; SGD with momentum and "
-    "dga ends at 97.8 in 0.22 of its time",
+    "in dga's time it ends at 98.1 (200 ms) where dga ends at 85.2 and fedavg at 73.8, and at 99.0 "
+    "in the end; of those with local steps dga(variates) ended at 97.2 there",
 )
 DOUBT = Advice(
     "data of which the job says nothing", "dga", "its members find out whether they differ"
