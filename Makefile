@@ -24,6 +24,7 @@
 #   make docs    the documentation as a site, into build/site; a dead link fails (.venv-docs)
 #   make check   linters, types and make test's tests; TESTS="tests/cli" for some of them
 #   make drawn   200 jobs with an automatic delay, drawn at random: does any diverge? (an hour)
+# With TORCH_INDEX=URL torch comes from that index first: its build for CPUs, where there is no GPU (README).
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -126,6 +127,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "edgetrain needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	@test -z "$(TORCH_INDEX)" || $(BIN)/pip install --quiet --index-url $(TORCH_INDEX) 'torch>=2.6'
 
 install-lab: $(BIN)/python
 	@test -e $(BIN)/edgetrain || echo "installing torch and the rest into $(VENV): over 1 GB, minutes without a word ..."
@@ -139,7 +141,7 @@ install-trainers install-trackers install-docs: install-dev
 	@test -e $(BESIDE)/bin/pip || $(BIN)/python -m venv $(BESIDE)
 	@$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
 	  > $$($(BESIDE)/bin/python -c 'import site; print(site.getsitepackages()[0])')/edgetrain.pth
-	@$(BESIDE)/bin/pip install --quiet $(WANTS) 'torch<2.14'
+	@$(BESIDE)/bin/pip install --quiet $(WANTS) torch
 install-trainers: BESIDE = $(TRAINERS)
 install-trainers: WANTS = accelerate lightning transformers==5.23.0
 install-trackers: BESIDE = $(TRACKERS)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 
 import pytest
 from command_line import edgetrain
 from documented_commands import COMMANDS, PAGES, ROOT
 from made_up_runs import DGA, FEDAVG, SYNC, write_comparison
+from packaging.requirements import Requirement
 
 from edgetrain import __version__, strategies
 from edgetrain.__main__ import main, parse_arguments
@@ -19,6 +21,28 @@ from edgetrain.runs.reports.comparison import compare
 from edgetrain.runs.reports.comparison_table import columns_of
 
 README = (ROOT / "README.md").read_text("utf-8")
+
+
+def test_torch_is_bounded_where_a_newer_one_was_tried_and_dies():
+    """What workers for boards pin is taken there, and what dies on some of them is not."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted = [Requirement(each) for each in project["dependencies"] if each.startswith("torch")]
+    pinned = (ROOT / "devices/workers/requirements.in").read_text("utf-8").splitlines()[0]
+
+    def takes(version: str, machine: str) -> bool:
+        told = [
+            each.specifier.contains(version)
+            for each in wanted
+            if each.marker is None or each.marker.evaluate({"platform_machine": machine})
+        ]
+        return told == [True]
+
+    assert takes("2.6.0", "x86_64")
+    assert takes("2.14.1", "x86_64")
+    assert not takes("2.5.1", "x86_64")
+    assert takes("2.6.0", "aarch64")
+    assert takes(pinned.removeprefix("torch=="), "aarch64")
+    assert not takes("2.10.0", "aarch64")
 
 
 def test_commands_are_found():

@@ -33,8 +33,9 @@ PORT = 5555
 _TRY_TORCH = """
 import torch
 (torch.ones(64, 64) @ torch.ones(64, 64)).sum().item()
-print(torch.__version__)
+print(torch.__version__, "idle" if torch.version.cuda and not torch.cuda.is_available() else "")
 """
+_CPU_BUILD = "its build for CPUs, with the line of https://pytorch.org/get-started/locally"
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def checks(runs: Path, keys: Path, purpose: str = "") -> Iterator[Check]:
 
 def _torch() -> Check:
     if find_spec("torch") is None:
-        return Check("torch", "no", "not installed", "pip install 'torch<2.14'")
+        return Check("torch", "no", "not installed", _CPU_BUILD)
     try:
         tried = subprocess.run(
             [sys.executable, "-c", _TRY_TORCH],
@@ -98,7 +99,11 @@ def _torch() -> Check:
     if tried.returncode:
         last = (tried.stderr.strip().splitlines() or ["no reason given"])[-1]
         return Check("torch", "no", f"does not load: {last}", "pip install --force-reinstall torch")
-    return Check("torch", "yes", f"{tried.stdout.strip()} runs on this CPU")
+    version, _, idle = tried.stdout.strip().partition(" ")
+    if idle:
+        said = f"{version} runs on this CPU: a build for CUDA, of gigabytes, and no GPU is found"
+        return Check("torch", "limited", said, _CPU_BUILD)
+    return Check("torch", "yes", f"{version} runs on this CPU")
 
 
 def _kernels() -> Check:

@@ -52,6 +52,12 @@ def test_a_torch_for_another_cpu_is_named(tmp_path, torch_answers):
     assert "libgomp" in verdict(tmp_path, "torch", "member").said
 
 
+def test_a_torch_for_a_gpu_that_is_not_there_is_said(tmp_path, torch_answers):
+    torch_answers.stdout = "2.13.0+cu130 idle\n"
+    check = verdict(tmp_path, "torch", "member")
+    assert (check.verdict, "CUDA" in check.said, "CPU" in check.way_out) == ("limited", True, True)
+
+
 def test_keys_that_others_can_read_are_no(tmp_path):
     assert verdict(tmp_path, "keys", "hub").verdict == "limited"
     Keyring(tmp_path / "keys").init(new_pair)
