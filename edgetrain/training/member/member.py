@@ -29,7 +29,6 @@ from edgetrain.errors import (
     Stopped,
     lacks_memory,
 )
-from edgetrain.exchange.member.doubled import Doubled
 from edgetrain.exchange.member.driver import Driver, Exchanged, Flat, Release, Stepper
 from edgetrain.exchange.member.telemetry import Sums, Telemeter
 from edgetrain.exchange.seam import Entry, Exchange, LendsBase, Request
@@ -416,6 +415,8 @@ def _enter_with_room(
         except Refused as refused:
             if refused.code != "gradients":
                 raise
+    from edgetrain.exchange.member.doubled import Doubled
+
     flat = Doubled(flat)
     request = _described(request, flat)
     return flat, request, *_enter(exchange, flat, request, keeping, saved)

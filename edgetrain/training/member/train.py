@@ -18,7 +18,6 @@ import torch
 
 from edgetrain.errors import ConfigError, Refused
 from edgetrain.exchange.keys.pairs import Credentials
-from edgetrain.exchange.member.doubled import Doubled
 from edgetrain.exchange.member.driver import Flat, Stepper
 from edgetrain.exchange.member.link import PATIENCE_S, Link
 from edgetrain.exchange.messages import MOST_FIGURE, Figure
@@ -156,7 +155,11 @@ def train(
     link.on_welcome = functools.partial(_tell_welcome, service, link)
     stop.alive = service.alive
     release = release_of(job.privacy, source)
-    flat: Flat = Doubled(made.flat) if found.strategy.has_variates else made.flat
+    flat = made.flat
+    if found.strategy.has_variates:
+        from edgetrain.exchange.member.doubled import Doubled
+
+        flat = Doubled(flat)
     with Member.join(
         link, flat, made.optimizer, request, keeping=keeping, release=release, stop=stop
     ) as member:
