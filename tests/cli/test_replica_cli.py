@@ -12,6 +12,7 @@ from hub_runs import free_port, hub_folder, journal_of, keys, wait_for_rounds
 
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import public_key
+from edgetrain.runs.folder import read_summary
 
 pytestmark = pytest.mark.real
 
@@ -65,6 +66,7 @@ def trained(cwd, *, killed: bool):
         assert replica.finish() == 0, replica.said
         if not killed:
             assert hub.finish() == 0, hub.said
+            assert read_summary(folder)["status"] == "finished"
     (copied,) = (cwd / "copies").iterdir()
     return journal_of(copied / "journal")
 
