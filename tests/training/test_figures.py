@@ -20,7 +20,16 @@ from edgetrain.exchange.hub.effects import Evaluated, Send
 from edgetrain.exchange.hub.evaluators import DONE
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.messages import PROTOCOL, Base, Evaluate, Figure, Join, Leave, unpack
+from edgetrain.exchange.messages import (
+    PROTOCOL,
+    Base,
+    Contribute,
+    Evaluate,
+    Figure,
+    Join,
+    Leave,
+    unpack,
+)
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.reading import load
@@ -224,6 +233,22 @@ def test_at_the_end_nobody_is_asked():
     hub.handle(b"a", Figure(), 1.0)
     assert asked(hub.handle(b"a", Leave(DONE), 2.0)) == []
     assert asked(hub.tick(10.0)) == []
+
+
+def test_a_member_that_goes_on_behind_the_last_round_of_the_others_is_asked():
+    """Its base is the fleet's last, and no longer that of the one that has evaluated and left."""
+    hub = hub_of_three()
+    hub.handle(b"a", Figure(), 1.0)
+    for round in range(3):
+        for name in "abc" if round < 2 else "bc":
+            known = checksum(ZEROS)  # nothing but zeros is added
+            given = Contribute(round, 0, 1, 1.0, hub.round, known, 0, ZEROS.tobytes())
+            hub.handle(name.encode(), given, 1.0)
+        if round == 1:
+            assert asked(hub.handle(b"a", Leave(DONE), 2.0)) == []
+    assert asked(hub.tick(10.0)) == [b"b"]
+    hub.handle(b"b", Figure(), 11.0)
+    assert asked(hub.tick(20.0)) == []
 
 
 # -- a member that evaluates fails ---------------------------------------------------------------

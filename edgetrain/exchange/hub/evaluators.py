@@ -14,16 +14,19 @@ class Evaluators:
     """Which of the hub's `members` evaluate, and which one is to.
 
     The hub does not know whom a job chooses: it asks only after a member has gone that said it
-    evaluates. Once a member has taken its last step the others are about to: nobody is asked.
+    evaluates. Once a member has taken its last step the others are about to, and nobody is asked,
+    unless they go on behind its last round: then what it has evaluated and kept is not the last.
     """
 
     def __init__(self, members: Members) -> None:
         self._members = members
         self._one_is_lost = False
-        self._is_ending = False
+        self._ended = -1
+        """The newest `next_round` of members that have taken their last step; -1: none has."""
 
     def note_gone(self, member: MemberRecord, event: Event, reason: str) -> None:
-        self._is_ending = self._is_ending or (event == "left" and reason == DONE)
+        if event == "left" and reason == DONE:
+            self._ended = max(self._ended, member.next_round)
         self._one_is_lost = self._one_is_lost or member.evaluates
 
     def note_wanted(self) -> None:
@@ -33,9 +36,9 @@ class Evaluators:
     def ask(self) -> list[Effect]:
         """If nobody evaluates any more, ask the first member to. Called with each beat: the
         question may be lost, or the member that was asked."""
-        if not self._one_is_lost or self._is_ending:
-            return []
         others = [member for member in self._members if member.trains]
-        if not others or any(member.evaluates for member in others):
+        is_ending = self._ended >= max((member.next_round for member in others), default=0)
+        is_wanted = self._one_is_lost and not any(member.evaluates for member in others)
+        if not is_wanted or not others or is_ending:
             return []
         return [Send(min(others, key=lambda member: member.index).sender, Evaluate())]

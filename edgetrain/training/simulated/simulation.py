@@ -310,12 +310,9 @@ class Simulation:
     def write_model(self, path: Path) -> None:
         """Write the fleet's parameters and the evaluating member's buffers, if it has trained.
         ConfigError."""
-        trained = [each for each in self.members if each.training]
-        # One that went off for good has what was the base then.
-        halves = [each.training.half for each in trained if each.training]
-        if halves:
-            was_off = trained[0].was_off
-            half = max(halves, key=lambda half: half.applied) if was_off else halves[0]
+        halves = [each.training.half for each in self.members if each.training]
+        if halves:  # one that went off for good, or ended sooner, has what was the base then
+            half = max(halves, key=lambda half: half.applied)
             doubled = self._planned.strategy.has_variates
             base = half.base[: half.base.size // 2] if doubled else half.base
             weights.save(self._gradients.model_at(base), path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from command_line import write_tiny
 from safetensors.numpy import load_file
@@ -15,6 +16,7 @@ from edgetrain.jobs.plan import plan
 from edgetrain.runs.folder import create, metrics_path, read_metrics
 from edgetrain.training import emulated
 from edgetrain.training.simulated import simulation
+from edgetrain.vectors.vector import checksum
 
 DIGITS = (
     "members=8", "device=raspberry-pi-4b", "steps=15", "batch=4", "evaluate_every=5",
@@ -166,6 +168,24 @@ def test_what_is_kept_and_evaluated_is_the_fleet_s_where_the_first_device_is_gon
     assert summary["final"]["loss"] == pytest.approx(float((kept**2).sum()), rel=1e-5)
     last = max(read_metrics(folder, "eval"), key=lambda line: line["t"])
     assert (last["member"], last["step"]) == ("m1", 200)
+
+
+def test_what_is_kept_is_the_base_of_those_that_ended_last(tmp_path):
+    job = write_tiny(
+        tmp_path,
+        fleet={"members": 4, "pace_s": 0.1, "network": "wan-200ms"},
+        train={"steps": 120},
+        strategy={"name": "dga"},
+        hub={"beat_s": 0.3, "quorum": 1},
+        faults=[{"kind": "down", "members": [2, 3], "at_s": 9.0, "for_s": 9.0}],
+    )
+    _, folder = simulated(tmp_path, path=tmp_path / job, beside=tmp_path)
+    ended = [line for line in read_metrics(folder, "event") if line["event"] == "finished"]
+    first, last = (choose(ended, key=lambda line: line["t"])["reason"] for choose in (min, max))
+    kept = load_file(folder / "model.safetensors")
+    base = checksum(np.concatenate([kept[name].ravel() for name in ("weight", "bias")]))
+    assert first != last
+    assert last.endswith(f"base {base:016x}")
 
 
 def test_members_that_are_all_here_begin_with_the_same_bits_whatever_start_with_says(tmp_path):
