@@ -42,12 +42,12 @@ def report():
 BASES = {"python": "", "import torch": "import torch"}
 DOORS = {
     "import edgetrain": "import edgetrain",
-    "edgetrain --help": "import edgetrain.__main__, contextlib, io\n"
+    "help of edgetrain": "import edgetrain.__main__, contextlib, io\n"
     "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
     "    edgetrain.__main__.main(['--help'])",
     "edgetrain.join": "from edgetrain import join",
-    "edgetrain member": "import edgetrain.cli.member, edgetrain.training.member.train",
-    "edgetrain hub": "import edgetrain.cli.hub, edgetrain.training.hub",
+    "a member": "import edgetrain.cli.member, edgetrain.training.member.train",
+    "a hub": "import edgetrain.cli.hub, edgetrain.training.hub",
 }
 """What each loads before it knows a job."""
 LOOP = """

@@ -17,10 +17,10 @@ pytestmark = pytest.mark.real
 
 BOUNDS = {
     "import edgetrain": 100,
-    "edgetrain --help": 11_100,
+    "help of edgetrain": 11_100,
     "edgetrain.join": 12_400,
-    "edgetrain member": 14_900,
-    "edgetrain hub": 18_200,
+    "a member": 14_900,
+    "a hub": 18_200,
 }
 TRAINED = {
     "edgetrain.join, trained": 13_700,
@@ -66,7 +66,7 @@ def unused(names: list[str]) -> list[str]:
 def test_a_door_loads_no_more_lines(weight, door):
     found = weight.weigh(f"{weight.DOORS[door]}\nreport()")
     assert found["lines"] <= BOUNDS[door]
-    assert door == "edgetrain --help" or not unused(found["names"])
+    assert door == "help of edgetrain" or not unused(found["names"])
 
 
 def test_a_star_loads_no_more_lines_while_it_trains(weight, tmp_path, monkeypatch):

@@ -16,12 +16,14 @@ from loopback import Loopback
 from edgetrain import strategies
 from edgetrain.errors import Diverged, Refused
 from edgetrain.exchange.delay import Delay
+from edgetrain.exchange.member.doubled import Doubled
 from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Past, Request, Submission
 from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
+from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.vector import checksum
 
 ELEMENTS = 12
@@ -298,10 +300,13 @@ def test_every_strategy_trains_to_the_same_bits_over_every_exchange(meeting, str
     every, delay = 3 if row.has_local_steps else 1, 4 if row.delays and row.in_step else 0
 
     def train(connect, index):
-        flat = FlatVectors(np.zeros(ELEMENTS, np.float32))
+        described = layouts.describe([("w", (ELEMENTS,), "float32")])
+        flat = FlatVectors(np.zeros(ELEMENTS, np.float32), described)
         optimizer = Descent(flat)
-        request = Request("model", f"m{index}")
-        driver = Driver.join(connect(), flat, optimizer, request, time.monotonic)
+        sent = Doubled(flat) if row.has_variates else flat
+        sent_as = layouts.digest(sent.description)
+        request = Request(sent_as, f"m{index}", layout=sent.description)
+        driver = Driver.join(connect(), sent, optimizer, request, time.monotonic)
         for step in range(7):
             flat.gradient[:] = 0.1 * (flat.params - index) + 0.01 * step
             driver.step()

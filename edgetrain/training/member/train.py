@@ -155,11 +155,7 @@ def train(
     link.on_welcome = functools.partial(_tell_welcome, service, link)
     stop.alive = service.alive
     release = release_of(job.privacy, source)
-    flat = made.flat
-    if found.strategy.has_variates:
-        from edgetrain.exchange.member.doubled import Doubled
-
-        flat = Doubled(flat)
+    flat = _doubled(made.flat) if found.strategy.has_variates else made.flat
     with Member.join(
         link, flat, made.optimizer, request, keeping=keeping, release=release, stop=stop
     ) as member:
@@ -179,6 +175,12 @@ def train(
                     keep(loop, log)
                 raise
             keep(loop, log)
+
+
+def _doubled(flat: Flat) -> Flat:
+    from edgetrain.exchange.member.doubled import Doubled  # which few strategies use
+
+    return Doubled(flat)
 
 
 def _pace_of(made: Made, member: Member, local: Local, clock: Callable[[], float]) -> Pace:

@@ -15,6 +15,7 @@ from loopback import Loopback
 from edgetrain import strategies
 from edgetrain.errors import Diverged
 from edgetrain.exchange.delay import Delay
+from edgetrain.exchange.member.doubled import Doubled
 from edgetrain.exchange.member.driver import DelayMeter, Driver
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import CatchUp, Entry, Exchange, Request, RoundReply
@@ -43,11 +44,12 @@ class Descent:
         self.steps += 1
 
 
-def train(transport, index, steps):
+def train(transport, index, steps, doubled=False):
     """A member's whole life; its parameters and its driver."""
     flat = FlatVectors(np.zeros(ELEMENTS, np.float32), DESCRIPTION)
     optimizer = Descent(index, flat)
-    request = Request(layouts.digest(DESCRIPTION), f"m{index}", layout=DESCRIPTION)
+    flat = Doubled(flat) if doubled else flat
+    request = Request(layouts.digest(flat.description), f"m{index}", layout=flat.description)
     link = Link(transport, time.monotonic)
     driver = Driver.join(link, flat, optimizer, request, time.monotonic)
     for _ in range(steps):
@@ -55,7 +57,7 @@ def train(transport, index, steps):
         driver.step()
     driver.drain()
     driver.leave("done")
-    return flat.params, driver
+    return driver.flat.params, driver
 
 
 @pytest.fixture(params=["loopback", "zeromq"])
@@ -71,9 +73,10 @@ def wires(request):
 @pytest.mark.parametrize("strategy", SPELLED + OUT_OF_STEP)
 def test_every_strategy_trains_to_one_base(strategy, wires):
     hub_end, connect = wires
-    every = 3 if strategies.find(strategy).has_local_steps else 1
+    row = strategies.find(strategy)
+    every, doubled = 3 if row.has_local_steps else 1, row.has_variates
     with HubThread(hub_end, strategy, members=2, every=every, policy={"gone_s": 30.0}).serving():
-        found = in_threads(*[lambda i=i: train(connect(), i, 7) for i in range(2)])
+        found = in_threads(*[lambda i=i: train(connect(), i, 7, doubled) for i in range(2)])
     (a, first), (b, second) = found
     assert a.tobytes() == b.tobytes() == first.half.base.tobytes()
     assert first.half.checksum == second.half.checksum == checksum(a)
