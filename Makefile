@@ -127,7 +127,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "edgetrain needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@test -z "$(TORCH_INDEX)" || $(BIN)/pip install --quiet --index-url $(TORCH_INDEX) 'torch>=2.6'
+	@test -z "$(TORCH_INDEX)" || $(BIN)/pip install --quiet --index-url $(TORCH_INDEX) 'torch>=2.6,<2.14'
 
 install-lab: $(BIN)/python
 	@test -e $(BIN)/edgetrain || echo "installing torch and the rest into $(VENV): over 1 GB, minutes without a word ..."
