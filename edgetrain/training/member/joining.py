@@ -399,7 +399,8 @@ class JoinedMember(Member):
                 "this member took no step, and contributed nothing",
                 "join with the optimizer that the loop steps",
             )
-        if self._model.count_writes() != self._left:
+        # Of several optimizers, some may have stepped behind the one whose step ended the round.
+        if len(self._hooks.optimizers) == 1 and self._model.count_writes() != self._left:
             log.warning(
                 "%s: the parameters were changed after the last step, as load_best_model_at_end "
                 "does: no other member has that, and models may end apart. Do it after close()",
