@@ -33,6 +33,8 @@ WORKERS ?= 2
 TRAINERS ?= .venv-trainers
 TRACKERS ?= .venv-trackers
 DOCS ?= .venv-docs
+# Of the tests and of mypy, so that `make demo` and `make test` take one build; an install may have any from 2.6.
+TORCH ?= torch>=2.6,<2.14
 
 .PHONY: demo test test-real test-tc test-examples test-costs chaos test-damages test-trainers test-trackers test-kills test-boot test-fleet test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers install-docs docs
 
@@ -127,11 +129,11 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "edgetrain needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@test -z "$(TORCH_INDEX)" || $(BIN)/pip install --quiet --index-url $(TORCH_INDEX) 'torch>=2.6,<2.14'
+	@test -z "$(TORCH_INDEX)" || $(BIN)/pip install --quiet --index-url $(TORCH_INDEX) '$(TORCH)'
 
 install-lab: $(BIN)/python
 	@test -e $(BIN)/edgetrain || echo "installing torch and the rest into $(VENV): over 1 GB, minutes without a word ..."
-	@$(BIN)/pip install --quiet --editable '.[lab]'
+	@$(BIN)/pip install --quiet --editable '.[lab]' '$(TORCH)'
 
 install-dev: $(BIN)/python
 	$(BIN)/pip install --quiet --editable '.[dev]'
