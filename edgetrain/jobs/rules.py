@@ -377,8 +377,8 @@ def _check_codecs(found: Resolved) -> None:
     instead = f"take '{codec.for_displacements().name}', or sync-sgd"
     refuse_first(
         *((strategy.has_variates and each.few_elements, f"strategy.{key} = '{each.name}': "
-           f"{strategy.name} compares contributions with replies, and elements that are left out "
-           "would count as gradients of zero", "take int8, or fedavg")
+           f"{strategy.spelled} compares contributions with replies, and elements that are left "
+           "out would count as gradients of zero", "take int8, or fedavg")
           for key, each in (("codec", codec), ("reply_codec", reply_codec))),
         (strategy.has_variates and not found.merge.sum_only,
          f"{strategy.spelled} and strategy.merge = '{found.job.strategy.merge}': members compare "
