@@ -429,7 +429,7 @@ class Fleet:
                 effect.answer(effect.told)
             elif isinstance(effect, Send):
                 member = by_address.get(effect.to)
-                over = member and member.state == "done" and not member.wire.to_hub
+                over = member and member.state in ("done", "refused") and not member.wire.to_hub
                 if member is None or member.index in self.dead or over:
                     self.carry_each(self.hub.unreachable(effect.to, self.now))
                 else:

@@ -119,6 +119,7 @@ def gone(site):
 @given(st.sampled_from(["fedavg", "dga", "diloco"]), st.integers(0, 2**32), st.booleans())
 @example("fedavg", 96, False)  # contributions to rounds that the site left out
 @example("dga", 349, True)  # a reply that seemed to settle them
+@example("fedavg", 5503562, False)  # one ends while its request to join is on the way
 def test_a_site_whose_members_are_gone_holds_nobody_up_and_comes_back(strategy, seed, cuts):
     rng = random.Random(seed)
     disks = [Disk(), Disk()]
@@ -135,10 +136,12 @@ def test_a_site_whose_members_are_gone_holds_nobody_up_and_comes_back(strategy, 
 
     fleet.run(each)
     # One that is away when the others of its site are done finds no gateway any more.
-    assert [member.state for member in fleet.everyone].count("done") >= 3
+    states = [member.state for member in fleet.everyone]
+    assert states.count("done") >= 3
     bases = {pair for member in fleet.everyone for pair in member.checksums.items()}
     assert len(bases) == len({applied for applied, _ in bases})
-    assert not any(closed.missing for closed in fleet.closed)
+    # A round waits for one that ended as it joined, until its gateway knows that it is gone.
+    assert sum(bool(closed.missing) for closed in fleet.closed) <= states.count("refused")
     counted = list(itertools.chain.from_iterable(disk.counted for disk in disks))
     assert len(counted) == len(set(counted))
     gave = {(f"m{m.index}", n) for m in fleet.everyone if m.state == "done" for n in m.submitted}
