@@ -3,7 +3,7 @@
 #   make test    install into .venv with the test tools, then run the tests in which nothing is real: five
 #                minutes, in a drawn order (the same again: make test SEED=12345); docs/tests.md says when to run which
 #   make test-real  real processes, emulated networks, images, deadlines that fit this machine: ten minutes
-#   make test-examples  1,000 examples of each property (25 are in make test): at night
+#   make test-examples  1,000 examples of each property (20 are in make test): at night
 #   make test-costs  measure what each file of tests takes, into tests/costs.toml; TESTS="tests/cli" for some
 #   make test-boot  flash a card, boot it under user-mode-linux, let it train (root, mmdebstrap)
 #   make test-fleet  sixteen machines with a real sshd, ten of them in trouble (root, mmdebstrap)

@@ -26,7 +26,7 @@ gc.set_threshold(50_000, 20, 50)
 settings.register_profile(
     "edgetrain",
     deadline=None,  # shared machines are noisy
-    max_examples=int(os.environ.get("EXAMPLES", "25")),
+    max_examples=int(os.environ.get("EXAMPLES", "20")),
     # CI's verdict on a commit is always the same; everyone else's runs look for new examples.
     derandomize="CI" in os.environ,
     suppress_health_check=[HealthCheck.too_slow],
@@ -124,11 +124,16 @@ SPENT = pytest.StashKey[float]()
 WAITING = pytest.StashKey[costs.Waiting]()
 
 
-def pytest_collection_finish(session):
-    """What collecting costs is no test's. What stands then, stands to the end: the garbage
-    collector need not walk a million objects again with each test."""
+def _freeze():
+    """What stands now, stands to the end: the garbage collector need not walk a million objects
+    again with each test."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish(session):
+    """What collecting costs is no test's."""
+    _freeze()
     session.stash[SPENT] = costs.cpu_seconds()
     if session.config.getoption("write_costs"):
         session.stash[WAITING] = costs.Waiting()
@@ -157,7 +162,10 @@ def pytest_runtest_protocol(item, nextitem):
     is_real = any(mark.name in nothing_real.OTHERS for mark in item.iter_markers())
     with contextlib.nullcontext() if is_real else nothing_real.nothing_real(item.nodeid):
         _again(item)
-        return (yield)
+        report = yield
+    if nextitem is None or nextitem.path != item.path:
+        _freeze()  # what this file imported and drew
+    return report
 
 
 def _again(item):
