@@ -197,14 +197,14 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.write_line(f"The order was drawn: --order {config.getoption('order')}")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _imports_stay():
-    """Fail a test after which `sys.path` or `sys.modules` is another, which may decide over a later
-    test. `own_imports` puts both back."""
+    """Fail the last test of a file after which `sys.path` or `sys.modules` is another, which may
+    decide over a later test. `own_imports` puts both back."""
     before = Imports()
     yield
     left = before.restore()
-    assert not left, f"the test leaves behind: {', '.join(left)} (see the fixture own_imports)"
+    assert not left, f"the file leaves behind: {', '.join(left)} (see the fixture own_imports)"
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def test_bad_input_is_one_line_with_what_works(tmp_path, monkeypatch, capsys, jo
 
 def test_a_job_that_fits_nowhere_is_refused_before_it_starts(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["task=edgetrain.tasks:char_lm", "data.width=1024", "data.heads=16", "data.layers=24"]
+    words = ["task=edgetrain.tasks:char_lm", "data.width=2048", "data.heads=16", "data.layers=6"]
     assert main(["run", *words, "device=raspberry-pi-4b"]) == 2
     error = capsys.readouterr().err
     assert "the job fits nowhere: needs" in error

@@ -7,7 +7,7 @@ import json
 from edgetrain.__main__ import main
 
 PI = ["task=edgetrain.tasks:char_lm", "device=raspberry-pi-4b"]
-BIG = [*PI, "data.width=1024", "data.heads=16", "data.layers=24"]
+BIG = [*PI, "data.width=2048", "data.heads=16", "data.layers=6"]
 
 
 def plan(capsys, *words):

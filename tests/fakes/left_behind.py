@@ -12,6 +12,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _OURS = _ROOT / "edgetrain", _ROOT / "tests"
 _LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
 _LIBRARIES += [Path(path) for path in sys.path if path.endswith("-packages")]
+_INSTALLED = tuple(f"{path}/" for path in _LIBRARIES)
 _KNOWN = tuple(f"{p}/" for path in (*_OURS, *_LIBRARIES) for p in {path, path.resolve()})
 
 
@@ -22,12 +23,15 @@ class Imports:
         self._path, self._modules = [*sys.path], {**sys.modules}
 
     def restore(self, allowed: Set[str] = frozenset()) -> list[str]:
-        """Put both back, and return what was different. A folder of `allowed` may be added.
-        Modules that came from a library, the package or the tests stay: any test would find the
-        same."""
+        """Put both back, and return what was different. A folder of `allowed` may be added, and one
+        of a library, as onnxruntime does when it is imported. Modules that came from a library, the
+        package or the tests stay: any test would find the same."""
         return self._restore_path(allowed) + self._restore_modules()
 
     def _restore_path(self, allowed: Set[str]) -> list[str]:
+        allowed = allowed | {
+            p for p in sys.path if p.startswith(_INSTALLED) and p not in self._path
+        }
         added = [path for path in sys.path if path in allowed]
         own = [path for path in self._path if path not in allowed]
         now = [path for path in sys.path if path not in allowed]

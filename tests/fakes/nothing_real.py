@@ -59,7 +59,8 @@ def _heard(event: str, arguments: Any) -> None:
 def _watched(function: Any, what: str) -> Any:
     def call(*arguments: Any, **more: Any) -> Any:
         if _test is not None:
-            above = inspect.stack(0)[1].frame.f_globals["__name__"]
+            here = inspect.currentframe()
+            above = here and here.f_back and here.f_back.f_globals["__name__"]
             if above != "subprocess":  # a Popen that is waited for sleeps
                 _refuse(what)
         return function(*arguments, **more)
