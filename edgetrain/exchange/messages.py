@@ -7,13 +7,10 @@ field means, and its bytes, is in docs/wire.md and nowhere else. Arrays travel a
 `memoryview(array)`, without a copy. This module knows no sockets, no torch and no numpy.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, dataclass_transform
 
 import msgpack
 
@@ -46,76 +43,102 @@ NO_WEIGHT = 1e-9
 """Weight of a contribution that adds nothing: a member that took no step, and is in step all the
 same."""
 
-Check = Callable[[Any], bool]
-
-
-def _checked(check: Check, allowed: str, **kwargs: Any) -> Any:
-    return field(metadata={"check": check, "allowed": allowed}, **kwargs)
-
-
-def _integer(low: int, high: int, **kwargs: Any) -> Any:
-    def check(value: Any) -> bool:
-        return type(value) is int and low <= value <= high
-
-    return _checked(check, f"an integer from {low} to {high}", **kwargs)
-
-
-def _number(low: float, high: float, **kwargs: Any) -> Any:
-    def check(value: Any) -> bool:
-        return type(value) is float and math.isfinite(value) and low <= value <= high
-
-    return _checked(check, f"a float from {low} to {high}", **kwargs)
-
-
-def _is_text(value: Any, longest: int) -> bool:
-    return type(value) is str and len(value) <= longest and value.isprintable()
-
-
-def _text(longest: int, **kwargs: Any) -> Any:
-    allowed = f"printable text of at most {longest} characters"
-    return _checked(lambda value: _is_text(value, longest), allowed, **kwargs)
-
-
-def _flag(**kwargs: Any) -> Any:
-    return _checked(lambda value: type(value) is bool, "true or false", **kwargs)
-
-
-def _listed(check: Check, allowed: str, **kwargs: Any) -> Any:
-    def check_all(value: Any) -> bool:
-        return isinstance(value, list | tuple) and all(map(check, value))
-
-    return _checked(check_all, allowed, **kwargs)
-
-
-def _named(value: Any, is_number: Check) -> bool:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        return False
-    return _is_text(value[0], 64) and is_number(value[1])
-
-
-def _pairs(**kwargs: Any) -> Any:
-    def is_count(value: Any) -> bool:
-        return type(value) is int and 0 <= value <= MAX_COUNT
-
-    allowed = "pairs of a printable name of at most 64 characters and a number"
-    return _listed(lambda value: _named(value, is_count), allowed, **kwargs)
-
-
-def _weights(**kwargs: Any) -> Any:
-    def is_weight(value: Any) -> bool:
-        return type(value) is float and 0 < value <= 1e15
-
-    allowed = (
-        "weights: a printable name of at most 64 characters, and a float above 0 and at most 1e15"
-    )
-    return _listed(lambda value: _named(value, is_weight), allowed, **kwargs)
-
-
 MAX_RANGES = 1 << 20
 MAX_ADDRESS = 128
 """Characters of an address."""
 CLIENT = "client"
 """In place of its address: other members cannot connect to this one."""
+MOST_SLICES = 1 << 20
+MOST_AT_ONCE = 16
+"""Slices in one `Assign`."""
+
+
+class Domain(NamedTuple):
+    """The values that a field of a message may hold: stands in its type, and nowhere else."""
+
+    check: Callable[[Any], bool]
+    said: str
+    """In words."""
+
+
+def whole(low: int, high: int) -> Domain:
+    return Domain(
+        lambda value: type(value) is int and low <= value <= high,
+        f"an integer from {low} to {high}",
+    )
+
+
+def number(low: float, high: float) -> Domain:
+    return Domain(
+        lambda value: type(value) is float and low <= value <= high, f"a float from {low} to {high}"
+    )
+
+
+def text(longest: int) -> Domain:
+    return Domain(
+        lambda value: type(value) is str and len(value) <= longest and value.isprintable(),
+        f"printable text of at most {longest} characters",
+    )
+
+
+def listed(check: Callable[[Any], bool], said: str) -> Domain:
+    return Domain(lambda value: isinstance(value, list | tuple) and all(map(check, value)), said)
+
+
+def rows(said: str, *columns: Domain) -> Domain:
+    """A list of lists with these columns."""
+
+    def check(row: Any) -> bool:
+        is_row = isinstance(row, list | tuple) and len(row) == len(columns)
+        return is_row and all(each.check(value) for each, value in zip(columns, row, strict=True))
+
+    return listed(check, said)
+
+
+_COUNT, _NAME = whole(0, MAX_COUNT), text(64)
+_BORDER, _ADDRESS = whole(0, MAX_RANGES), text(MAX_ADDRESS)
+Count = Annotated[int, _COUNT]
+CountFrom1 = Annotated[int, whole(1, MAX_COUNT)]
+Count16 = Annotated[int, whole(0, 1 << 16)]
+Count20 = Annotated[int, whole(0, 1 << 20)]
+Count32 = Annotated[int, whole(0, 1 << 32)]
+Count32From1 = Annotated[int, whole(1, 1 << 32)]
+Border = Annotated[int, _BORDER]
+"""Of the ranges of the vector."""
+Checksum = Annotated[int, whole(0, MAX_CHECKSUM)]
+Ms = Annotated[int, whole(0, MOST_MS)]
+Weight = Annotated[float, number(1e-9, 1e15)]
+Finite = Annotated[float, number(-MOST_FIGURE, MOST_FIGURE)]
+Name = Annotated[str, _NAME]
+Address = Annotated[str, _ADDRESS]
+Flag = Annotated[bool, Domain(lambda value: type(value) is bool, "true or false")]
+Counts = Annotated[
+    tuple[tuple[str, int], ...],
+    rows("pairs of a printable name of at most 64 characters and a number", _NAME, _COUNT),
+]
+Weights = Annotated[
+    tuple[tuple[str, float], ...],
+    rows(
+        "weights: a printable name of at most 64 characters, and a float above 0 and at most 1e15",
+        _NAME, number(math.nextafter(0.0, 1.0), 1e15),
+    ),
+]  # fmt: skip
+_PEERS = rows(
+    f"peers: a name of at most 64, an address of at most {MAX_ADDRESS} and a key of at most "
+    f"64 printable characters, and two integers from 0 to {MAX_RANGES}",
+    _NAME, _ADDRESS, _NAME, _BORDER, _BORDER,
+)  # fmt: skip
+Peers = Annotated[
+    tuple[tuple[str, str, str, int, int], ...],
+    Domain(lambda value: _PEERS.check(value) and all(r[3] <= r[4] for r in value), _PEERS.said),
+]
+_SLICES = listed(
+    whole(0, MOST_SLICES - 1).check, f"up to {MOST_AT_ONCE} integers from 0 to {MOST_SLICES - 1}"
+)
+Slices = Annotated[
+    tuple[int, ...],
+    Domain(lambda value: _SLICES.check(value) and len(value) <= MOST_AT_ONCE, _SLICES.said),
+]
 
 
 class Peer(NamedTuple):
@@ -131,111 +154,91 @@ class Peer(NamedTuple):
     """The ranges of the vector that it reduces, [first, end)."""
 
 
-def _peers(**kwargs: Any) -> Any:
-    allowed = (
-        f"peers: a name of at most 64, an address of at most {MAX_ADDRESS} and a key of at most "
-        f"64 printable characters, and two integers from 0 to {MAX_RANGES}"
-    )
-    return _listed(_is_peer, allowed, **kwargs)
-
-
-def _is_peer(value: Any) -> bool:
-    if not isinstance(value, list | tuple) or len(value) != len(Peer._fields):
-        return False
-    *texts, first, end = value
-    if not all(map(_is_text, texts, (64, MAX_ADDRESS, 64))):
-        return False
-    return type(first) is int and type(end) is int and 0 <= first <= end <= MAX_RANGES
-
-
-MOST_SLICES = 1 << 20
-MOST_AT_ONCE = 16
-"""Slices in one `Assign`."""
-
-
-def _slices(**kwargs: Any) -> Any:
-    def check(value: Any) -> bool:
-        is_list = isinstance(value, list | tuple) and len(value) <= MOST_AT_ONCE
-        return is_list and all(type(each) is int and 0 <= each < MOST_SLICES for each in value)
-
-    allowed = f"up to {MOST_AT_ONCE} integers from 0 to {MOST_SLICES - 1}"
-    return _checked(check, allowed, **kwargs)
-
-
-def _optional(spec: Any) -> Any:
+def _optional(default: Any) -> Any:
     """A field at the end of a message, left out while it and all behind it have defaults."""
-    return field(default=spec.default, metadata={**spec.metadata, "optional": True})
+    return field(default=default, metadata={"optional": True})
 
 
-def _payload(**kwargs: Any) -> Any:
-    return field(repr=False, metadata={"payload": True}, **kwargs)
-
-
-KINDS: dict[bytes, type[Message]] = {}
+KINDS: "dict[bytes, type[Message]]" = {}
 """Every kind of message, by its byte."""
 
 
+@dataclass_transform(frozen_default=True)
 class _Kind:
     """A kind of message: what each class below begins with."""
 
     kind: ClassVar[bytes]
+    header: ClassVar[dict[str, Domain]]
+    """The fields in the header, in order, and what they may hold."""
+    optional: ClassVar[tuple[Any, ...]]
+    """Defaults of those at the end that may be left out."""
+    carries: ClassVar[bool]
+    """Whether it has a payload."""
+    most_bytes: ClassVar[int]
+    """Of its header."""
 
-    def __init_subclass__(cls, kind: bytes) -> None:
-        cls.kind = kind
-        KINDS[kind] = cls  # type: ignore[assignment]
+    def __init_subclass__(cls, kind: bytes, most_bytes: int = MAX_HEADER_BYTES) -> None:
+        cls.kind, cls.most_bytes = kind, most_bytes
+        made: Any = dataclass(frozen=True, repr=False)(cls)
+        found: dict[str, Any] = {each.name: each for each in fields(made)}
+        cls.carries = found.pop("payload", None) is not None
+        cls.header = {name: each.type.__metadata__[0] for name, each in found.items()}
+        cls.optional = tuple(e.default for e in found.values() if "optional" in e.metadata)
+        KINDS[kind] = made
+
+    def __repr__(self) -> str:
+        said = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.header)
+        return f"{type(self).__name__}({said})"
 
 
-@dataclass(frozen=True)
 class Join(_Kind, kind=b"J"):
     """member -> hub: asks to take part. Protocol, job and model are compared before a tensor is
     sent."""
 
-    protocol: int = _integer(0, 1 << 16)
-    job: str = _text(64)
-    model: str = _text(64)
-    elements: int = _integer(1, MAX_ELEMENTS)
-    name: str = _text(64)
-    weight: float = _number(1e-9, 1e15)
-    checksum: int = _integer(0, MAX_CHECKSUM)
-    session: int = _integer(0, MAX_CHECKSUM, default=0)
-    fixed_bytes: int = _integer(0, 4 * MAX_ELEMENTS, default=0)
-    fixed: str = _text(64, default="")
-    steps: int = _integer(0, MAX_COUNT, default=0)
-    address: str = _optional(_text(MAX_ADDRESS, default=""))
-    behind: int = _optional(_integer(0, 1 << 20, default=0))
-    optimizer: str = _optional(_text(256, default=""))
-    payload: Buffer = _payload(default=b"")  # noqa: RUF009
+    protocol: Count16
+    job: Name
+    model: Name
+    elements: Annotated[int, whole(1, MAX_ELEMENTS)]
+    name: Name
+    weight: Weight
+    checksum: Checksum
+    session: Checksum = 0
+    fixed_bytes: Annotated[int, whole(0, 4 * MAX_ELEMENTS)] = 0
+    fixed: Name = ""
+    steps: Count = 0
+    address: Address = _optional("")
+    behind: Count20 = _optional(0)
+    optimizer: Annotated[str, text(256)] = _optional("")
+    payload: "Buffer" = b""
 
 
-@dataclass(frozen=True)
 class Welcome(_Kind, kind=b"W"):
     """hub -> member: the member takes part; the terms of the job."""
 
-    name: str = _text(64)
-    index: int = _integer(0, 1 << 20)
-    members: int = _integer(1, 1 << 20)
-    strategy: str = _text(160)
-    every: int = _integer(1, 1 << 32)
-    delay: int = _integer(-1, 1 << 32)
-    codec: str = _text(256)
-    reply_codec: str = _text(256)
-    beat_s: float = _number(0.001, 3600.0)
-    upload: bool = _flag()
-    epoch: int = _integer(0, 1 << 32, default=0)
-    threshold: int = _integer(0, 1 << 20, default=0)
-    span: float = _number(1e-9, 1e15, default=1.0)
-    status_ms: int = _integer(0, 3_600_000, default=0)
-    ranges: int = _optional(_integer(1, 1 << 20, default=1))
-    first: int = _optional(_integer(0, 1 << 20, default=0))
-    end: int = _optional(_integer(0, 1 << 20, default=1))
+    name: Name
+    index: Count20
+    members: Annotated[int, whole(1, 1 << 20)]
+    strategy: Annotated[str, text(160)]
+    every: Count32From1
+    delay: Annotated[int, whole(-1, 1 << 32)]
+    codec: Annotated[str, text(256)]
+    reply_codec: Annotated[str, text(256)]
+    beat_s: Annotated[float, number(0.001, 3600.0)]
+    upload: Flag
+    epoch: Count32 = 0
+    threshold: Count20 = 0
+    span: Weight = 1.0
+    status_ms: Annotated[int, whole(0, 3_600_000)] = 0
+    ranges: Annotated[int, whole(1, 1 << 20)] = _optional(1)
+    first: Count20 = _optional(0)
+    end: Count20 = _optional(1)
 
 
-@dataclass(frozen=True)
 class Refuse(_Kind, kind=b"N"):
     """hub -> member: the member does not take part (any longer). `code` is one of CODES."""
 
-    code: str = _text(32)
-    reason: str = _text(512)
+    code: Annotated[str, text(32)]
+    reason: Annotated[str, text(512)]
 
 
 CODES = {
@@ -271,99 +274,93 @@ CODES = {
 """Every reason for a refusal, with its meaning."""
 
 
-@dataclass(frozen=True)
 class Base(_Kind, kind=b"B"):
     """Both ways, before `Start`: a part of the base, as float32."""
 
-    part: int = _integer(0, 1 << 32)
-    parts: int = _integer(1, 1 << 32)
-    payload: Buffer = _payload()  # noqa: RUF009
+    part: Count32
+    parts: Count32From1
+    payload: "Buffer"
 
 
-@dataclass(frozen=True)
 class Fixed(_Kind, kind=b"F"):
     """Both ways, behind the base: a part of the values of tensors that are not trained, as raw
     bytes. The hub passes them on unread."""
 
-    part: int = _integer(0, 1 << 32)
-    parts: int = _integer(1, 1 << 32)
-    payload: Buffer = _payload()  # noqa: RUF009
+    part: Count32
+    parts: Count32From1
+    payload: "Buffer"
 
 
-@dataclass(frozen=True)
 class Start(_Kind, kind=b"S"):
     """hub -> member: train from the base that was sent, or from the member's own."""
 
-    applied: int = _integer(0, MAX_COUNT)
-    round: int = _integer(0, MAX_COUNT)
-    delay: int = _integer(0, 1 << 32)
-    checksum: int = _integer(0, MAX_CHECKSUM)
-    keep: bool = _flag()
-    resend: int = _integer(0, MAX_COUNT, default=0)
-    attempt: int = _integer(0, 1 << 32, default=0)
-    every: int = _integer(0, 1 << 32, default=0)
-    steps: int = _integer(0, MAX_COUNT, default=0)
-    t_ms: int = _integer(0, MOST_MS, default=0)
-    fixed: str = _text(64, default="")
-    merged: int = _optional(_integer(0, MAX_COUNT, default=0))
-    complete: int = _optional(_integer(0, MAX_COUNT, default=0))
-    each: tuple[tuple[str, int], ...] = _optional(_pairs(default=()))
+    applied: Count
+    round: Count
+    delay: Count32
+    checksum: Checksum
+    keep: Flag
+    resend: Count = 0
+    attempt: Count32 = 0
+    every: Count32 = 0
+    steps: Count = 0
+    t_ms: Ms = 0
+    fixed: Name = ""
+    merged: Count = _optional(0)
+    complete: Count = _optional(0)
+    each: Counts = _optional(())
 
 
-@dataclass(frozen=True)
 class Resume(_Kind, kind=b"A"):
     """member -> hub: asks to go on after the connection, or the hub, was lost. Answered like a
     Join, with what the member missed."""
 
-    protocol: int = _integer(0, 1 << 16)
-    model: str = _text(64)
-    elements: int = _integer(1, MAX_ELEMENTS)
-    name: str = _text(64)
-    session: int = _integer(1, MAX_CHECKSUM)
-    applied: int = _integer(0, MAX_COUNT)
-    checksum: int = _integer(0, MAX_CHECKSUM)
-    submitted: int = _integer(0, MAX_COUNT)
-    oldest: int = _integer(0, MAX_COUNT)
-    attempt: int = _integer(1, 1 << 32)
-    lacks_base: bool = _flag(default=False)
-    fixed: str = _text(64, default="")
-    steps: int = _integer(0, MAX_COUNT, default=0)
-    address: str = _optional(_text(MAX_ADDRESS, default=""))
-    map: int = _optional(_integer(0, MAX_COUNT, default=0))
-    skips: int = _optional(_integer(0, MAX_COUNT, default=0))
+    protocol: Count16
+    model: Name
+    elements: Annotated[int, whole(1, MAX_ELEMENTS)]
+    name: Name
+    session: Annotated[int, whole(1, MAX_CHECKSUM)]
+    applied: Count
+    checksum: Checksum
+    submitted: Count
+    oldest: Count
+    attempt: Count32From1
+    lacks_base: Flag = False
+    fixed: Name = ""
+    steps: Count = 0
+    address: Address = _optional("")
+    map: Count = _optional(0)
+    skips: Count = _optional(0)
 
 
-@dataclass(frozen=True)
 class Contribute(_Kind, kind=b"C"):
     """member -> hub: one part of a contribution to a round."""
 
-    round: int = _integer(0, MAX_COUNT)
-    part: int = _integer(0, 1 << 32)
-    parts: int = _integer(1, 1 << 32)
-    weight: float = _number(NO_WEIGHT, 1e15)
-    applied: int = _integer(0, MAX_COUNT)
-    checksum: int = _integer(0, MAX_CHECKSUM)
-    wanted_delay: int = _integer(0, 1 << 32)
-    payload: Buffer = _payload()  # noqa: RUF009
-    step_s: float = _number(1e-9, 1e9, default=1.0)
-    members: int = _optional(_integer(0, 1 << 20, default=0))
+    round: Count
+    part: Count32
+    parts: Count32From1
+    weight: Annotated[float, number(NO_WEIGHT, 1e15)]
+    applied: Count
+    checksum: Checksum
+    wanted_delay: Count32
+    payload: "Buffer"
+    step_s: Annotated[float, number(1e-9, 1e9)] = 1.0
+    members: Count20 = _optional(0)
 
 
-@dataclass(frozen=True)
-class Reply(_Kind, kind=b"R"):
+class Reply(_Kind, kind=b"R", most_bytes=MAX_LONG_HEADER_BYTES):
     """hub -> member: one part of a round's merged contribution."""
 
-    round: int = _integer(0, MAX_COUNT)
-    part: int = _integer(0, 1 << 32)
-    parts: int = _integer(1, 1 << 32)
-    members: int = _integer(0, 1 << 20)
-    delay: int = _integer(0, 1 << 32)
-    checksum: int = _integer(0, MAX_CHECKSUM)
-    settled: bool = _flag()
-    payload: Buffer = _payload()  # noqa: RUF009
-    every: int = _integer(0, 1 << 32, default=0)
-    complete: int = _optional(_integer(0, MAX_COUNT, default=0))
-    merged: tuple[tuple[str, int], ...] = _optional(_pairs(default=()))
+    round: Count
+    part: Count32
+    parts: Count32From1
+    members: Count20
+    delay: Count32
+    checksum: Checksum
+    settled: Flag
+    payload: "Buffer"
+    every: Count32 = 0
+    complete: Count = _optional(0)
+    merged: Counts = _optional(())
 
     def merged_of(self, name: str) -> int:
         """Out of step: below which number all contributions of this member are in this reply or in
@@ -371,24 +368,21 @@ class Reply(_Kind, kind=b"R"):
         return self.complete if self.settled else dict(self.merged).get(name, 0)
 
 
-@dataclass(frozen=True)
 class Beat(_Kind, kind=b"H"):
     """Both ways: a sign of life."""
 
-    epoch: int = _integer(0, 1 << 32, default=0)
-    merged: int = _integer(0, MAX_COUNT, default=0)
-    here: int = _integer(0, 1 << 20, default=0)
-    last: int = _optional(_integer(0, MAX_COUNT, default=0))
+    epoch: Count32 = 0
+    merged: Count = 0
+    here: Count20 = 0
+    last: Count = _optional(0)
 
 
-@dataclass(frozen=True)
 class Leave(_Kind, kind=b"L"):
     """member -> hub: the member stops; do not wait for it."""
 
-    reason: str = _text(256)
+    reason: Annotated[str, text(256)]
 
 
-@dataclass(frozen=True)
 class Telemetry(_Kind, kind=b"T"):
     """member -> hub: how the member is doing. Numbers that people look at; nothing depends on them,
     and none of them is a loss or a figure of the task (see Figure).
@@ -397,114 +391,105 @@ class Telemetry(_Kind, kind=b"T"):
     computing.
     """
 
-    step: int = _integer(0, MAX_COUNT)
-    round: int = _integer(0, MAX_COUNT)
-    t_ms: int = _integer(0, MOST_MS, default=0)
-    wait_ms: int = _integer(0, MOST_MS, default=0)
-    overhead_ms: int = _integer(0, MOST_MS, default=0)
-    eval_ms: int = _integer(0, MOST_MS, default=0)
-    end_ms: int = _integer(0, MOST_MS, default=0)
-    round_trip_us100: int = _integer(0, 1 << 32, default=0)
-    sent_bytes: int = _integer(0, 1 << 60, default=0)
-    received_bytes: int = _integer(0, 1 << 60, default=0)
-    memory_mb: int = _integer(0, 1 << 32, default=0)
-    celsius: int = _integer(-274, 1000, default=-274)
-    throttled: int = _integer(-1, 1, default=-1)
-    joules: int = _integer(-1, 1 << 50, default=-1)
-    versions: str = _text(40, default="")
-    disk_mb: int = _optional(_integer(-1, 1 << 40, default=-1))
-    swap_mb: int = _optional(_integer(-1, 1 << 40, default=-1))
-    mhz: int = _optional(_integer(0, 1 << 20, default=0))
-    under_voltage: int = _optional(_integer(-1, 1, default=-1))
-    wifi_dbm: int = _optional(_integer(-200, 0, default=0))
-    unix_ms: int = _optional(_integer(0, 1 << 50, default=0))
+    step: Count
+    round: Count
+    t_ms: Ms = 0
+    wait_ms: Ms = 0
+    overhead_ms: Ms = 0
+    eval_ms: Ms = 0
+    end_ms: Ms = 0
+    round_trip_us100: Count32 = 0
+    sent_bytes: Annotated[int, whole(0, 1 << 60)] = 0
+    received_bytes: Annotated[int, whole(0, 1 << 60)] = 0
+    memory_mb: Count32 = 0
+    celsius: Annotated[int, whole(-274, 1000)] = -274
+    throttled: Annotated[int, whole(-1, 1)] = -1
+    joules: Annotated[int, whole(-1, 1 << 50)] = -1
+    versions: Annotated[str, text(40)] = ""
+    disk_mb: Annotated[int, whole(-1, 1 << 40)] = _optional(-1)
+    swap_mb: Annotated[int, whole(-1, 1 << 40)] = _optional(-1)
+    mhz: Count20 = _optional(0)
+    under_voltage: Annotated[int, whole(-1, 1)] = _optional(-1)
+    wifi_dbm: Annotated[int, whole(-200, 0)] = _optional(0)
+    unix_ms: Annotated[int, whole(0, 1 << 50)] = _optional(0)
 
 
-@dataclass(frozen=True)
 class Figure(_Kind, kind=b"G"):
     """member -> hub: this member evaluates, and how good the model is. For people; nothing depends
     on the figure. In a job with privacy or masks `metric` is empty and the rest 0."""
 
-    metric: str = _text(40, default="")
-    value: float = _number(-MOST_FIGURE, MOST_FIGURE, default=0.0)
-    lower: bool = _flag(default=False)
-    step: int = _integer(0, MAX_COUNT, default=0)
-    t_ms: int = _integer(0, MOST_MS, default=0)
+    metric: Annotated[str, text(40)] = ""
+    value: Finite = 0.0
+    lower: Flag = False
+    step: Count = 0
+    t_ms: Ms = 0
 
 
-@dataclass(frozen=True)
 class Evaluate(_Kind, kind=b"D"):
     """hub -> member: the member that evaluated is gone: evaluate in its place."""
 
 
-@dataclass(frozen=True)
 class Rekey(_Kind, kind=b"K"):
     """hub -> member: asks for keys for a block of rounds, whose contributions will be masked."""
 
-    block: int = _integer(0, MAX_COUNT)
-    first: int = _integer(0, MAX_COUNT)
-    rounds: int = _integer(1, MAX_BLOCK_ROUNDS)
+    block: Count
+    first: Count
+    rounds: Annotated[int, whole(1, MAX_BLOCK_ROUNDS)]
 
 
-@dataclass(frozen=True)
 class Advertise(_Kind, kind=b"P"):
     """member -> hub: the member's public keys for a block, for the others in it."""
 
-    block: int = _integer(0, MAX_COUNT)
-    payload: Buffer = _payload()  # noqa: RUF009
+    block: Count
+    payload: "Buffer"
 
 
-@dataclass(frozen=True)
 class KeyList(_Kind, kind=b"O"):
     """hub -> member: the public keys of all members in a block, in the order of their places."""
 
-    block: int = _integer(0, MAX_COUNT)
-    place: int = _integer(0, 1 << 16)
-    members: int = _integer(1, 1 << 16)
-    unit: float = _number(1e-9, 1e15)
-    payload: Buffer = _payload()  # noqa: RUF009
+    block: Count
+    place: Count16
+    members: Annotated[int, whole(1, 1 << 16)]
+    unit: Weight
+    payload: "Buffer"
 
 
-@dataclass(frozen=True)
 class Shares(_Kind, kind=b"X"):
     """Both ways: shares of a block's secrets, encrypted from member to member. To the hub: the
     sender's for all others. From the hub: all others' for the receiver."""
 
-    block: int = _integer(0, MAX_COUNT)
-    payload: Buffer = _payload()  # noqa: RUF009
+    block: Count
+    payload: "Buffer"
 
 
-@dataclass(frozen=True)
 class Unmask(_Kind, kind=b"U"):
     """hub -> member: the contributions of these places are in the sum. Asks for a share of the own
     mask of each of them, and of the key of every other place."""
 
-    block: int = _integer(0, MAX_COUNT)
-    round: int = _integer(0, MAX_COUNT)
-    payload: Buffer = _payload()  # noqa: RUF009
+    block: Count
+    round: Count
+    payload: "Buffer"
 
 
-@dataclass(frozen=True)
 class Reveal(_Kind, kind=b"V"):
     """member -> hub: the shares that Unmask asked for."""
 
-    block: int = _integer(0, MAX_COUNT)
-    round: int = _integer(0, MAX_COUNT)
-    payload: Buffer = _payload()  # noqa: RUF009
+    block: Count
+    round: Count
+    payload: "Buffer"
 
 
-@dataclass(frozen=True)
-class Map(_Kind, kind=b"M"):
+class Map(_Kind, kind=b"M", most_bytes=MAX_LONG_HEADER_BYTES):
     """hub -> member: who takes part, where they can be reached, and who reduces which ranges."""
 
-    number: int = _integer(0, MAX_COUNT)
-    trying: bool = _flag()
-    ticket: int = _integer(0, MAX_CHECKSUM)
-    name: str = _text(64)
-    first: int = _integer(0, MAX_RANGES)
-    end: int = _integer(0, MAX_RANGES)
-    rows: tuple[tuple[str, str, str, int, int], ...] = _peers()
-    round: int = _optional(_integer(0, MAX_COUNT, default=0))
+    number: Count
+    trying: Flag
+    ticket: Checksum
+    name: Name
+    first: Border
+    end: Border
+    rows: Peers
+    round: Count = _optional(0)
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -512,225 +497,206 @@ class Map(_Kind, kind=b"M"):
         return tuple(Peer(*row) for row in self.rows)
 
 
-@dataclass(frozen=True)
-class Reached(_Kind, kind=b"Y"):
+class Reached(_Kind, kind=b"Y", most_bytes=MAX_LONG_HEADER_BYTES):
     """member -> hub: the answer to a `Map` that asks to try."""
 
-    number: int = _integer(0, MAX_COUNT)
-    reached: tuple[tuple[str, int], ...] = _pairs()
+    number: Count
+    reached: Counts
 
 
-@dataclass(frozen=True)
 class Takeover(_Kind, kind=b"Q"):
     """Both ways: the reducer of the ranges [first, end) is lost, and another member takes over."""
 
-    stage: int = _integer(0, 3)
-    first: int = _integer(0, MAX_RANGES)
-    end: int = _integer(0, MAX_RANGES)
-    applied: int = _integer(0, MAX_COUNT, default=0)
-    hosts: bool = _flag(default=False)
-    address: str = _text(MAX_ADDRESS, default="")
-    payload: Buffer = _payload(default=b"")  # noqa: RUF009
+    stage: Annotated[int, whole(0, 3)]
+    first: Border
+    end: Border
+    applied: Count = 0
+    hosts: Flag = False
+    address: Address = ""
+    payload: "Buffer" = b""
 
 
-@dataclass(frozen=True)
 class Hello(_Kind, kind=b"I"):
     """Member -> member: the first message of a connection, and its answer."""
 
-    ticket: int = _integer(0, MAX_CHECKSUM)
-    name: str = _text(64)
-    to: str = _text(64)
+    ticket: Checksum
+    name: Name
+    to: Name
 
 
-@dataclass(frozen=True)
 class Segment(_Kind, kind=b"E"):
     """Member -> member: a part of a sum, or of the mean, in a ring, butterfly or tree."""
 
-    round: int = _integer(0, MAX_COUNT)
-    attempt: int = _integer(0, 1 << 32)
-    number: int = _integer(0, 1 << 32)
-    adds: bool = _flag()
-    payload: Buffer = _payload()  # noqa: RUF009
+    round: Count
+    attempt: Count32
+    number: Count32
+    adds: Flag
+    payload: "Buffer"
 
 
-@dataclass(frozen=True)
-class RunRound(_Kind, kind=b"q"):
+class RunRound(_Kind, kind=b"q", most_bytes=MAX_LONG_HEADER_BYTES):
     """hub -> member: average a round among yourselves, in a ring, butterfly or tree."""
 
-    round: int = _integer(0, MAX_COUNT)
-    attempt: int = _integer(0, 1 << 32)
-    topology: str = _text(32)
-    is_base: bool = _flag()
-    places: tuple[tuple[str, float], ...] = _weights()
+    round: Count
+    attempt: Count32
+    topology: Annotated[str, text(32)]
+    is_base: Flag
+    places: Weights
 
 
-@dataclass(frozen=True)
 class Ran(_Kind, kind=b"z"):
     """member -> hub: what came of a `RunRound`."""
 
-    round: int = _integer(0, MAX_COUNT)
-    attempt: int = _integer(0, 1 << 32)
-    checksum: int = _integer(0, MAX_CHECKSUM)
-    lost: str = _text(64)
-    silent: int = _integer(0, 1 << 32, default=0)
+    round: Count
+    attempt: Count32
+    checksum: Checksum
+    lost: Name
+    silent: Count32 = 0
 
 
-@dataclass(frozen=True)
 class Follow(_Kind, kind=b"f"):
     """replica -> hub: send me what you journal; or, once it has taken over, that it has."""
 
-    protocol: int = _integer(0, 1 << 16)
-    agreed: str = _text(800)
-    position: int = _integer(0, MAX_COUNT)
-    epoch: int = _integer(0, 1 << 32, default=0)
+    protocol: Count16
+    agreed: Annotated[str, text(800)]
+    position: Count
+    epoch: Count32 = 0
 
 
-@dataclass(frozen=True)
 class Copy(_Kind, kind=b"c"):
     """hub -> replica: a part of a record or snapshot of the hub's journal."""
 
-    position: int = _integer(1, MAX_COUNT)
-    part: int = _integer(0, 1 << 32)
-    parts: int = _integer(1, 1 << 32)
-    begins: bool = _flag()
-    whole: bool = _flag()
-    header_bytes: int = _integer(0, 1 << 26)
-    payload: Buffer = _payload()  # noqa: RUF009
+    position: CountFrom1
+    part: Count32
+    parts: Count32From1
+    begins: Flag
+    whole: Flag
+    header_bytes: Annotated[int, whole(0, 1 << 26)]
+    payload: "Buffer"
 
 
-@dataclass(frozen=True)
 class Stored(_Kind, kind=b"h"):
     """replica -> hub: what it holds, written to its disk."""
 
-    position: int = _integer(0, MAX_COUNT)
-    parts: int = _integer(0, MAX_COUNT)
+    position: Count
+    parts: Count
 
 
-@dataclass(frozen=True)
 class Standby(_Kind, kind=b"s"):
     """hub -> member, with its beats: where the hub's replica is, and how far it is."""
 
-    address: str = _text(MAX_ADDRESS)
-    key: str = _text(64)
-    link: int = _integer(0, MAX_COUNT)
-    sent: int = _integer(0, MAX_COUNT)
-    beat_s: float = _number(0.001, 3600.0)
-    asks: bool = _flag()
-    out: bool = _flag()
+    address: Address
+    key: Name
+    link: Count
+    sent: Count
+    beat_s: Annotated[float, number(0.001, 3600.0)]
+    asks: Flag
+    out: Flag
 
 
-@dataclass(frozen=True)
 class Offer(_Kind, kind=b"o"):
     """replica -> member: the hub is silent: may I take over from this position?"""
 
-    position: int = _integer(1, MAX_COUNT)
+    position: CountFrom1
 
 
-@dataclass(frozen=True)
 class Agree(_Kind, kind=b"v"):
     """member -> hub or replica: yes, to Standby.asks or to an Offer, for this position only."""
 
-    position: int = _integer(1, MAX_COUNT)
-    takes_over: bool = _flag()
+    position: CountFrom1
+    takes_over: Flag
 
 
-@dataclass(frozen=True)
 class Handover(_Kind, kind=b"m"):
     """lead -> hub, and the answer: ranges move from one hub of a job to another."""
 
-    protocol: int = _integer(0, 1 << 16)
-    stage: int = _integer(0, 11)
-    number: int = _integer(0, MAX_COUNT)
-    round: int = _integer(0, MAX_COUNT, default=0)
-    first: int = _integer(0, MAX_RANGES, default=0)
-    end: int = _integer(0, MAX_RANGES, default=0)
-    part: int = _integer(0, 1 << 32, default=0)
-    parts: int = _integer(1, 1 << 32, default=1)
-    agreed: str = _text(800, default="")
-    why: str = _text(200, default="")
-    session: int = _integer(0, MAX_CHECKSUM, default=0)
-    payload: Buffer = _payload(default=b"")  # noqa: RUF009
+    protocol: Count16
+    stage: Annotated[int, whole(0, 11)]
+    number: Count
+    round: Count = 0
+    first: Border = 0
+    end: Border = 0
+    part: Count32 = 0
+    parts: Count32From1 = 1
+    agreed: Annotated[str, text(800)] = ""
+    why: Annotated[str, text(200)] = ""
+    session: Checksum = 0
+    payload: "Buffer" = b""
 
 
-@dataclass(frozen=True)
 class Assign(_Kind, kind=b"w"):
     """hub -> member: slices of a batch, to be computed on the base that the replies lead to."""
 
-    round: int = _integer(0, MAX_COUNT)
-    of: int = _integer(1, MOST_SLICES)
-    gradient: bool = _flag()
-    slices: tuple[int, ...] = _slices()
+    round: Count
+    of: Annotated[int, whole(1, MOST_SLICES)]
+    gradient: Flag
+    slices: Slices
 
 
-@dataclass(frozen=True)
 class Computed(_Kind, kind=b"a"):
     """member -> hub: one part of what a slice came to. It is not kept for sending again."""
 
-    round: int = _integer(0, MAX_COUNT)
-    slice: int = _integer(0, MOST_SLICES - 1)
-    samples: int = _integer(1, MAX_COUNT)
-    loss: float = _number(-MOST_FIGURE, MOST_FIGURE)
-    part: int = _integer(0, 1 << 32)
-    parts: int = _integer(1, 1 << 32)
-    checksum: int = _integer(0, MAX_CHECKSUM)
-    payload: Buffer = _payload()  # noqa: RUF009
+    round: Count
+    slice: Annotated[int, whole(0, MOST_SLICES - 1)]
+    samples: CountFrom1
+    loss: Finite
+    part: Count32
+    parts: Count32From1
+    checksum: Checksum
+    payload: "Buffer"
 
 
-@dataclass(frozen=True)
 class Products(_Kind, kind=b"n"):
     """Both ways, passed on unread between hubs of several: what a search decides by, of the ranges
     [first, end) of the vector."""
 
-    round: int = _integer(0, MAX_COUNT)
-    first: int = _integer(0, MAX_RANGES)
-    end: int = _integer(0, MAX_RANGES)
-    payload: Buffer = _payload()  # noqa: RUF009
+    round: Count
+    first: Border
+    end: Border
+    payload: "Buffer"
 
 
-@dataclass(frozen=True)
 class StageBegin(_Kind, kind=b"p"):
     """hub -> member: you hold this stage of a pipeline; go on after `step` steps."""
 
-    generation: int = _integer(1, MAX_COUNT)
+    generation: CountFrom1
     """Goes up each time that all stages begin: messages of an earlier one no longer count."""
-    stage: int = _integer(0, MAX_STAGES - 1)
-    stages: int = _integer(1, MAX_STAGES)
-    step: int = _integer(0, MAX_COUNT)
+    stage: Annotated[int, whole(0, MAX_STAGES - 1)]
+    stages: Annotated[int, whole(1, MAX_STAGES)]
+    step: Count
     """Steps of the job that the stage's state is after."""
-    parts: int = _integer(0, 1 << 32)
+    parts: Count32
     """`StageState` that follow; 0: none, the stage begins as the job's seed has it."""
 
 
-@dataclass(frozen=True)
 class Activation(_Kind, kind=b"x"):
     """Both ways: what a stage passes to the next one for a micro-batch, or the gradient of the loss
     by that, to the one before. The hub passes it on unread."""
 
-    generation: int = _integer(1, MAX_COUNT)
-    step: int = _integer(0, MAX_COUNT)
+    generation: CountFrom1
+    step: Count
     """Steps of the job before this one."""
-    micro: int = _integer(0, MAX_MICROBATCHES - 1)
+    micro: Annotated[int, whole(0, MAX_MICROBATCHES - 1)]
     """The micro-batch, from 0."""
-    backward: bool = _flag()
+    backward: Flag
     """It is a gradient."""
-    loss: float = _number(-MOST_FIGURE, MOST_FIGURE)
+    loss: Finite
     """With a gradient: the micro-batch's part of the step's loss."""
-    payload: Buffer = _payload()  # noqa: RUF009
+    payload: "Buffer"
     """Of a length that both stages know (docs/wire.md)."""
-    squares: float = _optional(_number(0.0, MOST_FIGURE, default=0.0))
+    squares: Annotated[float, number(0.0, MOST_FIGURE)] = _optional(0.0)
     """Where gradients are clipped. With the last gradient of a step: the sum of the squares of all
     gradients of the stages behind; with the first activation of the next: of all stages."""
 
 
-@dataclass(frozen=True)
 class StageState(_Kind, kind=b"k"):
     """Both ways: one part of a stage's parameters and optimizer after `step` steps."""
 
-    generation: int = _integer(1, MAX_COUNT)
-    step: int = _integer(1, MAX_COUNT)
-    part: int = _integer(0, 1 << 32)
-    parts: int = _integer(1, 1 << 32)
-    payload: Buffer = _payload()  # noqa: RUF009
+    generation: CountFrom1
+    step: CountFrom1
+    part: Count32
+    parts: Count32From1
+    payload: "Buffer"
     """What they hold is the members' business: the hub keeps it unread."""
 
 
@@ -749,46 +715,23 @@ Message = (
     | RunRound | Ran | Replicating | Handover | Assign | Computed | Products | Piping
 )  # fmt: skip
 
-_FIELDS = {
-    cls: tuple(f for f in dataclasses.fields(cls) if "check" in f.metadata)
-    for cls in KINDS.values()
-}
-# Looked up once: every message of a run needs them.
-_NAMES = {cls: tuple(f.name for f in fields) for cls, fields in _FIELDS.items()}
-_CHECKS: dict[type[Message], tuple[Check, ...]] = {
-    cls: tuple(f.metadata["check"] for f in fields) for cls, fields in _FIELDS.items()
-}
-_CARRIES = {
-    cls: any("payload" in f.metadata for f in dataclasses.fields(cls)) for cls in KINDS.values()
-}
 
-
-_DEFAULTS = {
-    cls: tuple(f.default for f in fields if "optional" in f.metadata)
-    for cls, fields in _FIELDS.items()
-}
-"""Of the fields at the end that may be left out."""
-_MOST_HEADER: dict[type[Message], int] = dict.fromkeys(
-    (Reply, Map, Reached, RunRound), MAX_LONG_HEADER_BYTES
-)
-
-
-def pack(message: Message) -> list[Buffer]:
+def pack(message: Message) -> "list[Buffer]":
     """The frames of a message; the payload is not copied. BadMessage if a field is out of range."""
     cls = type(message)
-    values = [getattr(message, name) for name in _NAMES[cls]]
+    values = [getattr(message, name) for name in cls.header]
     _check(cls, values)
-    for default in reversed(_DEFAULTS[cls]):
+    for default in reversed(cls.optional):
         if values[-1] != default:
             break
         values.pop()
     frames: list[Buffer] = [cls.kind, msgpack.packb(values)]
-    if _CARRIES[cls]:
+    if cls.carries:
         frames.append(message.payload)  # type: ignore[union-attr]
     return frames
 
 
-def unpack(frames: Sequence[Buffer]) -> Message:
+def unpack(frames: "Sequence[Buffer]") -> Message:
     """The message in these frames; its payload is the caller's buffer. Raises BadMessage alone."""
     if len(frames) not in (2, 3):
         raise BadMessage(f"{len(frames)} frames: a message has 2 or 3")
@@ -796,31 +739,31 @@ def unpack(frames: Sequence[Buffer]) -> Message:
     cls = KINDS.get(bytes(kind)) if kind.nbytes == 1 else None
     if cls is None:
         raise BadMessage(f"no message kind {bytes(kind[:8])!r}")
-    if len(frames) != 2 + _CARRIES[cls]:
+    if len(frames) != 2 + cls.carries:
         raise BadMessage(f"{cls.__name__} in {len(frames)} frames")
     header = memoryview(frames[1])
-    most = _MOST_HEADER.get(cls, MAX_HEADER_BYTES)
-    if header.nbytes > most:
-        raise BadMessage(f"{cls.__name__}: a header of {header.nbytes} bytes, allowed {most}")
+    if header.nbytes > cls.most_bytes:
+        raise BadMessage(
+            f"{cls.__name__}: a header of {header.nbytes} bytes, allowed {cls.most_bytes}"
+        )
     try:
         # An element takes a byte at least, and the array of fields 64 at most.
-        longest = max(64, most // 8) if cls in _MOST_HEADER else 64
+        longest = 64 if cls.most_bytes == MAX_HEADER_BYTES else cls.most_bytes // 8
         values = msgpack.unpackb(header, use_list=False, max_array_len=longest, max_map_len=0)
     except Exception as error:  # msgpack raises half a dozen unrelated types on bad bytes
         raise BadMessage(f"{cls.__name__}: the header is not msgpack: {error}") from None
-    names, optional = _NAMES[cls], _DEFAULTS[cls]
-    fewest = len(names) - len(optional)
-    if not isinstance(values, tuple) or not fewest <= len(values) <= len(names):
-        raise BadMessage(f"{cls.__name__}: the header is not an array of {len(names)} fields")
-    values = [*values, *optional[len(values) - fewest :]]
+    fewest = len(cls.header) - len(cls.optional)
+    if not isinstance(values, tuple) or not fewest <= len(values) <= len(cls.header):
+        raise BadMessage(f"{cls.__name__}: the header is not an array of {len(cls.header)} fields")
+    values += cls.optional[len(values) - fewest :]
     _check(cls, values)
-    arguments = dict(zip(names, values, strict=True))
-    if _CARRIES[cls]:
+    arguments = dict(zip(cls.header, values, strict=True))
+    if cls.carries:
         arguments["payload"] = frames[2]
     return cls(**arguments)
 
 
-def other_protocol(frames: Sequence[Buffer]) -> int | None:
+def other_protocol(frames: "Sequence[Buffer]") -> int | None:
     """The sender's protocol version, if these frames are a Join or Resume of another version.
 
     The version is the first field in every layout. None for anything else.
@@ -841,11 +784,9 @@ def other_protocol(frames: Sequence[Buffer]) -> int | None:
 
 def _check(cls: type[Message], values: Sequence[Any]) -> None:
     """Raise BadMessage for the first value that its field does not allow."""
-    for number, (check, value) in enumerate(zip(_CHECKS[cls], values, strict=True)):
-        if not check(value):
-            spec = _FIELDS[cls][number]
-            allowed = spec.metadata["allowed"]
+    for (name, allowed), value in zip(cls.header.items(), values, strict=True):
+        if not allowed.check(value):
             # A list may be nested deeper than Python can print.
             nested = isinstance(value, list | tuple)
             shown = f"a {type(value).__name__}" if nested else repr(str(value)[:60])
-            raise BadMessage(f"{cls.__name__}.{spec.name} = {shown}: allowed is {allowed}")
+            raise BadMessage(f"{cls.__name__}.{name} = {shown}: allowed is {allowed.said}")
