@@ -1,4 +1,4 @@
 """Files that may be anything, read within limits; files written whole; TOML, both ways.
 
-Doors: reading, toml, writing.
+Doors: reading, tables, toml, writing.
 """

@@ -9,21 +9,18 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean, refuse_first
 from edgetrain.files.reading import OTHERS_READ, read_bytes, read_guarded
+from edgetrain.files.tables import key, ranged, read
 from edgetrain.files.toml import read_toml
 from edgetrain.fleet import values
-from edgetrain.fleet.checks import known, number, text
 from edgetrain.fleet.devices.health import HEAT_CAPS, LEAST_CAP
-from edgetrain.fleet.networks.profile import RANGES
 
-HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
-"""One label of a host name (RFC 1123), in small letters."""
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 DHCP = "dhcp"
 LARGEST = 64 << 10
@@ -38,9 +35,44 @@ LOCAL_HOSTS = ("local", "localhost", "127.0.0.1")
 """Hosts of servers that are this machine."""
 
 
+_NEEDED = "`edgetrain devices init` explains it"
+
+
+def _check_said(value: str, where: str) -> None:
+    if not value:
+        raise ConfigError(f"{where} is empty")
+
+
+def _check_name(name: str, where: str) -> None:
+    if not values.LABEL.match(name):
+        raise ConfigError(
+            f"{where} = '{name}' is not a host name",
+            "small letters, digits and '-' inside, at most 63, as in pi-0",
+        )
+
+
+def _address(address: str, where: str) -> str:
+    return address if address == DHCP else values.static_address(address, where)
+
+
+def _digest(digest: str, where: str) -> str:
+    if digest and not SHA256.match(digest.lower()):
+        raise ConfigError(f"{where} is not 64 hexadecimal digits")
+    return digest.lower()
+
+
+def _check_secret(place: str, where: str) -> None:
+    kind, colon, rest = place.partition(":")
+    if place and place != "ask" and not (kind in ("file", "env") and colon and rest):
+        raise ConfigError(
+            f"{where} holds something else than where the passphrase is",
+            "a passphrase never stands in this file: write file:NAME, env:NAME or ask",
+        )
+
+
 @dataclass(frozen=True)
 class HubPlace:
-    addresses: tuple[str, ...]
+    addresses: tuple[str, ...] = key(doc=_NEEDED, check=values.check_hub)
     """tcp://HOST:PORT; devices take the first that answers."""
 
 
@@ -48,8 +80,8 @@ class HubPlace:
 class ImageChoice:
     """The operating system's image. Empty texts: not given."""
 
-    file: Path
-    sha256: str = ""
+    file: Path = key(doc=_NEEDED)
+    sha256: str = key("", check=_digest)
     bmap: Path | None = None
 
 
@@ -57,12 +89,11 @@ class ImageChoice:
 class Wifi:
     """A wireless network; `secret` says where its passphrase is ("file:…", "env:…", "ask")."""
 
-    ssid: str
-    country: str
-    secret: str = field(default="", repr=False)
+    ssid: str = key(doc=_NEEDED, check=values.check_ssid)
+    country: str = key(doc=_NEEDED, check=values.check_country)
+    secret: str = field(default="", repr=False, metadata={"check": _check_secret})
     """"": an open network, which has none."""
-    security: str = "wpa2"
-    """One of SECURITY."""
+    security: str = key("wpa2", choices=SECURITY)
     hidden: bool = False
     """Whether it does not send its name, so that devices have to ask for it."""
 
@@ -71,13 +102,13 @@ class Wifi:
 class SystemSettings:
     """What all devices' systems have. Empty: as the image has it."""
 
-    timezone: str = ""
-    locale: str = ""
-    dns: tuple[str, ...] = ()
+    timezone: str = key("", check=values.check_timezone)
+    locale: str = key("", check=values.check_locale)
+    dns: tuple[str, ...] = key((), check=values.check_name_server)
     """Name servers of devices with a static address; DHCP brings its own."""
-    first_window: int = 0
+    first_window: int = ranged(0, 1, 1000, unit="segments")
     """Segments that a device's TCP begins with; 0: as its kernel does (ten)."""
-    receive_kb: int = 0
+    receive_kb: int = ranged(0, 131, 6000, unit="kB")
     """A device's first receive buffer of TCP; 0: as its kernel has it (131)."""
 
 
@@ -85,15 +116,15 @@ class SystemSettings:
 class Ssh:
     """The user that every device has, and the files of its public keys."""
 
-    user: str
-    keys: tuple[Path, ...]
+    user: str = key(doc=_NEEDED, check=values.check_user)
+    keys: tuple[Path, ...] = key(doc=_NEEDED)
 
 
 @dataclass(frozen=True)
 class JobFiles:
     """The job that devices train, and what it needs on them."""
 
-    file: Path
+    file: Path = key(doc=_NEEDED)
     data: Path | None = None
     bundle: Path | None = None
 
@@ -102,15 +133,14 @@ class JobFiles:
 class DeviceEntry:
     """One device. Its place among the members in the list is the index of its member."""
 
-    name: str
-    profile: str
-    address: str = DHCP
+    name: str = key(doc=_NEEDED, check=_check_name)
+    profile: str = key(doc=_NEEDED)
+    address: str = key(DHCP, check=_address)
     """"dhcp", or an IPv4 address with the length of its network, "192.168.1.20/24"."""
     gateway: str = ""
-    max_celsius: float = 0.0
+    max_celsius: float = ranged(0.0, *HEAT_CAPS[:2], unit="C")
     """Temperature that its member keeps below, by lengthening its steps; 0: none."""
-    role: str = "member"
-    """One of ROLES."""
+    role: str = key("member", choices=ROLES)
     site: str = ""
     """Of a gateway, and of the members that join it; "": it joins the hub."""
 
@@ -124,13 +154,13 @@ class DeviceEntry:
 class ServerEntry:
     """One GPU server. Who starts what there is not decided by this file."""
 
-    name: str
-    host: str
+    name: str = key(doc=_NEEDED, check=_check_said)
+    host: str = key(doc=_NEEDED, check=_check_said)
     """Name in the network, or "local": the machine that reads this."""
     profile: str = ""
     """A profile of the catalog; "": this machine's own speed."""
     interface: str = ""
-    accelerators: int = 0
+    accelerators: int = ranged(0, 1, 1024)
     """Processes that it runs; 0: as many as its profile has accelerators, or cores."""
     python: str = ""
     """The interpreter that has edgetrain there; "": python3, on this machine the one that runs."""
@@ -140,8 +170,8 @@ class ServerEntry:
 class Between:
     """The network between servers."""
 
-    rate_mbit: float = 10_000.0
-    rtt_ms: float = 0.2
+    rate_mbit: float = ranged(10_000.0, 1e-3, 1e7, unit="Mbit/s")
+    rtt_ms: float = ranged(0.2, 0, 1e5, unit="ms")
 
 
 @dataclass(frozen=True)
@@ -155,8 +185,8 @@ class Cluster:
     system: SystemSettings = SystemSettings()
     ssh: Ssh | None = None
     job: JobFiles | None = None
-    devices: tuple[DeviceEntry, ...] = ()
-    servers: tuple[ServerEntry, ...] = ()
+    devices: tuple[DeviceEntry, ...] = key((), name="device")
+    servers: tuple[ServerEntry, ...] = key((), name="server")
     between: Between = Between()
     trusted: bool = False
     """Whether the network between the servers is one that strangers cannot reach."""
@@ -205,19 +235,6 @@ class Cluster:
         return self.members.index(device)
 
 
-TABLES = {
-    name: {each.name: each.default is MISSING for each in fields(entry)}
-    for name, entry in {
-        "hub": HubPlace, "image": ImageChoice, "wifi": Wifi, "system": SystemSettings,
-        "ssh": Ssh, "job": JobFiles, "device": DeviceEntry, "server": ServerEntry,
-        "between": Between,
-    }.items()
-}  # fmt: skip
-"""Every table's keys, and whether one is required."""
-_LISTS = ("device", "server")
-_LOOSE = ("trusted",)
-
-
 def load(path: str | Path) -> Cluster:
     """Read a cluster file. Raises ConfigError, which names the file, the key and what is allowed.
 
@@ -238,33 +255,35 @@ def parse(table: Mapping[str, Any], path: Path) -> Cluster:
 
     Raises ConfigError for an unknown key (with the closest known one) and for a bad value.
     """
-    _check_keys(table, path)
-    devices = tuple(_device(t, f"{path}: device[{i}]") for i, t in _each(table, "device"))
-    servers = tuple(_server(t, f"{path}: server[{i}]") for i, t in _each(table, "server"))
-    _check_unique([d.name for d in devices], f"{path}: two devices are called")
-    _check_unique([s.name for s in servers], f"{path}: two servers are called")
+    cluster = read(Cluster, table, str(path), path=path)
+    devices = cluster.devices
     static = [d.address.split("/")[0] for d in devices if d.address != DHCP]
+    _check_unique([d.name for d in devices], f"{path}: two devices are called")
+    _check_unique([s.name for s in cluster.servers], f"{path}: two servers are called")
     _check_unique(static, f"{path}: two devices have the address")
-    _check_unique(
-        [d.role for d in devices if d.role == "hub"], f"{path}: two devices have the role"
-    )
+    hubs = [d.role for d in devices if d.role == "hub"]
+    _check_unique(hubs, f"{path}: two devices have the role")
+    for i, device in enumerate(devices):
+        _check_device(device, f"{path}: device[{i}]")
     _check_sites(devices, path)
-    trusted = table.get("trusted", False)
-    if not isinstance(trusted, bool):
-        raise ConfigError(f"{path}: trusted = {trusted!r}", "allowed: true or false")
-    read = {"hub": _hub, "image": _image, "wifi": _wifi, "system": _system, "ssh": _ssh,
-            "job": _job, "between": _between}  # fmt: skip
-    given: dict[str, Any] = {
-        name: make(table[name], path) for name, make in read.items() if name in table
-    }
-    if table.get("system", {}).get("dns") and not static:
+    wifi = cluster.wifi
+    if wifi and (wifi.security == "open") != (not wifi.secret):
         raise ConfigError(
-            f"{path}: system.dns, and no device has a static address", "DHCP has its own"
+            f"{path}: wifi.security = '{wifi.security}' "
+            + ("and wifi.secret" if wifi.secret else "without wifi.secret"),
+            'an open network has no passphrase; all others have: "file:NAME", "env:NAME" or "ask"',
         )
+    refuse_first(
+        (cluster.hub and not cluster.hub.addresses, f"{path}: hub.addresses is empty",
+         '["tcp://192.168.1.5:5555"]'),
+        (cluster.ssh and not cluster.ssh.keys, f"{path}: ssh.keys is empty",
+         '["~/.ssh/id_ed25519.pub"]'),
+        (cluster.system.dns and not static,
+         f"{path}: system.dns, and no device has a static address", "DHCP has its own"),
+    )  # fmt: skip
     hub = next((d for d in devices if d.role == "hub"), None)
-    if hub and "hub" not in given:
-        given["hub"] = HubPlace((f"tcp://{hub.host}:{HUB_PORT}",))
-    cluster = Cluster(path, devices=devices, servers=servers, trusted=trusted, **given)
+    if hub and not cluster.hub:
+        cluster = replace(cluster, hub=HubPlace((f"tcp://{hub.host}:{HUB_PORT}",)))
     hubs = [_host_of(address) for address in (cluster.hub.addresses if cluster.hub else ())]
     for device in devices:
         own = [device.host, device.name, f"{device.name}.local"] if device.role != "hub" else []
@@ -386,146 +405,22 @@ def ssh_keys(ssh: Ssh) -> list[str]:
 # -- tables --------------------------------------------------------------------------------------
 
 
-def _check_keys(table: Mapping[str, Any], path: Path) -> None:
-    known(table, [*TABLES, *_LOOSE], f"{path}: ")
-    for key, value in table.items():
-        if key in _LOOSE:
-            continue
-        shape = isinstance(value, list) if key in _LISTS else isinstance(value, Mapping)
-        tables = value if isinstance(value, list) else [value]
-        if not shape or not all(isinstance(item, Mapping) for item in tables):
-            how = f"[[{key}]]" if key in _LISTS else f"[{key}]"
-            raise ConfigError(f"{path}: {key} is not written as {how}")
-        for at, item in enumerate(tables):
-            where = f"{key}[{at}]" if key in _LISTS else key
-            known(item, TABLES[key], f"{path}: ", f"{where}.")
-            for name, required in TABLES[key].items():
-                if required and name not in item:
-                    raise ConfigError(
-                        f"{path}: {where}.{name} is missing", "`edgetrain devices init` explains it"
-                    )
-
-
-def _each(table: Mapping[str, Any], key: str) -> list[tuple[int, Mapping[str, Any]]]:
-    return list(enumerate(table.get(key, ())))
-
-
-def _hub(table: Mapping[str, Any], path: Path) -> HubPlace:
-    value = table["addresses"]
-    if not isinstance(value, list) or not value:
-        raise ConfigError(
-            f"{path}: hub.addresses = {value!r} is not a list of addresses",
-            '["tcp://192.168.1.5:5555"]',
-        )
-    for address in value:
-        where = f"{path}: hub.addresses"
-        values.check_hub(text(address, where), where)
-    return HubPlace(tuple(value))
-
-
-def _image(table: Mapping[str, Any], path: Path) -> ImageChoice:
-    digest = text(table.get("sha256", ""), f"{path}: image.sha256").lower()
-    if digest and not SHA256.match(digest):
-        raise ConfigError(f"{path}: image.sha256 is not 64 hexadecimal digits")
-    bmap = _path(table, "image", "bmap", path) if "bmap" in table else None
-    return ImageChoice(_path(table, "image", "file", path), digest, bmap)
-
-
-def _wifi(table: Mapping[str, Any], path: Path) -> Wifi:
-    ssid = text(table["ssid"], f"{path}: wifi.ssid")
-    values.check_ssid(ssid, f"{path}: wifi.ssid")
-    country = text(table["country"], f"{path}: wifi.country")
-    values.check_country(country, f"{path}: wifi.country")
-    security, hidden = table.get("security", "wpa2"), table.get("hidden", False)
-    if security not in SECURITY:
-        raise ConfigError(
-            f"{path}: wifi.security = {security!r}", f"allowed: {', '.join(SECURITY)}"
-        )
-    if not isinstance(hidden, bool):
-        raise ConfigError(f"{path}: wifi.hidden = {hidden!r}", "allowed: true or false")
-    where = text(table.get("secret", ""), f"{path}: wifi.secret")
-    if (security == "open") != (not where):
-        raise ConfigError(
-            f"{path}: wifi.security = '{security}' "
-            + ("and wifi.secret" if where else "without wifi.secret"),
-            'an open network has no passphrase; all others have: "file:NAME", "env:NAME" or "ask"',
-        )
-    kind, colon, rest = where.partition(":")
-    if where and where != "ask" and not (kind in ("file", "env") and colon and rest):
-        raise ConfigError(
-            f"{path}: wifi.secret holds something else than where the passphrase is",
-            "a passphrase never stands in this file: write file:NAME, env:NAME or ask",
-        )
-    return Wifi(ssid, country, where, security, hidden)
-
-
-def _system(table: Mapping[str, Any], path: Path) -> SystemSettings:
-    timezone = text(table.get("timezone", ""), f"{path}: system.timezone")
-    values.check_timezone(timezone, f"{path}: system.timezone")
-    locale = text(table.get("locale", ""), f"{path}: system.locale")
-    values.check_locale(locale, f"{path}: system.locale")
-    dns = table.get("dns", [])
-    if not isinstance(dns, list):
-        raise ConfigError(f"{path}: system.dns = {dns!r} is not a list", '["192.168.1.1"]')
-    for server in dns:
-        values.check_name_server(text(server, f"{path}: system.dns"), f"{path}: system.dns")
-    windows = {
-        key: int(number(table[key], RANGES[key], f"{path}: system.{key}", whole=True))
-        for key in ("first_window", "receive_kb")
-        if key in table
-    }
-    return SystemSettings(timezone, locale, tuple(dns), **windows)
-
-
-def _ssh(table: Mapping[str, Any], path: Path) -> Ssh:
-    user = text(table["user"], f"{path}: ssh.user")
-    values.check_user(user, f"{path}: ssh.user")
-    keys = table["keys"]
-    if not isinstance(keys, list) or not keys:
-        raise ConfigError(
-            f"{path}: ssh.keys = {keys!r} is not a list of files", '["~/.ssh/id_ed25519.pub"]'
-        )
-    return Ssh(user, tuple(_path({"keys": key}, "ssh", "keys", path) for key in keys))
-
-
-def _job(table: Mapping[str, Any], path: Path) -> JobFiles:
-    rest = {k: _path(table, "job", k, path) for k in ("data", "bundle") if k in table}
-    return JobFiles(_path(table, "job", "file", path), **rest)
-
-
-def _device(table: Mapping[str, Any], where: str) -> DeviceEntry:
-    name = text(table["name"], f"{where}.name")
-    if not HOST_NAME.match(name):
-        raise ConfigError(
-            f"{where}.name = '{name}' is not a host name",
-            "small letters, digits and '-' inside, at most 63, as in pi-0",
-        )
-    address = text(table.get("address", DHCP), f"{where}.address")
-    gateway = text(table.get("gateway", ""), f"{where}.gateway")
-    if address != DHCP:
-        address = values.static_address(address, f"{where}.address")
-    if gateway and address == DHCP:
-        raise ConfigError(f"{where}.gateway needs a static address", "DHCP brings its own")
-    if gateway:
-        values.check_gateway(gateway, address, f"{where}.gateway")
-    cap = number(table.get("max_celsius", 0.0), HEAT_CAPS, f"{where}.max_celsius")
-    if 0 < cap < LEAST_CAP:
-        raise ConfigError(f"{where}.max_celsius = {cap:g}", f"allowed: {LEAST_CAP:g} to 110, or 0")
-    role = text(table.get("role", "member"), f"{where}.role")
-    if role not in ROLES:
-        raise ConfigError(f"{where}.role = '{role}'", did_you_mean(role, ROLES))
-    site = text(table.get("site", ""), f"{where}.site")
+def _check_device(device: DeviceEntry, where: str) -> None:
+    cap, role, site, dhcp = device.max_celsius, device.role, device.site, device.address == DHCP
     refuse_first(
+        (device.gateway and dhcp, f"{where}.gateway needs a static address", "DHCP brings its own"),
+        (0 < cap < LEAST_CAP, f"{where}.max_celsius = {cap:g}",
+         f"allowed: {LEAST_CAP:g} to 110, or 0"),
         (cap and role != "member", f"{where}.max_celsius = {cap:g}",
          f"a {role} has no steps to lengthen"),
-        (site and not HOST_NAME.match(site), f"{where}.site = '{site}' is not a name",
+        (site and not values.LABEL.match(site), f"{where}.site = '{site}' is not a name",
          "small letters, digits and '-' inside, at most 63, as in barn"),
         (site and role == "hub", f"{where}.site = '{site}'", "the hub is the hub of all sites"),
         (role == "gateway" and not site, f"{where} is a gateway, and site is missing",
          'site = "NAME", here and for the members that join it'),
     )  # fmt: skip
-    profile = text(table["profile"], f"{where}.profile")
-    return DeviceEntry(name, profile, address, gateway, cap, role, site)
+    if device.gateway:
+        values.check_gateway(device.gateway, device.address, f"{where}.gateway")
 
 
 def _check_sites(devices: Sequence[DeviceEntry], path: Path) -> None:
@@ -545,32 +440,6 @@ def _check_sites(devices: Sequence[DeviceEntry], path: Path) -> None:
              f"{path}: no member is at the site '{d.site}' of the gateway {d.name}",
              f'site = "{d.site}" for those that join it'),
         )  # fmt: skip
-
-
-def _server(table: Mapping[str, Any], where: str) -> ServerEntry:
-    words = {key: value for key, value in table.items() if key != "accelerators"}
-    values = {key: text(value, f"{where}.{key}") for key, value in words.items()}
-    for key in ("name", "host"):
-        if not values[key]:
-            raise ConfigError(f"{where}.{key} is empty")
-    limits = (1, 1024, "")
-    count = number(table.get("accelerators", 1), limits, f"{where}.accelerators", whole=True)
-    return ServerEntry(**values, accelerators=int(count) if "accelerators" in table else 0)
-
-
-def _between(table: Mapping[str, Any], path: Path) -> Between:
-    limits = {"rate_mbit": (1e-3, 1e7, "Mbit/s"), "rtt_ms": (0, 1e5, "ms")}
-    given = {
-        key: number(value, limits[key], f"{path}: between.{key}") for key, value in table.items()
-    }
-    return Between(**given)
-
-
-def _path(table: Mapping[str, Any], name: str, key: str, path: Path) -> Path:
-    value = text(table[key], f"{path}: {name}.{key}")
-    if not value:
-        raise ConfigError(f"{path}: {name}.{key} is empty", "the name of a file")
-    return path.parent / Path(value).expanduser()
 
 
 def _check_unique(values: list[str], error: str) -> None:

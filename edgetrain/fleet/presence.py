@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass
 from typing import Any
 
-from edgetrain.fleet.checks import known, node_numbers, seconds
+from edgetrain.files.tables import ranged, read
 
 
 @dataclass(frozen=True, slots=True)
 class Absence:
     """Members that lose power at `at_s` and start again `for_s` seconds later; empty means all."""
 
-    at_s: float
-    for_s: float
+    at_s: float = ranged(MISSING, 0, 1e9, unit="s")
+    for_s: float = ranged(MISSING, 0, 1e9, unit="s")
     members: tuple[int, ...] = ()
 
 
@@ -91,13 +91,7 @@ def parse_absences(tables: Iterable[Mapping[str, Any]], members: int) -> tuple[A
     >>> parse_absences([{"at_s": 5, "for_s": 60, "members": [1]}], 4)
     (Absence(at_s=5.0, for_s=60.0, members=(1,)),)
     """
-    return tuple(_parse(table, f"absences[{i}]", members) for i, table in enumerate(tables))
-
-
-def _parse(table: Mapping[str, Any], where: str, members: int) -> Absence:
-    known(table, (field.name for field in fields(Absence)), prefix=f"{where}.")
-    return Absence(
-        seconds(table.get("at_s"), "1e9", f"{where}.at_s"),
-        seconds(table.get("for_s"), "1e9", f"{where}.for_s"),
-        node_numbers(table.get("members", []), members, f"{where}.members"),
+    return tuple(
+        read(Absence, table, prefix=f"absences[{i}].", within={"members": members - 1})
+        for i, table in enumerate(tables)
     )

@@ -46,7 +46,7 @@ HUB_ADDRESS = re.compile(
     r"tcp://(\[[0-9a-fA-F:.]+(?:%[A-Za-z0-9_.-]{1,15})?\]|[A-Za-z0-9.-]+):([0-9]{1,5})\Z"
 )
 LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
-"""A part of a host's name."""
+"""A part of a host's name (RFC 1123), in small letters."""
 NUMERIC = re.compile(r"([0-9]+|0x[0-9a-f]*)\Z")
 """The last part of what is taken for an IPv4 address, in one of its spellings."""
 ITSELF = {"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"}

@@ -8,8 +8,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
+
+from edgetrain.files.tables import key, ranged
 
 if TYPE_CHECKING:
     from edgetrain.exchange.member.checkpoint import Sparing
@@ -49,18 +51,6 @@ BUFFERS = ("mean", "local")
 Plain = bool | int | float | str | list[Any] | dict[str, Any]
 
 
-def _ranged(default: float, low: float, high: float, doc: str) -> Any:
-    return field(default=default, metadata={"low": low, "high": high, "doc": doc})
-
-
-def _said(default: str, doc: str) -> Any:
-    return field(default=default, metadata={"doc": doc})
-
-
-def _switch(default: bool, doc: str) -> Any:
-    return field(default=default, metadata={"doc": doc})
-
-
 def _sgd() -> dict[str, Any]:
     return {"name": "sgd", "lr": 0.05, "momentum": 0.9}
 
@@ -69,52 +59,50 @@ def _sgd() -> dict[str, Any]:
 class Fleet:
     """Who trains, on what, over which network."""
 
-    members: int = _ranged(4, 1, 100_000, "training processes")
-    device: str = _said("host", "device profile(s): 'raspberry-pi-4b', 'raspberry-pi-4b:6, host:2'")
-    network: str = _said("none", "network profile(s): 'wan-200ms', 'wifi:4, 4g-bad:4'")
-    hub_network: str = _said("none", "network profile(s) of the hubs' own links, as of members")
-    nat: str = _said("", "members to which nobody can connect: '0-2 5'")
-    sites: str = _said("", "members behind one shared uplink: 'home-fixed: 0-3, 4g-good: 4 5'")
-    gateways: bool = _switch(False, "a site may merge its rounds first: `edgetrain gateway`")
-    congestion: str = _said("cubic", "TCP's congestion control on all links: cubic, reno, bbr, …")
-    pace_s: float = _ranged(0.0, 0.0, 3600.0, "seconds a step takes; 0: as the device profile says")
-    stays_s: float = _ranged(0.0, 0.0, 1e9, "simulated: mean seconds until a device goes; 0: never")
-    away_s: float = _ranged(60.0, 0.0, 1e9, "simulated: mean seconds until it starts anew")
-    backend: str = _said("auto", "how the network is emulated: auto, packet, tc, stream or none")
-    topology: str = _said(
+    members: int = ranged(4, 1, 100_000, "training processes")
+    device: str = key("host", "device profile(s): 'raspberry-pi-4b', 'raspberry-pi-4b:6, host:2'")
+    network: str = key("none", "network profile(s): 'wan-200ms', 'wifi:4, 4g-bad:4'")
+    hub_network: str = key("none", "network profile(s) of the hubs' own links, as of members")
+    nat: str = key("", "members to which nobody can connect: '0-2 5'")
+    sites: str = key("", "members behind one shared uplink: 'home-fixed: 0-3, 4g-good: 4 5'")
+    gateways: bool = key(False, "a site may merge its rounds first: `edgetrain gateway`")
+    congestion: str = key("cubic", "TCP's congestion control on all links: cubic, reno, bbr, …")
+    pace_s: float = ranged(0.0, 0.0, 3600.0, "seconds a step takes; 0: as the device profile says")
+    stays_s: float = ranged(0.0, 0.0, 1e9, "simulated: mean seconds until a device goes; 0: never")
+    away_s: float = ranged(60.0, 0.0, 1e9, "simulated: mean seconds until it starts anew")
+    backend: str = key("auto", "how the network is emulated: auto, packet, tc, stream or none")
+    topology: str = key(
         "star", "who adds up: star (the hub), direct, ring, butterfly, tree, or auto"
     )
-    topology_trust: bool = _switch(
+    topology_trust: bool = key(
         False, "members may see each other's contributions: auto may take direct"
     )
-    placement: str = _said(
+    placement: str = key(
         "", "members are stages of one model: 'pipeline=4 microbatches=16'; '': each holds it all"
     )
-    activations: str = _said("float32", "what stages pass on: float32, bf16 or int8")
+    activations: str = key("float32", "what stages pass on: float32, bf16 or int8")
 
 
 @dataclass(frozen=True)
 class Train:
     """What a member does between exchanges."""
 
-    steps: int = _ranged(400, 1, 10**9, "optimizer steps of each member")
-    batch: int = _ranged(16, 1, 10**6, "samples in a step, per member")
-    accumulate: int = _ranged(1, 1, 10**6, "batches whose mean gradient is a step's")
-    optimizer: dict[str, Any] = field(
-        default_factory=_sgd, metadata={"doc": "sgd, adamw, …: torch's, or lars, lamb"}
-    )
-    rate_for: int = _ranged(
+    steps: int = ranged(400, 1, 10**9, "optimizer steps of each member")
+    batch: int = ranged(16, 1, 10**6, "samples in a step, per member")
+    accumulate: int = ranged(1, 1, 10**6, "batches whose mean gradient is a step's")
+    optimizer: dict[str, Any] = key(_sgd, "sgd, adamw, …: torch's, or lars, lamb")
+    rate_for: int = ranged(
         0, 0, 10**9, "samples in a step of all members that lr is for; it grows with them; 0: as is"
     )
-    schedule: str = _said(
+    schedule: str = key(
         "", "learning rate: 'warmup(20) | cosine', linear, step(0.5, 100); '': same"
     )
-    clip: float = _ranged(0.0, 0.0, 1e12, "length (L2) that gradients are cut to; 0: they are not")
-    evaluate_every: int = _ranged(0, 0, 10**9, "steps between evaluations; 0: about 50 in a run")
-    target: float = _ranged(0.0, 0.0, 1e12, "figure that counts as trained; 0: the task's own")
-    threads: int = _ranged(1, 1, 1024, "torch threads of each member")
-    accelerator: str = _said("auto", "where the model is: cpu, cuda, or auto (cuda if it is there)")
-    fixed: str = _said(
+    clip: float = ranged(0.0, 0.0, 1e12, "length (L2) that gradients are cut to; 0: they are not")
+    evaluate_every: int = ranged(0, 0, 10**9, "steps between evaluations; 0: about 50 in a run")
+    target: float = ranged(0.0, 0.0, 1e12, "figure that counts as trained; 0: the task's own")
+    threads: int = ranged(1, 1, 1024, "torch threads of each member")
+    accelerator: str = key("auto", "where the model is: cpu, cuda, or auto (cuda if it is there)")
+    fixed: str = key(
         "equal", "frozen weights and buffers: equal on all members, the first's, or own"
     )
 
@@ -123,70 +111,61 @@ class Train:
 class StrategyTable:
     """How members exchange what they learn."""
 
-    name: str = _said("dga", "see `edgetrain strategies`")
-    every: int = _ranged(
+    name: str = key("dga", "see `edgetrain strategies`")
+    every: int = ranged(
         0, 0, 10**9, "local steps in a round (K); 0: the strategy's, fewer in a short run"
     )
-    delay: int | Literal["auto"] = field(
-        default=AUTO,
-        metadata={"low": 0, "high": 10**9, "doc": "local steps a reply may take (D), or 'auto'"},
+    delay: int | Literal["auto"] = ranged(
+        AUTO, 0, 10**9, "local steps a reply may take (D), or 'auto'"
     )
-    landing: float | Literal["auto"] = field(
-        default=AUTO,
-        metadata={
-            "low": 0.0,
-            "high": 1.0,
-            "doc": "share of the steps, at the end, in short rounds without delay; 0: none",
-        },
+    landing: float | Literal["auto"] = ranged(
+        AUTO, 0.0, 1.0, "share of the steps, at the end, in short rounds without delay; 0: none"
     )
-    correction: str = _said(
+    correction: str = key(
         "", "own (the paper), drift or variates (unequal data), auto, none; '': as the name"
     )
-    codec: str = _said("fp32", "how contributions are encoded")
-    reply_codec: str = _said("", "how replies are encoded; '': like contributions")
-    merge: str = _said("mean", "how contributions become one; see `edgetrain strategies`")
-    outer: str = _said(
-        "", "what the hub makes of it: 'nesterov(0.7, 0.9)'; '': as the strategy says"
-    )
-    ranges: int = _ranged(
+    codec: str = key("fp32", "how contributions are encoded")
+    reply_codec: str = key("", "how replies are encoded; '': like contributions")
+    merge: str = key("mean", "how contributions become one; see `edgetrain strategies`")
+    outer: str = key("", "what the hub makes of it: 'nesterov(0.7, 0.9)'; '': as the strategy says")
+    ranges: int = ranged(
         1, 1, 1 << 20, "ranges of the vector that hubs share; codecs are cut at their borders"
     )
-    weigh: str = _said(
+    weigh: str = key(
         "", "what a member counts for: alike, its samples, its shares; '': as the strategy says"
     )
-    buffers: str = _said("mean", "normalisation's running statistics: mean over members, or local")
-    secure: bool = _switch(False, "mask contributions, so that the hub learns only their sum")
-    threshold: int = _ranged(0, 0, 100_000, "secure: members that a sum takes; 0: more than 2/3")
-    honest_hub: bool = _switch(False, "secure: the hub is trusted, thresholds may be above 1/2")
-    span: float = _ranged(8.0, 2**-20, 2**20, "secure: elements are sent within [-span, span]")
+    buffers: str = key("mean", "normalisation's running statistics: mean over members, or local")
+    secure: bool = key(False, "mask contributions, so that the hub learns only their sum")
+    threshold: int = ranged(0, 0, 100_000, "secure: members that a sum takes; 0: more than 2/3")
+    honest_hub: bool = key(False, "secure: the hub is trusted, thresholds may be above 1/2")
+    span: float = ranged(8.0, 2**-20, 2**20, "secure: elements are sent within [-span, span]")
 
 
 @dataclass(frozen=True)
 class HubTable:
     """How patient the hub is."""
 
-    quorum: int = _ranged(1, 1, 100_000, "contributions a round needs to close at its deadline")
-    start_with: int = _ranged(0, 0, 100_000, "members that are enough to begin; 0: all")
-    start_after_s: float = _ranged(60.0, 0.0, 10**7, "once they are here, wait so for the others")
-    deadline_s: float | Literal["auto"] = _ranged(
+    quorum: int = ranged(1, 1, 100_000, "contributions a round needs to close at its deadline")
+    start_with: int = ranged(0, 0, 100_000, "members that are enough to begin; 0: all")
+    start_after_s: float = ranged(60.0, 0.0, 10**7, "once they are here, wait so for the others")
+    deadline_s: float | Literal["auto"] = ranged(
         60.0, 0.01, 86_400.0, "then a round closes without the late ones; 'auto': from arrivals"
     )
-    gone_s: float = _ranged(5.0, 0.1, 86_400.0, "a member unreachable for so long is given up")
-    beat_s: float = _ranged(1.0, 0.05, 60.0, "the hub says something to everyone this often")
-    outage_s: float = _ranged(600.0, 1.0, 10**7, "members wait so long for a hub that is away")
-    most_mb: float = _ranged(0.0, 0.0, 1e9, "largest model it takes, as float32; 0: by free memory")
-    return_s: float = _ranged(60.0, 1.0, 10**7, "wait so for members not back yet, or too few")
-    deserted_s: float = _ranged(3600.0, 1.0, 10**7, "wait so while no member is left, or back yet")
-    fsync: str = _said("always", "when the journal reaches the disk: always, round-every N, never")
-    when_full: str = _said("stop", "on a full disk: stop, or 'go on' without the journal")
-    snapshot_every: int = _ranged(0, 0, 10**9, "rounds between snapshots of the base; 0: by size")
-    replica: str = _said("", "tcp://HOST:PORT of a second hub that takes over; '': there is none")
-    status_s: float = _ranged(5.0, 0.0, 3600.0, "members say how they are this often; 0: never")
-    hubs: list[str] = field(
-        default_factory=list,
-        metadata={"doc": "all hubs, the first leads: ['tcp://a:5555', 'tcp://b:5555']; []: one"},
+    gone_s: float = ranged(5.0, 0.1, 86_400.0, "a member unreachable for so long is given up")
+    beat_s: float = ranged(1.0, 0.05, 60.0, "the hub says something to everyone this often")
+    outage_s: float = ranged(600.0, 1.0, 10**7, "members wait so long for a hub that is away")
+    most_mb: float = ranged(0.0, 0.0, 1e9, "largest model it takes, as float32; 0: by free memory")
+    return_s: float = ranged(60.0, 1.0, 10**7, "wait so for members not back yet, or too few")
+    deserted_s: float = ranged(3600.0, 1.0, 10**7, "wait so while no member is left, or back yet")
+    fsync: str = key("always", "when the journal reaches the disk: always, round-every N, never")
+    when_full: str = key("stop", "on a full disk: stop, or 'go on' without the journal")
+    snapshot_every: int = ranged(0, 0, 10**9, "rounds between snapshots of the base; 0: by size")
+    replica: str = key("", "tcp://HOST:PORT of a second hub that takes over; '': there is none")
+    status_s: float = ranged(5.0, 0.0, 3600.0, "members say how they are this often; 0: never")
+    hubs: list[str] = key(
+        list, "all hubs, the first leads: ['tcp://a:5555', 'tcp://b:5555']; []: one"
     )
-    message_s: float = _ranged(0.001, 0.0, 10.0, "simulated: seconds the hub takes for a message")
+    message_s: float = ranged(0.001, 0.0, 10.0, "simulated: seconds the hub takes for a message")
 
     @property
     def longest_deadline_s(self) -> float:
@@ -197,9 +176,9 @@ class HubTable:
 class CheckpointTable:
     """How sparingly a member writes its checkpoint, where it is told to keep one."""
 
-    every_s: float = _ranged(600.0, 0.0, 1e9, "seconds between two checkpoints of a member")
-    share: float = _ranged(0.02, 1e-6, 1.0, "of a member's time that writing them may take")
-    mb_an_hour: float = _ranged(256.0, 1e-3, 1e9, "megabytes that they may write in an hour")
+    every_s: float = ranged(600.0, 0.0, 1e9, "seconds between two checkpoints of a member")
+    share: float = ranged(0.02, 1e-6, 1.0, "of a member's time that writing them may take")
+    mb_an_hour: float = ranged(256.0, 1e-3, 1e9, "megabytes that they may write in an hour")
 
     def sparing(self) -> Sparing:
         """As `checkpoint` takes it."""
@@ -212,65 +191,57 @@ class CheckpointTable:
 class Privacy:
     """Differential privacy: whose data, how much noise, and who is trusted."""
 
-    unit: str = _said("none", "what is protected: none, example, or member (all it has)")
-    clip: float = _ranged(1.0, 1e-9, 1e12, "length (L2) that one unit's part is cut to")
-    noise: float = _ranged(0.0, 0.0, 1e6, "noise multiplier: standard deviation / clip")
-    epsilon: float = _ranged(0.0, 0.0, 1e6, "in place of noise: what the whole job may spend")
-    delta: float = _ranged(1e-5, 1e-100, 0.5, "the chance that epsilon does not hold")
-    where: str = _said("member", "who adds the noise: member, or a hub that is trusted: hub")
-    sampling: str = _said("poisson", "of examples: poisson, or shuffle (which hides less)")
+    unit: str = key("none", "what is protected: none, example, or member (all it has)")
+    clip: float = ranged(1.0, 1e-9, 1e12, "length (L2) that one unit's part is cut to")
+    noise: float = ranged(0.0, 0.0, 1e6, "noise multiplier: standard deviation / clip")
+    epsilon: float = ranged(0.0, 0.0, 1e6, "in place of noise: what the whole job may spend")
+    delta: float = ranged(1e-5, 1e-100, 0.5, "the chance that epsilon does not hold")
+    where: str = key("member", "who adds the noise: member, or a hub that is trusted: hub")
+    sampling: str = key("poisson", "of examples: poisson, or shuffle (which hides less)")
 
 
 @dataclass(frozen=True)
 class ServersTable:
     """When and how the job runs on GPU servers, on one group of processes that hold it together."""
 
-    cluster: str = _said("", "a cluster.toml with [[server]] tables; '': this machine")
-    placement: str = _said("auto", "auto, edge (never on servers), or 'data=2 pipeline=2'")
-    precision: str = _said("fp32", "of matrix products on servers: fp32 or bf16")
-    fallback: str = _said("never", "from devices to servers: never, when-needed, when-faster")
-    snapshot_every: int = _ranged(0, 0, 10**9, "steps between snapshots; 0: about ten in a run")
-    hang_s: float = _ranged(600.0, 1.0, 1e6, "silence of a stopped rank that ends an attempt")
-    compile: str = _said("", "backend of torch.compile for each block: inductor; '': not compiled")
-    layer_keep: float = _ranged(1.0, 0.0, 1.0, "chance that the last block is kept in the end")
-    async_snapshots: bool = _switch(True, "train on while one is written; takes a copy in memory")
-    check: str = _said(
+    cluster: str = key("", "a cluster.toml with [[server]] tables; '': this machine")
+    placement: str = key("auto", "auto, edge (never on servers), or 'data=2 pipeline=2'")
+    precision: str = key("fp32", "of matrix products on servers: fp32 or bf16")
+    fallback: str = key("never", "from devices to servers: never, when-needed, when-faster")
+    snapshot_every: int = ranged(0, 0, 10**9, "steps between snapshots; 0: about ten in a run")
+    hang_s: float = ranged(600.0, 1.0, 1e6, "silence of a stopped rank that ends an attempt")
+    compile: str = key("", "backend of torch.compile for each block: inductor; '': not compiled")
+    layer_keep: float = ranged(1.0, 0.0, 1.0, "chance that the last block is kept in the end")
+    async_snapshots: bool = key(True, "train on while one is written; takes a copy in memory")
+    check: str = key(
         "auto", "compare a small batch with one process before the first step: auto, off"
     )
-    shares: int = _ranged(1, 1, 100_000, "members whose data a group beside devices has")
-    after_s: float = _ranged(
+    shares: int = ranged(1, 1, 100_000, "members whose data a group beside devices has")
+    after_s: float = ranged(
         30.0, 0.1, 1e6, "when-needed: a group steps in for devices gone so long"
     )
-    back_s: float = _ranged(60.0, 0.1, 1e6, "and out when enough have been back for so long")
-    data: dict[str, Any] = field(
-        default_factory=dict, metadata={"doc": "options of the task that differ on servers"}
-    )
+    back_s: float = ranged(60.0, 0.1, 1e6, "and out when enough have been back for so long")
+    data: dict[str, Any] = key(dict, "options of the task that differ on servers")
 
 
 @dataclass(frozen=True)
 class Job:
     """A training job. Keys and defaults are these fields; `docs/jobs.md` explains them."""
 
-    task: str = _said("edgetrain.tasks:digits", "model, data, loss, evaluation: 'module:object'")
-    name: str = _said("", "of the run folder; '': the task's name")
-    seed: int = _ranged(0, 0, 2**63 - 1, "of initial parameters, partition, batches, network")
-    start: str = _said("", "a model.safetensors to begin from; '': parameters drawn by the seed")
-    data: dict[str, Any] = field(
-        default_factory=dict, metadata={"doc": "options of the task: folder, partition, …"}
-    )
-    fleet: Fleet = field(default_factory=Fleet)
-    train: Train = field(default_factory=Train)
-    strategy: StrategyTable = field(default_factory=StrategyTable)
-    hub: HubTable = field(default_factory=HubTable)
-    checkpoint: CheckpointTable = field(default_factory=CheckpointTable)
-    privacy: Privacy = field(default_factory=Privacy)
-    servers: ServersTable = field(default_factory=ServersTable)
-    faults: list[dict[str, Any]] = field(
-        default_factory=list, metadata={"doc": "what goes wrong with links, and when; a list"}
-    )
-    absences: list[dict[str, Any]] = field(
-        default_factory=list, metadata={"doc": "simulated: devices that are off, and when; a list"}
-    )
+    task: str = key("edgetrain.tasks:digits", "model, data, loss, evaluation: 'module:object'")
+    name: str = key("", "of the run folder; '': the task's name")
+    seed: int = ranged(0, 0, 2**63 - 1, "of initial parameters, partition, batches, network")
+    start: str = key("", "a model.safetensors to begin from; '': parameters drawn by the seed")
+    data: dict[str, Any] = key(dict, "options of the task: folder, partition, …")
+    fleet: Fleet = key(Fleet)
+    train: Train = key(Train)
+    strategy: StrategyTable = key(StrategyTable)
+    hub: HubTable = key(HubTable)
+    checkpoint: CheckpointTable = key(CheckpointTable)
+    privacy: Privacy = key(Privacy)
+    servers: ServersTable = key(ServersTable)
+    faults: list[dict[str, Any]] = key(list, "what goes wrong with links, and when; a list")
+    absences: list[dict[str, Any]] = key(list, "simulated: devices that are off, and when; a list")
 
     @property
     def first_members(self) -> int:

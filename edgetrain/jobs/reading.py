@@ -8,29 +8,15 @@ strategy): what a name stands for is known where it is used. Neither torch nor z
 from __future__ import annotations
 
 import dataclasses
-import math
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from edgetrain.errors import ConfigError, did_you_mean, nearest
+from edgetrain.errors import ConfigError, nearest
+from edgetrain.files.tables import LONGEST_SHOWN, read
 from edgetrain.files.toml import MOST_DEPTH, parse_toml, read_toml
-from edgetrain.jobs.job import (
-    AUTO,
-    CheckpointTable,
-    Fleet,
-    HubTable,
-    Job,
-    Privacy,
-    ServersTable,
-    StrategyTable,
-    Train,
-    _sgd,
-)
-
-LONGEST_SHOWN = 120
-"""Characters of a value that an error shows."""
+from edgetrain.jobs.job import Job, _sgd
 
 
 def load(path: str | Path | None, overrides: Iterable[str] = ()) -> Job:
@@ -44,9 +30,7 @@ def parse(table: Mapping[str, Any], overrides: Iterable[str] = (), source: str =
     values = {key: dict(v) if isinstance(v, Mapping) else v for key, v in table.items()}
     for path, text in sorted(map(_split, overrides), key=lambda each: len(each[0])):
         _set(values, path, text)
-    job = _build(Job, values, "", source)
-    assert isinstance(job, Job)
-    return job
+    return read(Job, values, source)
 
 
 def _read(path: str | Path | None) -> dict[str, Any]:
@@ -65,19 +49,13 @@ def placed(path: str, beside: Path | None) -> Path:
 
 # -- overrides ------------------------------------------------------------------------------------
 
-_TABLES: dict[str, type[Any]] = {
-    "fleet": Fleet,
-    "train": Train,
-    "strategy": StrategyTable,
-    "hub": HubTable,
-    "checkpoint": CheckpointTable,
-    "privacy": Privacy,
-    "servers": ServersTable,
+_TABLES: dict[str, Any] = {
+    name: hint
+    for name, hint in typing.get_type_hints(Job).items()
+    if dataclasses.is_dataclass(hint)
 }
 _SHORT = {"strategy": "strategy.name", "privacy": "privacy.unit", "clip": "privacy.clip"}
 """Tables that may be said in one word, and a key that was there before another of its name."""
-_OPEN = ("data", "optimizer")
-"""Tables whose keys belong to someone else (the task, torch)."""
 
 
 def keys() -> dict[str, dataclasses.Field[Any]]:
@@ -147,67 +125,3 @@ def _value(text: str) -> Any:
         return parse_toml(f"v = {text}")["v"]
     except ValueError:
         return text
-
-
-# -- checking -------------------------------------------------------------------------------------
-
-
-def _build(cls: type[Any], values: Mapping[str, Any], prefix: str, source: str) -> Any:
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    hints = typing.get_type_hints(cls)
-    arguments: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in fields:
-            raise ConfigError(f"{source}: no key '{prefix}{key}'", did_you_mean(key, fields))
-        if key in _TABLES and cls is Job:
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"{source}: '{key}' is a table, not {value!r}")
-            arguments[key] = _build(_TABLES[key], value, f"{key}.", source)
-        else:
-            arguments[key] = _checked(f"{prefix}{key}", value, hints[key], fields[key], source)
-    return cls(**arguments)
-
-
-def _checked(key: str, value: Any, hint: Any, spec: dataclasses.Field[Any], source: str) -> Any:
-    allowed = _allowed(hint, spec)
-    kind, may_be_auto = kind_of(hint)
-    if kind is float and type(value) is int:
-        value = float(value)
-    fits = type(value) is kind or (may_be_auto and value == AUTO)
-    if fits and type(value) in (int, float) and "low" in spec.metadata:
-        fits = spec.metadata["low"] <= value <= spec.metadata["high"] and math.isfinite(value)
-    if isinstance(value, list):
-        item_kind = str if _has_texts(hint) else Mapping
-        fits = fits and all(isinstance(item, item_kind) for item in value)
-    if not fits:
-        shown = repr(value)
-        shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}…"
-        raise ConfigError(f"{source}: {key} = {shown}", f"allowed is {allowed}")
-    if isinstance(value, list):
-        return list(value) if _has_texts(hint) else [dict(item) for item in value]
-    return dict(value) if isinstance(value, dict) else value
-
-
-def _has_texts(hint: Any) -> bool:
-    """Whether a key's value is a list of texts; other lists are of tables."""
-    return typing.get_args(hint) == (str,)
-
-
-def kind_of(hint: Any) -> tuple[type[Any], bool]:
-    """The type of a key's value, and whether it may be 'auto' instead."""
-    origin = typing.get_origin(hint)
-    may_be_auto = origin is typing.Union
-    return (typing.get_args(hint)[0] if may_be_auto else origin or hint), may_be_auto
-
-
-def _allowed(hint: Any, spec: dataclasses.Field[Any]) -> str:
-    words = {
-        int: "an integer", float: "a number", str: "text", bool: "true or false",
-        dict: "a table", list: "a list of tables",
-    }  # fmt: skip
-    kind, may_be_auto = kind_of(hint)
-    what = "a list of texts" if _has_texts(hint) else words[kind]
-    what += " or 'auto'" if may_be_auto else ""
-    if "low" in spec.metadata:
-        what += f" from {spec.metadata['low']:g} to {spec.metadata['high']:g}"
-    return what

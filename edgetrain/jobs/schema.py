@@ -6,8 +6,8 @@ import dataclasses
 import typing
 from typing import Any
 
-from edgetrain.jobs.job import AUTO, Job
-from edgetrain.jobs.reading import kind_of
+from edgetrain.files.tables import kind_of
+from edgetrain.jobs.job import Job
 
 _TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", dict: "object"}
 
@@ -26,10 +26,11 @@ def _key(hint: Any, spec: dataclasses.Field[Any]) -> dict[str, Any]:
     known: dict[str, Any] = {"description": spec.metadata["doc"]}
     if spec.default is not dataclasses.MISSING:
         known["default"] = spec.default
-    kind, may_be_auto = kind_of(hint)
+    kind, word = kind_of(hint)
     if kind is list:
-        return known | {"type": "array", "items": {"type": "object"}}
+        (inner,) = typing.get_args(hint)
+        return known | {"type": "array", "items": {"type": _TYPES[kind_of(inner)[0]]}}
     value: dict[str, Any] = {"type": _TYPES[kind]}
     if "low" in spec.metadata:
         value |= {"minimum": spec.metadata["low"], "maximum": spec.metadata["high"]}
-    return known | ({"anyOf": [value, {"const": AUTO}]} if may_be_auto else value)
+    return known | ({"anyOf": [value, {"const": word}]} if word else value)

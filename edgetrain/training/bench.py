@@ -82,7 +82,7 @@ def profile(base: Device, speeds: Sequence[MeasuredSpeed], who: str) -> dict[str
         if (values := [v for speed in speeds if (v := getattr(speed, key)) is not None])
     }
     source = dict.fromkeys(found, f"measured: edgetrain devices bench, {who}")
-    kept = {key: getattr(base, key) for key in devices.RANGES}
+    kept = {key: getattr(base, key) for key in devices.FIGURES}
     return {
         "title": base.title, "boards": list(base.boards), **kept, **found,
         "source": {**base.source, **source},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -108,6 +109,13 @@ def test_members_of_a_site_join_its_gateway_and_that_the_hub():
     ]  # fmt: skip
 
 
+TABLES = {
+    "hub": cluster.HubPlace, "image": cluster.ImageChoice, "wifi": cluster.Wifi,
+    "system": cluster.SystemSettings, "ssh": cluster.Ssh, "job": cluster.JobFiles,
+    "device": cluster.DeviceEntry,
+}  # fmt: skip
+
+
 def test_the_example_can_be_read_and_names_every_key(tmp_path):
     text = example.example("cluster.toml", 3, "raspberry-pi-5")
     (tmp_path / "cluster.toml").write_text(text)
@@ -118,15 +126,15 @@ def test_the_example_can_be_read_and_names_every_key(tmp_path):
         for line in text.splitlines()
     )
     keys = tomllib.loads(whole.replace('sha256 = "…"', "").replace('bmap = "…"', ""))
-    for table, known in cluster.TABLES.items():
-        if table not in ("server", "between"):
-            given_keys = keys[table][0] if table == "device" else keys[table]
-            assert given_keys.keys() >= known.keys() - {"sha256", "bmap", "role"}, table
+    for table, entry in TABLES.items():
+        given_keys = keys[table][0] if table == "device" else keys[table]
+        known = {each.name for each in dataclasses.fields(entry)}
+        assert given_keys.keys() >= known - {"sha256", "bmap", "role"}, table
 
 
 BAD = [
     ('[[device]]\nname = "pi-0"\nprofile = "x"\n', "two devices are called pi-0"),
-    ("[hubb]\n", r"unknown key 'hubb' \(did you mean 'hub'"),
+    ("[hubb]\n", r"no key 'hubb' \(did you mean 'hub'"),
     ('[[device]]\nname = "a"\nprofil = "x"', r"device\[2\].profil' \(did you mean 'profile'"),
     ('[[device]]\nname = "a"', r"device\[2\].profile is missing"),
     (
@@ -221,7 +229,7 @@ CHANGES = [
     ('name = "pi-0"', 'name = "Pi 0"', "is not a host name"),
     ('name = "pi-0"', 'name = "-pi"', "is not a host name"),
     ('name = "pi-0"', f'name = "{"a" * 64}"', "is not a host name"),
-    ('name = "pi-0"', "name = 0", "is not a text"),
+    ('name = "pi-0"', "name = 0", "name = 0 .*is text"),
     ('country = "DE"\n', "", r"wifi.country is missing"),
     ('country = "DE"', 'country = "Germany"', "is not a country"),
     ('secret = "file:lab.psk"', 'secret = "hunter2hunter2"', "never stands in this file"),
@@ -229,16 +237,16 @@ CHANGES = [
     ('ssid = "lab"', 'ssid = ""', "has 0 bytes"),
     ('user = "fleet"', 'user = "root"', "cannot be a user"),
     ('user = "fleet"', 'user = "a b"', "cannot be a user"),
-    ('keys = ["id.pub"]', "keys = []", "is not a list of files"),
+    ('keys = ["id.pub"]', "keys = []", "ssh.keys is empty"),
     ('"192.168.1.20/24"', '"192.168.1.20"', "with the length of its network"),
     ('"192.168.1.20/24"', '"192.168.1.0/24"', "is the network itself"),
     ('"192.168.1.20/24"', '"192.168.1.255/24"', "is the network itself"),
     ('"192.168.1.20/24"', '"wlan0"', "with the length of its network"),
-    ('file = "raspios.img.xz"', 'file = ""', "image.file is empty"),
+    ('file = "raspios.img.xz"', 'file = ""', "image.file = '' .*the name of a file"),
     ('file = "raspios.img.xz"', 'file = "x"\nsha256 = "123"', "not 64 hexadecimal digits"),
     ('address = "dhcp"', 'address = "dhcp"\ngateway = "10.0.0.1"', "needs a static address"),
     ("/24\"", "/24\"\ngateway = \"10.0.0.1\"", "not an address in 192.168.1.0/24"),
-    ("[hub]", "trusted = 1\n[hub]", "allowed: true or false"),
+    ("[hub]", "trusted = 1\n[hub]", "allowed is true or false"),
     ('host = "gpu.local"', 'host = ""', "host is empty"),
 ]  # fmt: skip
 
@@ -340,7 +348,7 @@ def test_a_secret_comes_from_a_file_the_environment_or_the_user(tmp_path):
         ({"security": "wpa3"}, "'wpa3' without wifi.secret"),
         (
             {"secret": "ask", "security": "wep"},
-            "allowed: wpa2, wpa3, open",
+            "known: open, wpa2, wpa3",
         ),
         ({"secret": "ask", "hidden": 1}, "wifi.hidden = 1"),
     ],
@@ -367,11 +375,11 @@ def test_an_open_network_has_no_passphrase_and_wpa3_needs_it_itself():
         ({"timezone": "Mars/Base"}, "'Mars/Base' is not a time zone"),
         ({"timezone": "../passwd"}, "is not a time zone"),
         ({"locale": "de"}, "'de' is not a locale"),
-        ({"dns": "1.1.1.1"}, "is not a list"),
+        ({"dns": "1.1.1.1"}, "is a list of texts"),
         ({"dns": ["::1"]}, "no IPv4 address of a machine"),
         ({"dns": ["1.1.1.1"]}, "no device has a static address"),
-        ({"first_window": 3000}, "system.first_window = 3000 is out of range .*1 to 1000 segments"),
-        ({"receive_kb": 5}, "system.receive_kb = 5 is out of range .*131 to 6000 kB"),
+        ({"first_window": 3000}, "system.first_window = 3000 .*1 to 1000 segments"),
+        ({"receive_kb": 5}, "system.receive_kb = 5 .*131 to 6000 kB"),
     ],
 )
 def test_settings_of_the_system(table, message):

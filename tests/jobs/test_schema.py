@@ -17,17 +17,19 @@ from edgetrain.jobs.reading import keys, parse
 from edgetrain.jobs.schema import schema
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int}
+TYPES = {"object": dict, "array": list, "string": str, "boolean": bool}
 
 
 def fits(value, shape):
-    """Whether a schema allows a value, by the words that ours uses; TOML tells 1 from 1.0."""
+    """Whether a schema allows a value, by the words that ours uses."""
     if "anyOf" in shape:
         return any(fits(value, each) for each in shape["anyOf"])
     if "const" in shape:
         return value == shape["const"]
     if shape["type"] == "number":
         right = type(value) in (int, float)
+    elif shape["type"] == "integer":
+        right = type(value) is int or (type(value) is float and value.is_integer())
     else:
         right = type(value) is TYPES[shape["type"]]
     if not right or ("minimum" in shape and not shape["minimum"] <= value <= shape["maximum"]):

@@ -4,8 +4,8 @@ The figures are data in `devices/*.toml` at the top level, each with its source.
 package does not load torch or numpy. Here are profiles; what measures is loaded by its own name.
 """
 
+from edgetrain.fleet.devices.profile import FIGURES as FIGURES
 from edgetrain.fleet.devices.profile import HOST as HOST
-from edgetrain.fleet.devices.profile import RANGES as RANGES
 from edgetrain.fleet.devices.profile import SERVERS as SERVERS
 from edgetrain.fleet.devices.profile import Device as Device
 from edgetrain.fleet.devices.profile import here as here

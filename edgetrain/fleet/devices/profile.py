@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.files.tables import key, ranged, read
 from edgetrain.fleet import catalog
-from edgetrain.fleet.checks import Limits, known, number
 
 HOST = "host"
 """The name for the machine itself. Its steps are not paced."""
@@ -22,6 +22,18 @@ SERVERS = "servers"
 """The name for a group of processes of this machine that is one member: a job's [servers]."""
 MEASURED = "measured: "
 """How the source of a figure begins that `edgetrain devices bench` has measured."""
+
+
+def _text(value: str, where: str) -> None:
+    if not value.strip():
+        raise ConfigError(f"{where} = {value!r} is not a text")
+
+
+_SOURCED = "every device specifies it, with its source"
+
+
+def _figure(low: float, high: float, unit: str) -> Any:
+    return ranged(MISSING, low, high, _SOURCED, unit)
 
 
 @dataclass(frozen=True)
@@ -32,24 +44,33 @@ class Device:
     """
 
     name: str
-    title: str
-    cores: int
-    memory_bytes: int
-    train_gflops: float | None  # float32, sustained in a training step, all cores
-    dispatch_s: float | None  # per operator call: Python, autograd, optimizer
-    idle_watts: float | None  # the whole board, at its power input
-    load_watts: float | None  # the same with all cores busy
-    step_jitter: float | None = None  # relative standard deviation of a step's time
-    slow_chance: float | None = None  # share of the steps that something else delays
-    slow_factor: float | None = None  # how many times longer these take
-    throttle_after_s: float | None = None  # seconds of computing until the board is hot
-    throttle_factor: float | None = None  # how many times longer a step takes from then on
-    accelerators: int | None = None  # of a server; memory and speed above are those of one
-    bf16_gflops: float | None = None  # as train_gflops, matrix products in bfloat16
-    inside_gbit: float | None = None  # between two accelerators of the machine, each way
-    inside_s: float | None = None  # before the first byte, between the same
-    boards: tuple[str, ...] = ()  # beginnings of /proc/device-tree/model that mean this device
-    source: Mapping[str, str] = field(default_factory=dict, compare=False, hash=False)
+    title: str = key(check=_text)
+    cores: int = ranged(MISSING, 1, 4096, _SOURCED)
+    memory_bytes: int = ranged(MISSING, 1e6, 1e14, _SOURCED, "bytes")
+    train_gflops: float | None = _figure(1e-3, 1e7, "Gflop/s")
+    """Float32, sustained in a training step, all cores."""
+    dispatch_s: float | None = _figure(1e-8, 0.1, "s")
+    """Per operator call: Python, autograd, optimizer."""
+    idle_watts: float | None = _figure(0, 1e5, "W")  # the whole board, at its power input
+    load_watts: float | None = _figure(0, 1e5, "W")  # the same with all cores busy
+    step_jitter: float | None = ranged(None, 0, 10)  # relative standard deviation of a step's time
+    slow_chance: float | None = ranged(None, 0, 1)  # share of the steps that something else delays
+    slow_factor: float | None = ranged(None, 1, 1e4)  # how many times longer these take
+    throttle_after_s: float | None = ranged(None, 0, 1e9, unit="s")
+    """Seconds of computing until the board is hot."""
+    throttle_factor: float | None = ranged(None, 1, 1e4)  # how many times a step takes then
+    accelerators: int | None = ranged(None, 1, 1024)
+    """Of a server; memory and speed above are those of one."""
+    bf16_gflops: float | None = ranged(None, 1e-3, 1e8, unit="Gflop/s")
+    """As train_gflops, matrix products in bfloat16."""
+    inside_gbit: float | None = ranged(None, 1e-3, 1e6, unit="Gbit/s")
+    """Between two accelerators of the machine, each way."""
+    inside_s: float | None = ranged(None, 0, 1, unit="s")  # before the first byte, between the same
+    boards: tuple[str, ...] = key((), check=_text)
+    """Beginnings of /proc/device-tree/model that mean this device."""
+    source: Mapping[str, str] = field(
+        default_factory=dict, compare=False, hash=False, metadata={"check": _text}
+    )
 
     @property
     def measured(self) -> str:
@@ -67,29 +88,10 @@ class Device:
         return operators * self.dispatch_s + flops / (self.train_gflops * 1e9)
 
 
-RANGES: dict[str, Limits] = {
-    "cores": (1, 4096, ""),
-    "memory_bytes": (1e6, 1e14, "bytes"),
-    "train_gflops": (1e-3, 1e7, "Gflop/s"),
-    "dispatch_s": (1e-8, 0.1, "s"),
-    "idle_watts": (0, 1e5, "W"),
-    "load_watts": (0, 1e5, "W"),
-    "step_jitter": (0, 10, ""),
-    "slow_chance": (0, 1, ""),
-    "slow_factor": (1, 1e4, ""),
-    "throttle_after_s": (0, 1e9, "s"),
-    "throttle_factor": (1, 1e4, ""),
-    "accelerators": (1, 1024, ""),
-    "bf16_gflops": (1e-3, 1e8, "Gflop/s"),
-    "inside_gbit": (1e-3, 1e6, "Gbit/s"),
-    "inside_s": (0, 1, "s"),
-}
-_OPTIONAL = ("step_jitter", "slow_chance", "slow_factor", "throttle_after_s", "throttle_factor",
-             "accelerators", "bf16_gflops", "inside_gbit", "inside_s")  # fmt: skip
+FIGURES = tuple(each.name for each in fields(Device) if "low" in each.metadata)
+"""Keys that have a source."""
 _PAIRS = (("slow_chance", "slow_factor"), ("throttle_after_s", "throttle_factor"),
           ("inside_gbit", "inside_s"))  # fmt: skip
-_WHOLE = ("cores", "memory_bytes", "accelerators")
-_KEYS = ("title", *RANGES, "boards", "source")
 
 
 def load(name: str, root: Path = Path("/")) -> Device:
@@ -126,32 +128,25 @@ def names() -> list[str]:
 
 def parse(name: str, table: Mapping[str, Any], path: Path) -> Device:
     """Build a device from a TOML table; `path` is named in errors."""
-    known(table, _KEYS, f"{path}: ")
-    for key in ("title", *RANGES, "source"):
-        if key not in table and key not in _OPTIONAL:
-            raise ConfigError(
-                f"{path}: {key} is missing", "every device specifies it, with its source"
-            )
+    device = read(Device, table, str(path), name=name)
     for one, other in _PAIRS:
         if (one in table) != (other in table):
             raise ConfigError(f"{path}: {one} and {other} go together", "give both or none")
-    given = [key for key in RANGES if key in table]
-    figures: dict[str, Any] = {
-        key: number(table[key], RANGES[key], f"{path}: {key}", key in _WHOLE) for key in given
-    }
-    if figures["load_watts"] < figures["idle_watts"]:
+    if table["load_watts"] < table["idle_watts"]:
         raise ConfigError(
-            f"{path}: load_watts = {figures['load_watts']:g} is less than idle_watts = "
-            f"{figures['idle_watts']:g}"
+            f"{path}: load_watts = {device.load_watts:g} is less than idle_watts = "
+            f"{device.idle_watts:g}"
         )
-    figures |= {key: int(figures[key]) for key in _WHOLE if key in figures}
-    return Device(
-        name=name,
-        title=_text("title", table["title"], path),
-        boards=_boards(table.get("boards", ()), path),
-        source=_source(table["source"], given, path),
-        **figures,
-    )
+    for name in device.source:
+        if name not in FIGURES:
+            raise ConfigError(f"{path}: no key 'source.{name}'", did_you_mean(name, FIGURES))
+    for name in FIGURES:
+        if name in table and name not in device.source:
+            raise ConfigError(
+                f"{path}: source.{name} is missing",
+                "write where the figure comes from, or 'estimated: …' and how",
+            )
+    return device
 
 
 def here(root: Path = Path("/")) -> str:
@@ -189,29 +184,3 @@ def _first_line(path: Path) -> str:
         return path.read_text(errors="replace").partition("\0")[0].partition("\n")[0].strip()
     except OSError:
         return ""
-
-
-def _text(key: str, value: Any, path: Path) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{path}: {key} = {value!r} is not a text")
-    return value
-
-
-def _boards(value: Any, path: Path) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"{path}: boards = {value!r} is not a list", '["Raspberry Pi 5"]')
-    return tuple(_text("boards", item, path) for item in value)
-
-
-def _source(table: Any, given: list[str], path: Path) -> dict[str, str]:
-    """Read the source of each figure; a figure without a source is refused."""
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"{path}: source must be a table", "[source]")
-    known(table, RANGES, f"{path}: ", "source.")
-    for key in given:
-        if key not in table:
-            raise ConfigError(
-                f"{path}: source.{key} is missing",
-                "write where the figure comes from, or 'estimated: …' and how",
-            )
-    return {key: _text(f"source.{key}", value, path) for key, value in table.items()}

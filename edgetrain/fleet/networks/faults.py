@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass
 from typing import Any
 
-from edgetrain.errors import ConfigError, did_you_mean
-from edgetrain.fleet.checks import known, node_numbers, number, seconds
+from edgetrain.errors import ConfigError
+from edgetrain.files.tables import key, ranged, read
 from edgetrain.fleet.networks.nodes import hub_node, node_name
 from edgetrain.fleet.networks.profile import Profile
 
@@ -28,11 +28,11 @@ class Fault:
     `hubs` mean all members.
     """
 
-    kind: str
-    at_s: float
-    for_s: float
+    kind: str = key(choices=KINDS)
+    at_s: float = ranged(MISSING, 0, 1e6, unit="s")
+    for_s: float = ranged(MISSING, 0, 1e6, unit="s")
     members: tuple[int, ...] = ()
-    share: float = 1.0
+    share: float = ranged(1.0, 0.001, 1)
     hubs: tuple[int, ...] = ()
 
     @property
@@ -61,27 +61,12 @@ def parse_faults(
     >>> parse_faults([{"kind": "down", "at_s": 5, "for_s": 2, "members": [1]}], 4)
     (Fault(kind='down', at_s=5.0, for_s=2.0, members=(1,), share=1.0, hubs=()),)
     """
-    return tuple(_parse(table, f"faults[{i}]", members, hubs) for i, table in enumerate(tables))
-
-
-def _parse(table: Mapping[str, Any], where: str, members: int, hubs: int) -> Fault:
-    known(table, (field.name for field in fields(Fault)), prefix=f"{where}.")
-    kind = table.get("kind")
-    if kind not in KINDS:
-        raise ConfigError(
-            f"{where}.kind = {kind!r} is unknown; allowed: {', '.join(KINDS)}",
-            did_you_mean(str(kind), KINDS),
-        )
-    if kind == "rate" and "share" not in table:
-        raise ConfigError(f"{where}.share is missing", "0.1 is a tenth of the rate")
-    return Fault(
-        kind,
-        seconds(table.get("at_s"), "1000000", f"{where}.at_s"),
-        seconds(table.get("for_s"), "1000000", f"{where}.for_s"),
-        node_numbers(table.get("members", []), members, f"{where}.members"),
-        number(table.get("share", 1.0), (0.001, 1, ""), f"{where}.share"),
-        node_numbers(table.get("hubs", []), hubs, f"{where}.hubs", "hub"),
-    )
+    faults, within = [], {"members": members - 1, "hubs": hubs - 1}
+    for i, table in enumerate(tables):
+        faults.append(read(Fault, table, prefix=f"faults[{i}].", within=within))
+        if faults[-1].kind == "rate" and "share" not in table:
+            raise ConfigError(f"faults[{i}].share is missing", "0.1 is a tenth of the rate")
+    return tuple(faults)
 
 
 def refuse_idle(faults: Sequence[Fault], links: Mapping[int, Profile]) -> None:

@@ -10,18 +10,23 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgetrain.errors import ConfigError, did_you_mean, refuse_first
+from edgetrain.errors import ConfigError, refuse_first
+from edgetrain.files.tables import key, ranged, read
 from edgetrain.fleet import catalog
-from edgetrain.fleet.checks import Limits, known, number, text
 from edgetrain.fleet.networks import traces
 from edgetrain.fleet.networks.links.receive_window import first_offer
 from edgetrain.fleet.networks.links.window import MSS
 
 DISTRIBUTIONS = ("normal", "uniform", "pareto")
+MOST_DELAY_MS = 60_000
+
+
+def _percent(default: Any, low: float = 0) -> Any:
+    return ranged(default, low, 100, "percent per packet, 0 to 100", "%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +36,10 @@ class Burst:
     The four numbers are those of netem's `loss gemodel p r 1-h 1-k`, in percent.
     """
 
-    enter_percent: float  # good to bad, p
-    leave_percent: float  # bad to good, r
-    lost_in_bad_percent: float = 100.0  # 1-h
-    lost_in_good_percent: float = 0.0  # 1-k
+    enter_percent: float = _percent(MISSING)  # good to bad, p
+    leave_percent: float = _percent(MISSING, 0.001)  # bad to good, r
+    lost_in_bad_percent: float = _percent(100.0)  # 1-h
+    lost_in_good_percent: float = _percent(0.0)  # 1-k
 
     @property
     def mean_percent(self) -> float:
@@ -48,23 +53,27 @@ class Burst:
 class Direction:
     """One direction of a link. Zero means "unlimited" for a rate and "none" for all other keys."""
 
-    delay_ms: float = 0.0  # propagation, one way
-    jitter_ms: float = 0.0  # standard deviation of the delay
-    jitter_period_ms: float = 0.0  # between draws; 0: 5 jitter_ms, 13 if pareto
-    jitter_correlation: float = 0.0  # of neighbouring draws
-    distribution: str = "normal"
-    rate_mbit: float = 0.0  # on the wire: payload and headers
-    queue_kb: float = 0.0  # drop-tail queue before the rate; 0: the larger of 64 kB and 100 ms
-    loss_percent: float = 0.0  # independent, per packet
+    delay_ms: float = ranged(0.0, 0, MOST_DELAY_MS, unit="ms")  # propagation, one way
+    jitter_ms: float = ranged(0.0, 0, 10_000, unit="ms")  # standard deviation of the delay
+    jitter_period_ms: float = ranged(0.0, 0, 60_000, unit="ms")
+    """Between draws; 0: 5 jitter_ms, 13 if pareto."""
+    jitter_correlation: float = ranged(0.0, 0, 0.99)  # of neighbouring draws
+    distribution: str = key("normal", choices=DISTRIBUTIONS)
+    rate_mbit: float = ranged(0.0, 0, 100_000, unit="Mbit/s")  # on the wire: payload and headers
+    queue_kb: float = ranged(0.0, 0, 1_000_000, unit="kB")
+    """Drop-tail queue before the rate; 0: the larger of 64 kB and 100 ms."""
+    loss_percent: float = _percent(0.0)  # independent, per packet
     burst: Burst | None = None  # instead of loss_percent
-    reorder_percent: float = 0.0  # packets that skip the delay, as in netem's `reorder`
-    duplicate_percent: float = 0.0
-    corrupt_percent: float = 0.0  # one bit of the packet is flipped
+    reorder_percent: float = _percent(0.0)  # packets that skip the delay, as in netem's `reorder`
+    duplicate_percent: float = _percent(0.0)
+    corrupt_percent: float = _percent(0.0)  # one bit of the packet is flipped
     rate_trace: str = ""  # packet-delivery times in ms (mahimahi's format), repeated
     delay_trace: str = ""  # CSV of `seconds,delay_ms`, instead of delay and jitter, repeated
     slow_start_after_idle: bool = True  # of the sender's TCP, as Linux's sysctl of this name
-    first_window: int = 0  # segments that the sender's TCP begins with; 0: ten, as Linux
-    receive_kb: float = 0.0  # the receiver's first buffer (tcp_rmem); 0: 131, as Linux
+    first_window: int = ranged(0, 1, 1000, unit="segments")
+    """That the sender's TCP begins with; 0: ten, as Linux."""
+    receive_kb: float = ranged(0.0, 131, 6000, unit="kB")
+    """The receiver's first buffer (tcp_rmem); 0: 131, as Linux."""
 
     @property
     def queue_bytes(self) -> int:
@@ -124,25 +133,16 @@ class Profile:
 BARE = Profile("none")
 """No link: traffic is not changed."""
 
-RANGES: dict[str, Limits] = {
-    "delay_ms": (0, 60_000, "ms"),
-    "jitter_ms": (0, 10_000, "ms"),
-    "jitter_period_ms": (0, 60_000, "ms"),
-    "jitter_correlation": (0, 0.99, ""),
-    "rate_mbit": (0, 100_000, "Mbit/s"),
-    "queue_kb": (0, 1_000_000, "kB"),
-    "loss_percent": (0, 100, "%"),
-    "reorder_percent": (0, 100, "%"),
-    "duplicate_percent": (0, 100, "%"),
-    "corrupt_percent": (0, 100, "%"),
-    "enter_percent": (0, 100, "%"),
-    "leave_percent": (0.001, 100, "%"),
-    "lost_in_bad_percent": (0, 100, "%"),
-    "lost_in_good_percent": (0, 100, "%"),
-    "first_window": (1, 1000, "segments"),
-    "receive_kb": (131, 6000, "kB"),
-}
-_TOP = ("title", "both", "up", "down", "source")
+
+@dataclass(frozen=True)
+class _File:
+    title: str = ""
+    both: dict[str, Any] = key(dict)
+    up: dict[str, Any] = key(dict)
+    down: dict[str, Any] = key(dict)
+    source: dict[str, str] = key(dict)
+
+
 _PARAMETRIC = re.compile(r"rtt-(\d+(?:\.\d+)?)ms")
 
 
@@ -163,7 +163,7 @@ def load(name: str) -> Profile:
 
 def _parametric(name: str) -> Profile:
     match = _PARAMETRIC.fullmatch(name)
-    if match is None or float(match[1]) > 2 * RANGES["delay_ms"][1]:
+    if match is None or float(match[1]) > 2 * MOST_DELAY_MS:
         raise ConfigError(
             f"network '{name}' is not a round trip from rtt-0ms to rtt-120000ms", "rtt-500ms"
         )
@@ -177,49 +177,18 @@ def names() -> list[str]:
 
 def parse(name: str, table: Mapping[str, Any], path: Path) -> Profile:
     """Build a profile from a TOML table. Errors name `path`, traces are relative to it."""
-    known(table, _TOP, f"{path}: ")
-    both = _table(table, "both", path)
-    ways = {
-        way: _direction({**both, **_table(table, way, path)}, path, way) for way in ("up", "down")
-    }
-    source = {
-        str(key): text(value, f"{path}: source.{key}")
-        for key, value in _table(table, "source", path).items()
-    }
-    title = text(table.get("title", ""), f"{path}: title")
-    return Profile(name, title, ways["up"], ways["down"], source)
+    file = read(_File, table, str(path))
+    up = _direction({**file.both, **file.up}, path, "up")
+    down = _direction({**file.both, **file.down}, path, "down")
+    return Profile(name, file.title, up, down, file.source)
 
 
 def _direction(table: Mapping[str, Any], path: Path, way: str) -> Direction:
-    known(table, (f.name for f in dataclasses.fields(Direction)), f"{path}: ", f"{way}.")
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        where = f"{way}.{key}"
-        if key == "burst":
-            values[key] = _burst(value, path, where)
-        elif key == "distribution":
-            values[key] = _choice(value, DISTRIBUTIONS, path, where)
-        elif key == "slow_start_after_idle":
-            values[key] = _switch(value, path, where)
-        elif key == "first_window":
-            values[key] = int(number(value, RANGES[key], f"{path}: {where}", whole=True))
-        elif key.endswith("_trace"):
-            values[key] = _trace(key, value, path, where)
-        else:
-            values[key] = number(value, RANGES[key], f"{path}: {where}")
-    made = Direction(**values)
-    _consistent(made, path, way)
-    return made
-
-
-def _burst(table: Any, path: Path, where: str) -> Burst:
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"{path}: {where} must be a table", "burst = { enter_percent = 1, … }")
-    known(table, (f.name for f in dataclasses.fields(Burst)), f"{path}: ", f"{where}.")
-    for key in ("enter_percent", "leave_percent"):
-        if key not in table:
-            raise ConfigError(f"{path}: {where}.{key} is missing", "percent per packet, 0 to 100")
-    return Burst(**{k: number(v, RANGES[k], f"{path}: {where}.{k}") for k, v in table.items()})
+    found = read(Direction, table, str(path), f"{way}.")
+    _consistent(found, path, way)
+    given = {"rate_trace": found.rate_trace, "delay_trace": found.delay_trace}
+    traced: Any = {k: _trace(k, v, path, f"{way}.{k}") for k, v in given.items() if v}
+    return dataclasses.replace(found, **traced)
 
 
 def _consistent(way: Direction, path: Path, where: str) -> None:
@@ -248,32 +217,9 @@ def _consistent(way: Direction, path: Path, where: str) -> None:
     )  # fmt: skip
 
 
-def _table(table: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
-    value = table.get(key, {})
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{path}: {key} must be a table", f"write [{key}]")
-    return value
-
-
-def _choice(value: Any, choices: tuple[str, ...], path: Path, where: str) -> str:
-    chosen = text(value, f"{path}: {where}")
-    if chosen not in choices:
-        raise ConfigError(
-            f"{path}: {where} = '{chosen}' is unknown; allowed: {', '.join(choices)}",
-            did_you_mean(chosen, choices),
-        )
-    return chosen
-
-
-def _switch(value: Any, path: Path, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{path}: {where} = {value!r}: allowed are true and false")
-    return value
-
-
-def _trace(key: str, value: Any, path: Path, where: str) -> str:
+def _trace(key: str, value: str, path: Path, where: str) -> str:
     """Return the absolute path of a trace, after reading it once so that a bad file fails here."""
-    file = (path.parent / text(value, f"{path}: {where}")).resolve()
+    file = (path.parent / value).resolve()
     reader = traces.read_rate if key == "rate_trace" else traces.read_delay
     try:
         reader(str(file))

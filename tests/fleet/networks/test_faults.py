@@ -16,11 +16,17 @@ from edgetrain.fleet.networks.nodes import LEAD, hub_node
     ("table", "says"),
     [
         ({"kind": "dwon", "at_s": 1, "for_s": 1}, "did you mean 'down'"),
-        ({"kind": "down", "at_s": -1, "for_s": 1}, r"faults\[0\].at_s = -1 .*0 to 1000000 s"),
-        ({"kind": "down", "at_s": 1}, r"faults\[0\].for_s = None"),
+        ({"kind": "down", "at_s": -1, "for_s": 1}, r"faults\[0\].at_s = -1 .*0 to 1e\+06 s"),
+        ({"kind": "down", "at_s": 1}, r"faults\[0\].for_s is missing"),
         ({"kind": "down", "at_s": 1, "for_s": 1, "member": [1]}, "did you mean 'members'"),
-        ({"kind": "down", "at_s": 1, "for_s": 1, "members": [4]}, "has 4, .*allowed: 0 to 3"),
-        ({"kind": "down", "at_s": 1, "for_s": 1, "members": "1"}, "not a list of member numbers"),
+        (
+            {"kind": "down", "at_s": 1, "for_s": 1, "members": [4]},
+            r"members\[0\] = 4 .*from 0 to 3",
+        ),
+        (
+            {"kind": "down", "at_s": 1, "for_s": 1, "members": "1"},
+            "= .1. .*a list of integers from 0 to 3",
+        ),
         ({"kind": "rate", "at_s": 1, "for_s": 1}, "share is missing"),
         ({"kind": "rate", "at_s": 1, "for_s": 1, "share": 0}, "share = 0 .*0.001 to 1"),
     ],
