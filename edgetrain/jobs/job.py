@@ -20,21 +20,12 @@ if TYPE_CHECKING:
 AUTO: Final = "auto"
 """A delay that is measured, and a landing that is chosen, as job files spell them."""
 
-LATER: dict[str, Any] = {
-    "schedule": "",
-    "clip": 0.0,
-    "accumulate": 1,
-    "rate_for": 0,
-    "correction": "",
-    "buffers": "mean",
-    "honest_hub": False,
-    "outer": "",
-    "landing": "auto",
-    "ranges": 1,
-    "weigh": "",
-}
-"""Keys that were added later, with their defaults: there a job has the digest that it had before,
-so that its journals and checkpoints still open."""
+LATER = (
+    "schedule", "clip", "accumulate", "rate_for", "correction", "buffers", "honest_hub", "outer",
+    "landing", "ranges", "weigh",
+)  # fmt: skip
+"""Keys that were added later: where they have their defaults a job has the digest that it had
+before, so that its journals and checkpoints still open."""
 
 DIRECT = "direct"
 """Members host the reducers."""
@@ -260,17 +251,10 @@ class Job:
             "seed": self.seed,
             "data": data,
             "members": self.fleet.members,
-            "train": {
-                key: value
-                for key, value in dataclasses.asdict(self.train).items()
-                if key not in ("threads", "evaluate_every", "target", "accelerator", "fixed")
-                and (key not in LATER or value != LATER[key])
-            },
-            "strategy": {
-                key: value
-                for key, value in dataclasses.asdict(self.strategy).items()
-                if key not in LATER or value != LATER[key]
-            },
+            "train": _agreed(
+                self.train, "threads", "evaluate_every", "target", "accelerator", "fixed"
+            ),
+            "strategy": _agreed(self.strategy),
             "privacy": dataclasses.asdict(self.privacy),
         }
         if self.servers.shares != 1:
@@ -285,3 +269,10 @@ class Job:
     def to_dict(self) -> dict[str, Any]:
         """All keys as plain values, in the order of the file."""
         return dataclasses.asdict(self)
+
+
+def _agreed(table: Train | StrategyTable, *own: str) -> dict[str, Any]:
+    """The values that all members agree on: without keys that are each member's `own`."""
+    values, defaults = dataclasses.asdict(table), dataclasses.asdict(type(table)())
+    told = {key for key in values if key not in LATER or values[key] != defaults[key]}
+    return {key: value for key, value in values.items() if key in told.difference(own)}
