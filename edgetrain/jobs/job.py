@@ -38,6 +38,10 @@ TOPOLOGIES = ("star", DIRECT, *COLLECTIVES, AUTO)
 
 FIXED = ("equal", "first", "own")
 BUFFERS = ("mean", "local")
+WEIGHTS = ("", "alike", "samples", "shares")
+FALLBACKS = ("never", "when-needed", "when-faster")
+COMPILERS = ("", "inductor", "aot_eager", "eager")
+"""Backends of torch.compile; ones with "eager" show whether a model can be compiled."""
 
 Plain = bool | int | float | str | list[Any] | dict[str, Any]
 
@@ -62,16 +66,14 @@ class Fleet:
     stays_s: float = ranged(0.0, 0.0, 1e9, "simulated: mean seconds until a device goes; 0: never")
     away_s: float = ranged(60.0, 0.0, 1e9, "simulated: mean seconds until it starts anew")
     backend: str = key("auto", "how the network is emulated: auto, packet, tc, stream or none")
-    topology: str = key(
-        "star", "who adds up: star (the hub), direct, ring, butterfly, tree, or auto"
-    )
+    topology: str = key("star", "who adds up (star: the hub)", choices=TOPOLOGIES)
     topology_trust: bool = key(
         False, "members may see each other's contributions: auto may take direct"
     )
     placement: str = key(
         "", "members are stages of one model: 'pipeline=4 microbatches=16'; '': each holds it all"
     )
-    activations: str = key("float32", "what stages pass on: float32, bf16 or int8")
+    activations: str = key("float32", "what stages pass on", choices=("float32", "bf16", "int8"))
 
 
 @dataclass(frozen=True)
@@ -92,10 +94,8 @@ class Train:
     evaluate_every: int = ranged(0, 0, 10**9, "steps between evaluations; 0: about 50 in a run")
     target: float = ranged(0.0, 0.0, 1e12, "figure that counts as trained; 0: the task's own")
     threads: int = ranged(1, 1, 1024, "torch threads of each member")
-    accelerator: str = key("auto", "where the model is: cpu, cuda, or auto (cuda if it is there)")
-    fixed: str = key(
-        "equal", "frozen weights and buffers: equal on all members, the first's, or own"
-    )
+    accelerator: str = key("auto", "where the model is", choices=("auto", "cpu", "cuda"))
+    fixed: str = key("equal", "frozen weights and buffers", choices=FIXED)
 
 
 @dataclass(frozen=True)
@@ -122,10 +122,8 @@ class StrategyTable:
     ranges: int = ranged(
         1, 1, 1 << 20, "ranges of the vector that hubs share; codecs are cut at their borders"
     )
-    weigh: str = key(
-        "", "what a member counts for: alike, its samples, its shares; '': as the strategy says"
-    )
-    buffers: str = key("mean", "normalisation's running statistics: mean over members, or local")
+    weigh: str = key("", "what a member counts for ('': as the strategy says)", choices=WEIGHTS)
+    buffers: str = key("mean", "normalisation's running statistics", choices=BUFFERS)
     secure: bool = key(False, "mask contributions, so that the hub learns only their sum")
     threshold: int = ranged(0, 0, 100_000, "secure: members that a sum takes; 0: more than 2/3")
     honest_hub: bool = key(False, "secure: the hub is trusted, thresholds may be above 1/2")
@@ -149,7 +147,9 @@ class HubTable:
     return_s: float = ranged(60.0, 1.0, 10**7, "wait so for members not back yet, or too few")
     deserted_s: float = ranged(3600.0, 1.0, 10**7, "wait so while no member is left, or back yet")
     fsync: str = key("always", "when the journal reaches the disk: always, round-every N, never")
-    when_full: str = key("stop", "on a full disk: stop, or 'go on' without the journal")
+    when_full: str = key(
+        "stop", "on a full disk (go on: without the journal)", choices=("stop", "go on")
+    )
     snapshot_every: int = ranged(0, 0, 10**9, "rounds between snapshots of the base; 0: by size")
     replica: str = key("", "tcp://HOST:PORT of a second hub that takes over; '': there is none")
     status_s: float = ranged(5.0, 0.0, 3600.0, "members say how they are this often; 0: never")
@@ -197,16 +197,14 @@ class ServersTable:
 
     cluster: str = key("", "a cluster.toml with [[server]] tables; '': this machine")
     placement: str = key("auto", "auto, edge (never on servers), or 'data=2 pipeline=2'")
-    precision: str = key("fp32", "of matrix products on servers: fp32 or bf16")
-    fallback: str = key("never", "from devices to servers: never, when-needed, when-faster")
+    precision: str = key("fp32", "of matrix products on servers", choices=("fp32", "bf16"))
+    fallback: str = key("never", "from devices to servers", choices=FALLBACKS)
     snapshot_every: int = ranged(0, 0, 10**9, "steps between snapshots; 0: about ten in a run")
     hang_s: float = ranged(600.0, 1.0, 1e6, "silence of a stopped rank that ends an attempt")
-    compile: str = key("", "backend of torch.compile for each block: inductor; '': not compiled")
+    compile: str = key("", "backend of torch.compile ('': not compiled)", choices=COMPILERS)
     layer_keep: float = ranged(1.0, 0.0, 1.0, "chance that the last block is kept in the end")
     async_snapshots: bool = key(True, "train on while one is written; takes a copy in memory")
-    check: str = key(
-        "auto", "compare a small batch with one process before the first step: auto, off"
-    )
+    check: str = key("auto", "compare a batch with one process first", choices=("auto", "off"))
     shares: int = ranged(1, 1, 100_000, "members whose data a group beside devices has")
     after_s: float = ranged(
         30.0, 0.1, 1e6, "when-needed: a group steps in for devices gone so long"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 
 if TYPE_CHECKING:
@@ -73,11 +73,6 @@ def pipeline_of(job: Job) -> Placement | None:
         raise ConfigError(
             f"{what} of a fleet of {job.fleet.members} members: each is one stage",
             f"pipeline={job.fleet.members}, or fleet.members={placement.pipeline}",
-        )
-    if job.fleet.activations not in ACTIVATIONS:
-        raise ConfigError(
-            f"fleet.activations = '{job.fleet.activations}'",
-            did_you_mean(job.fleet.activations, ACTIVATIONS),
         )
     return placement
 

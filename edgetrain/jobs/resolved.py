@@ -307,8 +307,6 @@ def strategy_of(table: StrategyTable) -> Strategy:
 
 
 def journal_settings(job: Job) -> JournalSettings:
-    if job.hub.when_full not in ("stop", "go on"):
-        raise ConfigError(f"hub.when_full = '{job.hub.when_full}'", "allowed are 'stop', 'go on'")
     from edgetrain.exchange.hub.journal import Fsync, JournalSettings  # members have no journal
 
     stop = job.hub.when_full == "stop"

@@ -15,16 +15,13 @@ from edgetrain.exchange.addresses import split_address
 from edgetrain.jobs.fallback import quorum_of, steps_in
 from edgetrain.jobs.job import (
     AUTO,
-    BUFFERS,
     COLLECTIVES,
     DIRECT,
-    FIXED,
-    TOPOLOGIES,
     Fleet,
     Job,
     ServersTable,
 )
-from edgetrain.jobs.on_member import Refusal, check_mask_terms, check_on_member, first_of, one_of
+from edgetrain.jobs.on_member import Refusal, check_mask_terms, check_on_member, first_of
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
 from edgetrain.jobs.shares import has_group
 from edgetrain.strategies import Strategy, merging
@@ -33,15 +30,8 @@ from edgetrain.vectors.ranges import shared
 if TYPE_CHECKING:
     from edgetrain.fleet.presence import Presence
 
-PRECISIONS = ("fp32", "bf16")
-FALLBACKS = ("never", "when-needed", "when-faster")
-COMPILERS = ("", "inductor", "aot_eager", "eager")
-"""Backends of torch.compile; ones with "eager" show whether a model can be compiled."""
-CHECKS = ("auto", "off")
-ACCELERATORS = ("auto", "cpu", "cuda")
 _FEWEST_ROBUST = 3
 """Contributions of which one that lies can be told from the others."""
-WEIGHTS = ("", "alike", "samples", "shares")
 
 
 def resolve(job: Job) -> Resolved:
@@ -53,15 +43,7 @@ def resolve(job: Job) -> Resolved:
 
 
 def check(found: Resolved) -> None:
-    one_of("train.accelerator", found.job.train.accelerator, ACCELERATORS)
-    one_of("train.fixed", found.job.train.fixed, FIXED)
-    one_of("servers.precision", found.job.servers.precision, PRECISIONS)
-    one_of("servers.fallback", found.job.servers.fallback, FALLBACKS)
-    one_of("servers.compile", found.job.servers.compile, COMPILERS)
-    one_of("servers.check", found.job.servers.check, CHECKS)
-    one_of("strategy.weigh", found.job.strategy.weigh, WEIGHTS)
     _check_weights(found)
-    one_of("strategy.buffers", found.job.strategy.buffers, BUFFERS)
     _check_pace(found)
     _check_accumulated(found)
     if found.job.train.schedule:
@@ -557,7 +539,6 @@ def _check_dealt(found: Resolved) -> None:
 def check_topology(found: Resolved) -> None:
     """ConfigError for a topology that a job may not have. Links are looked at if they are known."""
     name = found.job.fleet.topology
-    one_of("fleet.topology", name, TOPOLOGIES)
     if name == AUTO:
         return  # it takes a topology that is not refused
     if refused := why_not_topology(name, found):

@@ -31,6 +31,8 @@ def _key(hint: Any, spec: dataclasses.Field[Any]) -> dict[str, Any]:
         (inner,) = typing.get_args(hint)
         return known | {"type": "array", "items": {"type": _TYPES[kind_of(inner)[0]]}}
     value: dict[str, Any] = {"type": _TYPES[kind]}
+    if "choices" in spec.metadata:
+        value["enum"] = list(spec.metadata["choices"])
     if "low" in spec.metadata:
         value |= {"minimum": spec.metadata["low"], "maximum": spec.metadata["high"]}
     return known | ({"anyOf": [value, {"const": word}]} if word else value)

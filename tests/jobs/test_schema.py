@@ -32,6 +32,8 @@ def fits(value, shape):
         right = type(value) is int or (type(value) is float and value.is_integer())
     else:
         right = type(value) is TYPES[shape["type"]]
+    if right and "enum" in shape and value not in shape["enum"]:
+        return False
     if not right or ("minimum" in shape and not shape["minimum"] <= value <= shape["maximum"]):
         return False
     if "items" in shape:
