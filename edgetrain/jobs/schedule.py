@@ -12,15 +12,13 @@ import math
 from dataclasses import dataclass
 
 from edgetrain.errors import ConfigError, did_you_mean
-from edgetrain.strategies.spelling import check_count, number, split, whole
+from edgetrain.strategies.spelling import Parameter, arguments_of, spelled, split
 
-_SPELLED = {
-    "warmup": "warmup(steps)",
-    "constant": "constant",
-    "linear": "linear(end)",
-    "cosine": "cosine(end)",
-    "step": "step(factor, steps)",
-}
+_STEPS, _END = Parameter("steps", 1), Parameter("end", 0.0, 1.0, default=0.0)
+_PARTS: dict[str, tuple[Parameter, ...]] = {
+    "warmup": (_STEPS,), "constant": (), "linear": (_END,), "cosine": (_END,),
+    "step": (Parameter("factor", 0.0, 1.0), _STEPS),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,36 +64,25 @@ def parse(text: str, steps: int) -> Schedule | None:
     warmup, shape, end, fall_every = 0, "", 0.0, 0
     for place, part in enumerate(text.split("|")):
         name, words = split(part)
-        if name not in _SPELLED:
+        if name not in _PARTS:
             raise ConfigError(
-                f"train.schedule = '{text}': no part '{name}'", did_you_mean(name, _SPELLED)
+                f"train.schedule = '{text}': no part '{name}'", did_you_mean(name, _PARTS)
+            )
+        parameters = _PARTS[name]
+        spelling = spelled(name, [each.name for each in parameters])
+        values = arguments_of(name, spelling, parameters, words)
+        taken = int(values[-1]) if _STEPS in parameters else 0
+        if taken > steps:
+            raise ConfigError(
+                f"train.schedule: {name} with steps = {taken} in a run of {steps} steps",
+                f"allowed are 1 to {steps}",
             )
         if name == "warmup" and not place:
-            check_count(name, _SPELLED[name], words, 1, 1)
-            warmup = _steps(name, "steps", words[0], steps)
-            continue
-        if name == "warmup" or shape:
+            warmup = taken
+        elif name == "warmup" or shape:
             raise ConfigError(
                 f"train.schedule = '{text}'", "it reads as 'warmup(20) | cosine': warm-up first"
             )
-        shape = name
-        if name == "step":
-            check_count(name, _SPELLED[name], words, 2, 2)
-            end = number(name, "factor", words[0], 0.0, 1.0)
-            fall_every = _steps(name, "steps", words[1], steps)
-        elif name == "constant":
-            check_count(name, _SPELLED[name], words, 0, 0)
         else:
-            check_count(name, _SPELLED[name], words, 0, 1)
-            end = number(name, "end", words[0], 0.0, 1.0) if words else 0.0
+            shape, end, fall_every = name, values[0] if values else 0.0, taken
     return Schedule(steps, warmup, shape or "constant", end, fall_every)
-
-
-def _steps(name: str, what: str, text: str, steps: int) -> int:
-    found = whole(name, what, text, 1)
-    if found > steps:
-        raise ConfigError(
-            f"train.schedule: {name} with {what} = {found} in a run of {steps} steps",
-            f"allowed are 1 to {steps}",
-        )
-    return found
