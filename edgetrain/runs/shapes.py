@@ -8,7 +8,7 @@ reader has to ask. Keys that are not named here are kept as they are, and null i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 LARGEST = 1e100
 """Largest number. Larger ones overflow where they are squared or added up."""
@@ -18,78 +18,66 @@ MOST_COUNT = 1 << 62
 MOST_TEXT = 10_000
 """Characters, and names in a list."""
 
-Is = Callable[[Any], bool]
+
+class Is(NamedTuple):
+    """What a value may be, in words and as a check."""
+
+    said: str
+    fits: Callable[[Any], bool]
+
+
 Shape = Mapping[str, "Is | Shape"]
 """The shapes of the keys of a table; a table in it has a Shape of its own."""
 
 
-def number(value: Any) -> bool:
-    """A number that is finite and not too large."""
-    return type(value) in (int, float) and -LARGEST <= value <= LARGEST
+def _number(low: float, high: float) -> Callable[[Any], bool]:
+    return lambda value: type(value) in (int, float) and low <= value <= high
 
 
-def seconds(value: Any) -> bool:
-    """A time."""
-    return type(value) in (int, float) and -LONGEST_S <= value <= LONGEST_S
+def _list(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda v: isinstance(v, list) and len(v) <= MOST_TEXT and all(map(fits, v))
 
 
-def count(value: Any) -> bool:
-    """A whole number, not negative."""
-    return type(value) is int and 0 <= value <= MOST_COUNT
-
-
-def size(value: Any) -> bool:
-    """Bytes, joules, a part: a number, not negative."""
-    return type(value) in (int, float) and 0 <= value <= MOST_COUNT
-
-
-def flag(value: Any) -> bool:
-    """True or false."""
-    return isinstance(value, bool)
-
-
-def text(value: Any) -> bool:
-    """Text that is not too long."""
-    return isinstance(value, str) and len(value) <= MOST_TEXT
-
-
-def texts(value: Any) -> bool:
-    """A list of texts."""
-    return isinstance(value, list) and len(value) <= MOST_TEXT and all(map(text, value))
-
-
-def text_or_texts(value: Any) -> bool:
-    """A text, or a list of texts."""
-    return text(value) or texts(value)
-
-
-def count_or_text(value: Any) -> bool:
-    """A whole number, or a word such as "auto"."""
-    return count(value) or text(value)
-
-
-def numbers(value: Any) -> bool:
-    """Numbers, or null, by name."""
-    return isinstance(value, dict) and all(
-        text(name) and (each is None or number(each)) for name, each in value.items()
-    )
-
-
-def counts(value: Any) -> bool:
-    """Two whole numbers, not negative."""
-    return isinstance(value, list) and len(value) == 2 and all(map(count, value))
-
-
-def cuts(value: Any) -> bool:
-    """[name, share left out, reason] of each contribution."""
-    return isinstance(value, list) and all(
-        isinstance(each, list)
-        and len(each) == 3
-        and text(each[0])
-        and number(each[1])
-        and text(each[2])
-        for each in value
-    )
+number = Is("a number that is finite and not too large", _number(-LARGEST, LARGEST))
+seconds = Is("a time", _number(-LONGEST_S, LONGEST_S))
+size = Is("a number, not negative", _number(0, MOST_COUNT))
+"""Bytes, joules, a part."""
+count = Is(
+    "a whole number, not negative", lambda value: type(value) is int and 0 <= value <= MOST_COUNT
+)
+flag = Is("true or false", lambda value: isinstance(value, bool))
+text = Is(
+    "text that is not too long", lambda value: isinstance(value, str) and len(value) <= MOST_TEXT
+)
+texts = Is("a list of texts", _list(text.fits))
+text_or_texts = Is(
+    "a text, or a list of texts", lambda value: text.fits(value) or texts.fits(value)
+)
+count_or_text = Is(
+    'a whole number, or a word such as "auto"', lambda value: count.fits(value) or text.fits(value)
+)
+numbers = Is(
+    "numbers, or null, by name",
+    lambda value: (
+        isinstance(value, dict)
+        and all(text.fits(k) and (v is None or number.fits(v)) for k, v in value.items())
+    ),
+)
+counts = Is(
+    "two whole numbers, not negative", lambda value: _list(count.fits)(value) and len(value) == 2
+)
+cuts = Is(
+    "[name, share left out, reason] of each contribution",
+    lambda value: (
+        isinstance(value, list)
+        and all(
+            isinstance(row, list)
+            and len(row) == 3
+            and all(is_.fits(cell) for is_, cell in zip((text, number, text), row, strict=True))
+            for row in value
+        )
+    ),
+)
 
 
 def wrong(table: Mapping[str, Any], shape: Shape, path: str = "") -> str:
@@ -98,9 +86,9 @@ def wrong(table: Mapping[str, Any], shape: Shape, path: str = "") -> str:
         value = table.get(key)
         if value is None:
             continue
-        if callable(expected):
-            if not expected(value):
-                return f"{path}{key} = {_short(value)} is not {_named(expected)}"
+        if isinstance(expected, Is):
+            if not expected.fits(value):
+                return f"{path}{key} = {_short(value)} is not {expected.said}"
         elif not isinstance(value, dict):
             return f"{path}{key} = {_short(value)} is not a table"
         elif said := wrong(value, expected, f"{path}{key}."):
@@ -110,9 +98,9 @@ def wrong(table: Mapping[str, Any], shape: Shape, path: str = "") -> str:
 
 def fits(table: Mapping[str, Any], shape: Mapping[str, Is]) -> bool:
     """Whether a table without tables in it fits. Quick: it is asked for each line of metrics."""
-    for key, expected in shape.items():
+    for key, (_, is_fit) in shape.items():
         value = table.get(key)
-        if value is not None and not expected(value):
+        if value is not None and not is_fit(value):
             return False
     return True
 
@@ -120,12 +108,6 @@ def fits(table: Mapping[str, Any], shape: Mapping[str, Is]) -> bool:
 def _short(value: Any) -> str:
     said = repr(value) if isinstance(value, str | float | bool) else f"a {type(value).__name__}"
     return said if len(said) <= 40 else said[:37] + "..."
-
-
-def _named(shape: Is) -> str:
-    """The name of a shape, from its docstring."""
-    said = (shape.__doc__ or "").rstrip(".").partition(":")[0]
-    return said[:1].lower() + said[1:]
 
 
 _USED = {

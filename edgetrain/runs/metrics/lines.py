@@ -95,7 +95,7 @@ def parse_line(line: bytes) -> Record | None:
     usable = (
         isinstance(kind, str)
         and isinstance(member, str)
-        and shapes.seconds(record.get("t"))
+        and shapes.seconds.fits(record.get("t"))
         and shapes.fits(record, shapes.LINES.get(kind, {}))
     )
     return record if usable else None
