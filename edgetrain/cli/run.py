@@ -189,9 +189,9 @@ def _print_commands(
 
 def _report(arguments: argparse.Namespace, summary: dict[str, Any], folder: Path) -> None:
     from edgetrain.jobs.privacy.promise import said
+    from edgetrain.runs.loaded import Run
     from edgetrain.runs.reports.comparison import compare
     from edgetrain.runs.reports.comparison_table import text
-    from edgetrain.runs.reports.plot import draw_run
 
     if arguments.json:
         common.say(json.dumps(summary | {"folder": str(folder)}))
@@ -200,9 +200,8 @@ def _report(arguments: argparse.Namespace, summary: dict[str, Any], folder: Path
         if summary.get("privacy"):
             common.say(said(summary["privacy"]))
         common.say(f"run folder: {folder}")
-    picture = common.picture(folder / "run.png", draw_run, folder)
-    if not arguments.json:
-        common.say_pictures([picture])
+    if common.saved(lambda: Run(folder).report()) and not arguments.json:
+        common.say(f"page: {folder / 'report.html'}")
 
 
 def _heading(planned: Resolved) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from edgetrain.errors import ConfigError
 from edgetrain.provisioning.desk import DeviceState, marks_of
 from edgetrain.runs import folder as folders
-from edgetrain.runs.metrics.tally import MemberTally, Tally
+from edgetrain.runs.data import MemberData, RunData
 from edgetrain.runs.reports import units
 
 FRESH_S = 30.0
@@ -32,22 +32,23 @@ def states_in_job(runs: Path, version: str, now: float) -> dict[str, DeviceState
         if folders.read_summary(run) is not None:
             return {}
         silent_s = now - folders.metrics_path(run).stat().st_mtime
-        tally = Tally().add_all(folders.read_metrics(run, "status", "event"))
+        data = RunData().add_all(folders.read_metrics(run, "status", "event"))
     except (ConfigError, OSError):
         return {}
     return {
-        member.name: _state(run, member, version)
-        for member in tally.members.values()
-        if member.name and member.standing not in _AWAY and member.heard_t is not None
-        if tally.t - member.heard_t + silent_s <= FRESH_S
+        member.enrolled: _state(run, member, version)
+        for member in data.members.values()
+        if member.enrolled and member.standing not in _AWAY and member.heard_t is not None
+        if data.t - member.heard_t + silent_s <= FRESH_S
     }
 
 
-def _state(run: Path, member: MemberTally, version: str) -> DeviceState:
+def _state(run: Path, member: MemberData, version: str) -> DeviceState:
     facts = {key: getattr(member, key) for key in _FACTS}
     theirs = member.versions.split(" ")[0]
     marks = marks_of(facts, member.clock_s or 0.0, other=theirs not in ("", version))
     if member.standing == "finished":
-        return DeviceState(member.name, "done", f"{run.name}: {member.step} steps", marks, facts)
+        done = f"{run.name}: {member.step} steps"
+        return DeviceState(member.enrolled, "done", done, marks, facts)
     why = f"{run.name}: step {member.step}, {units.duration(member.pace_s)}/step"
-    return DeviceState(member.name, "training", why, marks, facts)
+    return DeviceState(member.enrolled, "training", why, marks, facts)

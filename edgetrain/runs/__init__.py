@@ -2,7 +2,7 @@
 
 Nothing here knows what produced a run: strategies, hubs, members or processes.
 
-Doors: dashboard.serve, environment, folder, loaded, looking, metrics.log, metrics.tally,
+Doors: dashboard.serve, data, environment, folder, loaded, looking, metrics.log,
 reports.comparison, reports.comparison_table, reports.listing,
 reports.live.plain, reports.live.view, reports.live.watch, reports.page.document,
 reports.page.story, reports.plot, reports.sweep_rows, reports.sweep_table, reports.tables,

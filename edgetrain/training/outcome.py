@@ -14,6 +14,7 @@ from edgetrain.fleet.devices.energy import Energy
 from edgetrain.jobs.privacy.accounting import Promise
 from edgetrain.jobs.privacy.promise import promise
 from edgetrain.jobs.resolved import Resolved
+from edgetrain.runs.data import RunData
 from edgetrain.runs.folder import (
     JOB,
     metrics_path,
@@ -23,7 +24,6 @@ from edgetrain.runs.folder import (
     write_summary,
 )
 from edgetrain.runs.metrics.log import MetricsLog
-from edgetrain.runs.metrics.tally import Tally
 from edgetrain.runs.summary import summarise
 
 
@@ -58,9 +58,9 @@ def recorded(planned: Resolved, folder: Path) -> Iterator[RunOutcome]:
         outcome.status = "interrupted"
         raise
     finally:
-        tally = Tally().add_all(read_metrics(folder))
-        known = _known(planned, tally, outcome.network, outcome.status) | outcome.extra
-        outcome.summary = summarise(folder, known, tally)
+        data = RunData().add_all(read_metrics(folder))
+        known = _known(planned, data, outcome.network, outcome.status) | outcome.extra
+        outcome.summary = summarise(folder, known, data)
         _save(folder, outcome.summary)
 
 
@@ -91,9 +91,9 @@ def at_gateways(carried: Sequence[Sequence[float]]) -> dict[str, Any]:
     return {"gateways": {"sent_bytes": sent, "received_bytes": received}}
 
 
-def _known(planned: Resolved, tally: Tally, report: dict[str, Any], status: str) -> dict[str, Any]:
+def _known(planned: Resolved, data: RunData, report: dict[str, Any], status: str) -> dict[str, Any]:
     """The part of the summary that only the driver of a run knows; `report` is the network's."""
-    kept = _promise_of(planned, tally, seeded=report.get("backend") == "simulated")
+    kept = _promise_of(planned, data, seeded=report.get("backend") == "simulated")
     sources = {Energy(device).source for device in planned.device_profiles.values()}
     return {
         "name": planned.job.name,
@@ -101,10 +101,10 @@ def _known(planned: Resolved, tally: Tally, report: dict[str, Any], status: str)
         "metric": planned.metric,
         "better": planned.better,
         "target": planned.target,
-        "every": tally.every or planned.every,
+        "every": data.every or planned.every,
         "emulation": report,
-        "delay": tally.delay,
-        "codec": tally.codec or planned.job.strategy.codec,
+        "delay": data.delay,
+        "codec": data.codec or planned.job.strategy.codec,
         "buffers": planned.buffers,
         "privacy": kept.to_dict() if kept else None,
         "joules_source": sources.pop() if len(sources) == 1 else "mixed",
@@ -112,9 +112,9 @@ def _known(planned: Resolved, tally: Tally, report: dict[str, Any], status: str)
     }
 
 
-def _promise_of(planned: Resolved, tally: Tally, *, seeded: bool) -> Promise | None:
+def _promise_of(planned: Resolved, data: RunData, *, seeded: bool) -> Promise | None:
     """The promise for what was trained: an interrupted run has released less than planned."""
     if planned.promise is None:
         return None
-    own = (member.step for member in tally.members.values() if member.has_own_lines)
-    return promise(planned, planned.samples, max(own, default=0), tally.rounds, seeded=seeded)
+    own = (member.step for member in data.members.values() if member.has_own_lines)
+    return promise(planned, planned.samples, max(own, default=0), data.rounds, seeded=seeded)

@@ -369,7 +369,7 @@ def test_ctrl_c_leaves_no_process_and_a_readable_folder(network, tmp_path):
     assert command.said.endswith("edgetrain: interrupted\n")
     assert "Traceback" not in command.said
     run = run_of(tmp_path)
-    assert f"run folder: runs/{run.name}\npicture: runs/{run.name}/run.png\n" in command.said
+    assert f"run folder: runs/{run.name}\npage: runs/{run.name}/report.html\n" in command.said
     summary = read_summary(run)
     assert summary["status"] == "interrupted"
     assert summary["steps"] > 0

@@ -157,7 +157,7 @@ def command(tmp_path, monkeypatch, capsys):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "run"])
 def test_without_a_picture_there_is_the_table_and_the_folder(
     verb, broken, says, command, monkeypatch
 ):
@@ -170,6 +170,15 @@ def test_without_a_picture_there_is_the_table_and_the_folder(
     assert "waiting" in said.out
     assert "picture: " not in said.out
     assert str(the_run(Path())) in said.out
+
+
+def test_a_run_leaves_its_page_which_needs_no_matplotlib(command, monkeypatch):
+    without_matplotlib(monkeypatch)
+    status, said = command("run")
+    page = the_run(Path()) / "report.html"
+    assert (status, said.err) == (0, "")
+    assert f"page: {page}\n" in said.out
+    assert page.read_text().startswith("<!doctype html>")
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -223,8 +232,8 @@ def test_after_ctrl_c_there_is_what_there_is(verb, how, command, ctrl_c):
     else:
         assert "dga was interrupted\n" in said.out
         assert f"folder: {run}" in said.out
-        assert "picture: " in said.out
-    assert list(run.glob("*.png"))
+        assert ("page: " if verb == "run" else "picture: ") in said.out
+    assert [*run.glob("*.png"), *run.glob("report.html")]
     assert (run / "summary.json").exists()
 
 

@@ -105,7 +105,7 @@ def check_task(folders):
     watch = FolderWatch(folders[1])
     watch.read()
     state = watch.state()
-    assert (state.every, state.delay, state.metric) == (EVERY, DELAY, "loss")
+    assert (state.data.every, state.data.delay, state.metric) == (EVERY, DELAY, "loss")
 
 
 def test_folders_of_three_machines_lie_on_one_clock(job, tmp_path, capsys):

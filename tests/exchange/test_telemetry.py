@@ -28,9 +28,9 @@ from edgetrain.exchange.messages import PROTOCOL, Base, Join, Masking, Telemetry
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.jobs.job import Privacy
+from edgetrain.runs.data import RunData
 from edgetrain.runs.folder import metrics_path, read_metrics
 from edgetrain.runs.metrics.lines import format_line
-from edgetrain.runs.metrics.tally import Tally
 from edgetrain.runs.summary import summarise
 from edgetrain.strategies import find
 from edgetrain.strategies.merging.rule import Mean
@@ -180,10 +180,10 @@ def told(t, step, **other):
 
 
 def test_what_members_told_the_hub_is_the_state_of_a_hubs_folder():
-    tally = Tally().add_all([told(4.0, 10, name="pi-3", round_trip_s=0.2, celsius=61)])
-    member = tally.members["m0"]
+    data = RunData().add_all([told(4.0, 10, name="pi-3", round_trip_s=0.2, celsius=61)])
+    member = data.members["m0"]
     assert (member.step, member.seconds_per_step, member.parts[:2]) == (10, 0.4, (0.3, 0.1))
-    assert (member.name, member.round_trip_s, member.celsius) == ("pi-3", 0.2, 61)
+    assert (member.enrolled, member.round_trip_s, member.celsius) == ("pi-3", 0.2, 61)
 
 
 def test_nothing_counts_twice_where_members_write_lines_of_their_own():
@@ -193,9 +193,9 @@ def test_nothing_counts_twice_where_members_write_lines_of_their_own():
         "loss": 0.5,
     }  # fmt: skip
     for lines in itertools.permutations([told(4.0, 10, round_trip_s=0.2), own]):
-        member = Tally().add_all(lines).members["m0"]
-        assert (member.step, member.lines, member.compute_s) == (6, 6, 3.0)
-        assert (member.sent_bytes.total, member.round_trip_s) == (7, 0.2)
+        member = RunData().add_all(lines).members["m0"]
+        assert (member.step, member.lines, member.seconds[0]) == (6, 6, 3.0)
+        assert (member.sent_bytes, member.round_trip_s) == (7, 0.2)
 
 
 def test_the_hub_writes_status_lines_under_the_enrolled_name(tmp_path):

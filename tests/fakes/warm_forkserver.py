@@ -40,7 +40,7 @@ _PRELOAD = (
     "edgetrain.exchange.hub.serve",
     "edgetrain.jobs.placement.decision",
     "edgetrain.runs.reports.live.view",
-    "edgetrain.runs.reports.plot.one_run",
+    "edgetrain.runs.reports.page.document",
     "edgetrain.training.emulated",
     "edgetrain.training.hub",
     "edgetrain.training.member.joining",

@@ -68,7 +68,7 @@ def test_an_untrusted_run_is_marked_and_explained(tmp_path: Path) -> None:
 
 def test_a_single_untrusted_run_is_explained_in_its_picture(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "dga", replace(DGA, trusted=False))
-    texts = check(plot.draw_run(folder))
+    texts = check(plot.draw_comparison([folder]))
     assert any("the emulated network was itself late" in text for text in texts)
 
 
@@ -104,20 +104,22 @@ def test_time_is_logarithmic_only_where_the_fastest_would_be_squeezed(
 def test_a_run_that_was_never_evaluated_says_so(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "dga", DGA, upto=3)
     assert "not evaluated yet" in check(plot.draw_comparison([folder]))
-    assert "not evaluated yet" in check(plot.draw_run(folder))
 
 
 def test_an_empty_run_can_be_drawn(tmp_path: Path) -> None:
-    check(plot.draw_run(tmp_path))
+    (tmp_path / "run").mkdir()
+    check(plot.draw_comparison([tmp_path / "run"]))
 
 
 @pytest.mark.parametrize("members", [1, 64])
 def test_a_run_has_a_picture_of_its_own(tmp_path: Path, members: int) -> None:
     story = replace(FEDAVG, members=members, steps=60, lost="m0" if members > 1 else None)
     folder = write_run(tmp_path / "fedavg", story)
-    texts = check(plot.draw_run(folder))
-    assert f"digits, fedavg, {members} x raspberry-pi-4b, wan-200ms" in texts
-    assert size_of(plot.save(lambda: plot.draw_run(folder), folder / "run.png")) == (1800, 1200)
+    texts = check(plot.draw_comparison([folder]))
+    assert f"digits, {members} x raspberry-pi-4b, wan-200ms" in texts
+    assert size_of(plot.save(lambda: plot.draw_comparison([folder]), folder / "a.png")) == (
+        1800, 1200,
+    )  # fmt: skip
 
 
 def test_a_name_is_never_taken_for_a_formula(tmp_path: Path) -> None:
@@ -131,21 +133,11 @@ def test_a_name_is_never_taken_for_a_formula(tmp_path: Path) -> None:
     check(plot.draw_comparison([folder]))
 
 
-def test_a_long_run_is_drawn_from_a_few_hundred_points() -> None:
-    history = plot.History(100_000)
-    for step in range(1, 100_001, 7):
-        record = {"kind": "step", "t": step * 0.1, "member": "m0", "step": step, "loss": 1.0}
-        history.add({**record, "sent_bytes": step, "received_bytes": 2 * step})
-    assert len(history.losses()) <= 401
-    assert len(history.traffic()) <= 401
-    assert history.traffic()[-1][1:] == (99996, 199992)
-
-
 def test_no_run_and_no_room_are_clear_errors(usual: list[Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run to draw"):
         plot.save(lambda: plot.draw_comparison([]), tmp_path / "compare.png")
     with pytest.raises(ConfigError, match="No such file or directory"):
-        plot.save(lambda: plot.draw_run(usual[0]), tmp_path / "absent" / "run.png")
+        plot.save(lambda: plot.draw_comparison(usual), tmp_path / "absent" / "compare.png")
 
 
 def test_without_matplotlib_the_way_out_is_named(
@@ -189,23 +181,13 @@ def test_faults_absences_drops_and_delays_are_marked_and_said_what_they_are(
             log.round(round=1, members=[], missing=[], weight=1.0, close_s=0.0, sent_bytes=0,
                 received_bytes=0, cpu_s=0.0, peak_bytes=0, delay=delay, every=5)  # fmt: skip
     said = {"faults: 3", "absences: 3", "members given up: 1"}
-    for figure in (plot.draw_run(folder), plot.draw_comparison([folder])):
-        texts = check(figure)
-        assert said <= set(texts)
-        assert any(text.startswith("changes of the delay: ") for text in texts)
-        shapes = [line.get_marker() for line in figure.axes[0].get_lines()]
-        assert {"X", "v", "s", "D"} <= set(shapes)
-        assert len(shapes[shapes.index("X") :]) == 4
-
-
-def test_the_busiest_members_stand_in_an_order_that_is_drawn(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", replace(FEDAVG, members=5, steps=20))
-    bars = plot.draw_run(folder).axes[2]
-    assert bars.get_title(loc="left") == "milliseconds per step, busiest member first"
-    kinds = [bars.containers[kind].get_label() for kind in range(3)]
-    assert kinds == ["compute", "overhead", "wait"]
-    busy = [bar.get_x() + bar.get_width() for bar in bars.containers[1]]
-    assert busy == sorted(busy, reverse=True)
+    figure = plot.draw_comparison([folder])
+    texts = check(figure)
+    assert said <= set(texts)
+    assert any(text.startswith("changes of the delay: ") for text in texts)
+    shapes = [line.get_marker() for line in figure.axes[0].get_lines()]
+    assert {"X", "v", "s", "D"} <= set(shapes)
+    assert len(shapes[shapes.index("X") :]) == 4
 
 
 def test_a_sweep_says_what_it_shows_and_of_what(tmp_path: Path) -> None:
@@ -234,22 +216,11 @@ def test_a_run_that_stays_far_below_its_target_can_be_seen(tmp_path: Path) -> No
         assert max(line.get_ydata()) > low
 
 
-def test_a_member_that_diverges_leaves_the_others_visible(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", replace(DGA, members=3, steps=60))
-    clock = Clock(9.0)
-    with MetricsLog(metrics_path(folder), "m2", clock, 0.0) as log:
-        log.step(step=60, round=1, loss=1e34, compute_s=0.1, wait_s=0.0, overhead_s=0.0,
-            sent_bytes=0, received_bytes=0, cpu_s=0.0, peak_bytes=0, joules=None)  # fmt: skip
-    loss = plot.draw_run(folder).axes[1]
-    assert loss.get_title(loc="left").startswith("training loss")
-    assert loss.get_ylim()[1] < 100
-
-
 def test_a_simulation_is_not_called_an_emulation(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", replace(DGA, members=3, steps=60))
     summary = read_summary(folder) or summarise(folder)
     write_summary(folder, summary | {"emulation": {"backend": "simulated"}})
-    texts = check(plot.draw_run(folder))
+    texts = check(plot.draw_comparison([folder]))
     assert "simulated, in virtual time" in texts
     assert not any("emulated by" in text for text in texts)
 
@@ -257,7 +228,7 @@ def test_a_simulation_is_not_called_an_emulation(tmp_path: Path) -> None:
 def test_remarks_are_red_only_where_something_is_wrong(tmp_path: Path) -> None:
     said = {}
     for name, story in (("well", replace(DGA, lost="m3")), ("ill", replace(DGA, trusted=False))):
-        figure = plot.draw_run(write_run(tmp_path / name, story))
+        figure = plot.draw_comparison([write_run(tmp_path / name, story)])
         remarks = figure.get_supxlabel()
         (said[name],) = {
             text.get_color() for text in figure.findobj(Text) if text.get_text() == remarks

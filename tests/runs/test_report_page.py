@@ -16,14 +16,15 @@ from made_up_runs import DGA, SYNC, Clock, replace, write_comparison, write_run
 
 from edgetrain.errors import ConfigError
 from edgetrain.runs.folder import METRICS, metrics_path, write_job
+from edgetrain.runs.kept import EXCHANGE, Columns
+from edgetrain.runs.metrics.lines import format_line
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.message import message
 from edgetrain.runs.reports.page import charts, svg
 from edgetrain.runs.reports.page.document import document
-from edgetrain.runs.reports.page.story import ExchangeTimes, report_of
+from edgetrain.runs.reports.page.story import report_of
 from edgetrain.runs.reports.page.svg import Scale
-from edgetrain.runs.reports.plot import History
 
 SHORT = replace(DGA, members=3, steps=60)
 
@@ -170,7 +171,7 @@ def test_members_are_called_by_the_names_that_their_machines_were_enrolled_under
         log.status(about="m0", name="<i>pi\n", keys={"step": 1})
         log.status(about="m1", name="a-board-in-the-far-corner", keys={"step": 1})
     (story,) = report_of([folder])
-    called = [story.members[name].called for name in ("m0", "m1")]
+    called = [charts.called(story.members[name]) for name in ("m0", "m1")]
     assert called == ["m0 <i>pi ", "m1 a-board-in-the-f…"]
     page = read(document([story]))
     assert "m0 <i>pi" in page
@@ -199,12 +200,14 @@ def test_the_parts_of_a_step_add_up_to_the_clock(tmp_path):
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 30)), max_size=40))
 def test_exchanges_in_one_row_do_not_overlap(spans):
-    exchanges = [ExchangeTimes(n, at, at + took, at + took) for n, (at, took) in enumerate(spans)]
-    rows = charts.stacked(exchanges)
-    assert sorted(e.round for row in rows for e in row) == list(range(len(spans)))
+    exchanges = Columns(EXCHANGE)
+    for number, (at, took) in enumerate(spans):
+        exchanges.add({"round": number, "submitted_t": at, "t": at + took})
+    rows = charts.stacked(exchanges.rows)
+    assert sorted(e["round"] for row in rows for e in row) == list(range(len(spans)))
     for row in rows[:11]:
         for earlier, later in itertools.pairwise(row):
-            assert earlier.applied <= later.submitted
+            assert earlier["t"] <= later["submitted_t"]
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
@@ -323,15 +326,34 @@ def test_a_run_without_exchanges_shows_how_its_members_differ(tmp_path):
         assert values == sorted(values)
 
 
-def test_the_training_loss_is_a_median_on_the_page_and_in_the_picture(tmp_path):
+def test_the_training_loss_is_a_median_of_members_with_their_range(tmp_path):
     write_run(tmp_path, SHORT)
-    assert "training loss (median of members)" in read(document(report_of([tmp_path])))
+    words = read(document(report_of([tmp_path])))
+    assert "training loss (median of members), shaded: their range" in words
+    with metrics_path(tmp_path).open("wb") as file:
+        losses = {"a": 0.0001, "b": 0.0002, "c": 0.9}
+        for t, (name, loss) in itertools.product(range(150), losses.items()):
+            file.write(format_line({"kind": "step", "t": float(t), "member": name, "step": 1 + t,
+                "loss": loss, "sent_bytes": 0, "received_bytes": 0}))  # fmt: skip
     (story,) = report_of([tmp_path])
-    for member, loss in zip(story.members.values(), (0.0001, 0.0002, 0.9), strict=True):
-        first = member.steps[0]
-        member.steps[:] = [replace(first, t=float(t), loss=loss) for t in range(150)]
-    assert {loss for _, loss in charts.losses_of(story)} == {0.0002}
-    history = History(4)
-    for member, loss in enumerate((0.0001, 0.0002, 0.9)):
-        history.add({"kind": "step", "t": 1.0, "member": f"m{member}", "step": 1, "loss": loss})
-    assert history.losses() == [(1.0, 0.0002, 0.0001, 0.9)]
+    assert {each[1:] for each in charts.losses_of(story)} == {(0.0002, 0.0001, 0.9)}
+
+
+def test_bytes_of_the_fleet_go_on_where_a_member_was_started_again(tmp_path):
+    lines = [(1.0, "a", 10, 1), (2.0, "b", 5, 2), (3.0, "a", 4, 3), (4.0, "b", 6, 3)]
+    with metrics_path(tmp_path).open("wb") as file:
+        for t, name, sent, received in lines:
+            file.write(format_line({"kind": "step", "t": t, "member": name, "step": 1,
+                "sent_bytes": sent, "received_bytes": received}))  # fmt: skip
+    (story,) = report_of([tmp_path])
+    assert list(story.steps["sent_bytes"]) == [10, 15, 19, 20]
+    assert list(story.bytes_at([0.5, 2.5, 9.0])) == [0, 18, 26]
+    assert "sent, and received (dashed)" in read(document([story]))
+
+
+def test_the_busiest_member_comes_first_and_what_it_does_before_its_waits(tmp_path):
+    folder = write_run(tmp_path / "run", replace(SHORT, members=5, wait_s=0.1))
+    drawn = charts.bars(report_of([folder]))
+    assert re.findall(r'"end" class="tick">(m\d)', drawn) == ["m4", "m3", "m2", "m1", "m0"]
+    kinds = re.findall(r'class="(\w+)"><title>m4', drawn)
+    assert kinds == ["compute", "overhead", "eval", "wait", "end"]

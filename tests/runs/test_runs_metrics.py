@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from made_up_runs import Clock
 
 from edgetrain.errors import ConfigError, TaskError
+from edgetrain.runs.data import MemberData, RunData
 from edgetrain.runs.metrics.lines import LINE_BYTES, Follower, Lines, figures, parse_line
 from edgetrain.runs.metrics.log import MetricsLog
-from edgetrain.runs.metrics.tally import Counter, Tally
 
 STEP = {
     "round": 1,
@@ -279,16 +279,17 @@ def test_unreadable_lines_are_counted(tmp_path: Path) -> None:
 
 @given(st.lists(st.lists(st.integers(0, 1000), min_size=1), min_size=1))
 def test_a_counter_survives_restarts_of_the_process(lives: list[list[int]]) -> None:
-    counter, expected = Counter(), 0
+    member, expected = MemberData("m0"), 0
     for life in lives:
         reports = sorted(life)
         # A restart shows only if the new life reports less than the old one did.
-        if reports[0] >= counter.last and counter.last:
+        last = member.counts.get("sent_bytes", 0)
+        if reports[0] >= last and last:
             continue
         for value in reports:
-            counter.report(value)
+            member.add_usage({"sent_bytes": value})
         expected += reports[-1]
-    assert counter.total == expected
+    assert member.sent_bytes == expected
 
 
 def test_a_member_that_came_back_is_not_lost() -> None:
@@ -296,25 +297,25 @@ def test_a_member_that_came_back_is_not_lost() -> None:
         return {"kind": "event", "t": 0.0, "member": "hub", "about": about, "event": event}
 
     story = [event("gone", "m1"), event("gone", "m2"), event("joined", "m1"), event("late", "m3")]
-    assert Tally().add_all(story).lost() == ["m2"]
+    assert RunData().add_all(story).lost() == ["m2"]
 
 
 def test_a_member_is_late_until_a_round_has_it_again() -> None:
     late = {"kind": "event", "t": 1.0, "member": "hub", "about": "m1", "event": "late"}
     merged = {"kind": "round", "t": 2.0, "member": "hub", "round": 1, "members": ["m1", "m2"]}
-    tally = Tally().add_all([late, late])
-    assert tally.members["m1"].standing == "late"
-    tally.add(merged)
-    assert tally.members["m1"].standing == "joined"
-    assert tally.members["m1"].late == 2
+    data = RunData().add_all([late, late])
+    assert data.members["m1"].standing == "late"
+    data.add(merged)
+    assert data.members["m1"].standing == "joined"
+    assert data.members["m1"].late == 2
 
 
 def test_somebody_refused_under_a_members_name_does_not_make_it_lost() -> None:
     refused = {"kind": "event", "t": 1.0, "member": "hub", "about": "m1", "event": "refused"}
     joined = {**refused, "event": "joined"}
-    tally = Tally().add_all([joined, refused])
-    assert tally.members["m1"].standing == "joined"
-    assert tally.lost() == []
+    data = RunData().add_all([joined, refused])
+    assert data.members["m1"].standing == "joined"
+    assert data.lost() == []
 
 
 def test_what_the_hub_says_after_a_member_finished_changes_nothing() -> None:
@@ -322,9 +323,9 @@ def test_what_the_hub_says_after_a_member_finished_changes_nothing() -> None:
         {"kind": "event", "t": 1.0, "member": "m0", "event": "finished"},
         {"kind": "event", "t": 2.0, "member": "hub", "about": "m0", "event": "gone"},
     ]
-    tally = Tally().add_all(records)
-    assert tally.lost() == []
-    assert tally.members["m0"].standing == "finished"
+    data = RunData().add_all(records)
+    assert data.lost() == []
+    assert data.members["m0"].standing == "finished"
 
 
 def test_kinds_and_keys_of_a_later_version_are_left_alone() -> None:
@@ -332,13 +333,13 @@ def test_kinds_and_keys_of_a_later_version_are_left_alone() -> None:
         {"kind": "weather", "t": 1.0, "member": "m0"},
         {"kind": "step", "t": 2.0, "member": "m0", "step": 1, "wait_s": "much", "new": [1]},
     ]
-    tally = Tally().add_all(records)
-    assert tally.members["m0"].step == 1
-    assert tally.members["m0"].wait_s == 0
+    data = RunData().add_all(records)
+    assert data.members["m0"].step == 1
+    assert data.members["m0"].wait_s == 0
 
 
 def test_a_gateways_bytes_to_the_hub_above_are_apart_from_those_of_its_site(tmp_path):
-    from edgetrain.runs.metrics.tally import Tally
+    from edgetrain.runs.data import RunData
     from edgetrain.runs.reports.comparison import compare
     from edgetrain.runs.reports.comparison_table import columns_of
     from edgetrain.runs.summary import summarise
@@ -350,8 +351,8 @@ def test_a_gateways_bytes_to_the_hub_above_are_apart_from_those_of_its_site(tmp_
                 } | more  # fmt: skip
 
     # Counts begin again where the gateway was started again.
-    tally = Tally().add_all([line(1, 100), line(2, 200), line(3, 50)])
-    summary = summarise(tmp_path, {"status": "finished"}, tally)
+    data = RunData().add_all([line(1, 100), line(2, 200), line(3, 50)])
+    summary = summarise(tmp_path, {"status": "finished"}, data)
     assert summary["hub"]["above_sent_bytes"] == 250
     assert summary["hub"]["above_received_bytes"] == 500
     (row,) = compare([summary]).rows
@@ -359,5 +360,5 @@ def test_a_gateways_bytes_to_the_hub_above_are_apart_from_those_of_its_site(tmp_
     assert "WAN both ways" in {
         f"{each.heading} {each.heading_below}" for each in columns_of(compare([summary]))
     }
-    plain = summarise(tmp_path, {"status": "finished"}, Tally().add_all([]))
+    plain = summarise(tmp_path, {"status": "finished"}, RunData().add_all([]))
     assert compare([plain]).rows[0].wan_bytes is None

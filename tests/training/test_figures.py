@@ -44,7 +44,7 @@ from edgetrain.runs.reports.live.watch import FolderWatch
 from edgetrain.runs.reports.message import message
 from edgetrain.runs.reports.page.document import document
 from edgetrain.runs.reports.page.story import report_of
-from edgetrain.runs.reports.plot.headings import heading_of
+from edgetrain.runs.reports.plot.runs import heading_of
 from edgetrain.strategies import find
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.training.hub import HubRequest, job_to_resume, serve_job

@@ -65,7 +65,7 @@ def test_who_adds_up_what_and_bytes_apart_are_shown(simulated):
     told = "the hub: the sums of sites; gateway 0: 2 members; gateway 1: 2 members"
     watch = FolderWatch(folder)
     watch.read()
-    assert watch.state().reducers == told
+    assert watch.state().data.reducers == told
     page = document(report_of([folder]))
     assert "<h2>Who adds up what</h2>" in page
     assert "<td>gateway 1</td><td>2 members</td>" in page

@@ -43,7 +43,7 @@ def test_the_parts_of_a_step_add_up_and_everything_shows_the_same(strategy, tmp_
     watch = FolderWatch(folder)
     watch.read()
     assert f"{shown}/step" in plain_line(watch.state())
-    members = watch.tally.members.values()
+    members = watch.data.members.values()
     bars = [sum(member.parts) for member in members]
     assert sum(bars) / len(bars) == pytest.approx(summary["seconds_per_step"], rel=0.01)
 

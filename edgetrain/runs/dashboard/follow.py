@@ -1,6 +1,6 @@
 """One run as a browser is told of it: sections of JSON, each with a version.
 
-What is known is what `edgetrain watch` and `edgetrain report` know: FolderWatch, Story, news. Pure
+What is known is what `edgetrain watch` and `edgetrain report` know: RunData, news. Pure
 but for reading the folder; no clock of its own, no sockets. Memory grows with members and
 evaluations, not with steps.
 """
@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError
+from edgetrain.runs.data import MemberData
 from edgetrain.runs.folder import ORDERS, metrics_path, read_summary
+from edgetrain.runs.kept import RunLines
 from edgetrain.runs.metrics.lines import Follower, Record
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.live.plain import news
-from edgetrain.runs.reports.live.watch import FolderWatch, MemberState, RunState
+from edgetrain.runs.reports.live.watch import FolderWatch, RunState
 from edgetrain.runs.reports.page import charts
-from edgetrain.runs.reports.page.document import legend
-from edgetrain.runs.reports.page.story import Story, add_record
-from edgetrain.runs.reports.page.svg import Scale, figure, rect, text
+from edgetrain.runs.reports.page.story import Story
+from edgetrain.runs.reports.page.svg import Scale, figure, part_key, rect, ruler, text
 
 CHUNK_BYTES = 1 << 20
 """Bytes of metrics.jsonl that are read at a time."""
@@ -32,7 +33,8 @@ MOST_POINTS = 300
 """Points of a curve; of more, two become one."""
 
 MOST_NEWS = 100
-KEPT_MEMBERS, KEPT_STEPS, KEPT_EXCHANGES, KEPT_ROUNDS = 64, 600, 80, 12
+KEPT_LINES = 600
+"""Steps and exchanges of a member that are kept for the timeline."""
 _LANES = 4
 QUIET_S = 60.0
 """Seconds without a new line after which a run may have been killed."""
@@ -45,7 +47,7 @@ COLUMNS = (
     "received_bytes", "celsius", "throttled", "loss", "peak_bytes", "cut",
     "disk_free_bytes", "swap_bytes", "mhz", "under_voltage", "wifi_dbm", "clock_s",
 )  # fmt: skip
-"""Columns of the fleet, attributes of MemberState."""
+"""Columns of the fleet, attributes of MemberData."""
 
 _ROUNDED = ("pace_s", "wait_share", "round_trip_s", "celsius", "loss", "cut", "clock_s")
 
@@ -84,8 +86,9 @@ class Following:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         follower = Follower(metrics_path(folder), CHUNK_BYTES)
-        self._follower, self._watch = follower, FolderWatch(folder, follower=follower)
-        self.story = Story(folder.name, folder, {}, {}, {})
+        data = RunLines(most=KEPT_LINES)
+        self._follower, self._watch = follower, FolderWatch(folder, follower=follower, data=data)
+        self.story = Story(folder.name, folder, {}, {}, {}, data)
         self._loss, self._waiting = BoundedCurve(), BoundedCurve()
         self._news: list[str] = []
         self._refused: list[str] = []
@@ -156,38 +159,26 @@ class Following:
         kind, t = record["kind"], record["t"]
         if kind in ("step", "status"):
             loss, wait = record.get("loss"), record.get("wait_s") or 0.0
-            fleet_size = len(self._watch.tally.members)  # a point is one of the whole fleet
+            fleet_size = len(self._watch.data.members)  # a point is one of the whole fleet
             if loss is not None:
                 self._loss.add(t, loss, fleet_size)
             busy = (record.get("compute_s") or 0.0) + (record.get("overhead_s") or 0.0)
             whole = wait + busy + (record.get("eval_s") or 0.0) + (record.get("end_s") or 0.0)
             if whole > 0:
                 self._waiting.add(t, wait / whole, fleet_size)
-        members = self.story.members
-        if kind == "round" or (
-            kind in ("step", "exchange")
-            and (record["member"] in members or len(members) < KEPT_MEMBERS)
-        ):
-            try:
-                add_record(self.story, record)
-            except (KeyError, TypeError, ValueError):
-                return
-        if kind == "round":
-            del self.story.rounds[:-KEPT_ROUNDS]
-        elif (member := members.get(record["member"])) is not None:
-            del member.steps[:-KEPT_STEPS]
-            del member.exchanges[:-KEPT_EXCHANGES]
-            del member.sent[:]
 
     def _run(
         self, state: RunState, summary: Mapping[str, Any] | None, quiet: bool
     ) -> dict[str, Any]:
         job, strategy = self._watch.job, self._watch.job.get("strategy", {})
-        plain = {key: value for key, value in vars(state).items() if key != "members"}
+        plain = {key: value for key, value in vars(state).items() if key != "data"}
         status = (summary or {}).get("status")
         return plain | {
             "done": round(state.done, 4),
             "members": len(state.members),
+            "late": state.late,
+            "lands": state.data.lands,
+            "reducers": state.data.reducers,
             "behind": self.is_behind,
             "status": status or ("quiet" if quiet and state.phase != "paused" else state.phase),
             "hears": status is None and (self.folder / ORDERS).exists(),
@@ -202,13 +193,13 @@ class Following:
                 "wait": units.duration(state.wait_s or None),
                 "up": units.size(state.sent_bytes or None),
                 "down": units.size(state.received_bytes or None),
-                "K, D": units.pace(state.every, state.delay),
+                "K, D": units.pace(state.data.every, state.data.delay),
             },
         }
 
     def _curves(self, state: RunState) -> dict[str, Any]:
         curve = BoundedCurve()
-        for record in self._watch.tally.evaluations:
+        for record in self._watch.data.evaluations:
             value = record.get(state.metric)
             if isinstance(value, int | float):
                 curve.add(record["t"], value)
@@ -230,11 +221,11 @@ class Following:
             end = self.story.seconds
             window = charts.Interval("the last rounds", max(0.0, end - length), end)
             kinds = *charts.PARTS, ("flight", "exchange in flight"), ("kept", "answered")
-            parts += [legend(kinds), charts.timeline(self.story, window, _LANES)]
+            parts += [part_key(kinds), charts.timeline(self.story, window, _LANES)]
         return "".join(parts)
 
 
-def fleet(members: Iterable[MemberState]) -> dict[str, list[Any]]:
+def fleet(members: Iterable[MemberData]) -> dict[str, list[Any]]:
     """The members as columns: a fleet of a thousand is half as long so, and as quick to sort."""
     rows = list(members)
     columns = {key: list(map(attrgetter(key), rows)) for key in COLUMNS}
@@ -250,12 +241,9 @@ def rounds_chart(rounds: Iterable[Record]) -> str:
         return ""
     begins = [each["t"] - each["close_s"] for each in shown]
     axis = Scale(min(begins), max(each["t"] for each in shown), "", units.duration)
-    left, right, pitch, drawn = 64.0, 700.0, 18.0, []
+    left, right, pitch = 64.0, 700.0, 18.0
     bottom = pitch * len(shown) + 6
-    for tick in axis.ticks(6):
-        at = axis.place(tick, left, right)
-        drawn.append(f'<path class="grid" d="M{at:.1f} 0V{bottom:.1f}"/>')
-        drawn.append(text(at, bottom + 12, units.duration(tick), "middle", "tick"))
+    drawn = ruler(axis, (left, right), 0.0, bottom, 6)
     for place, (each, begin) in enumerate(zip(shown, begins, strict=True)):
         y, x = 4 + pitch * place, axis.place(begin, left, right)
         merged, missing = _count(each, "members"), _count(each, "missing")

@@ -1,1 +1,1 @@
-"""Write the lines of a run, read them back, add them up."""
+"""Write the lines of a run, and read them back."""

@@ -1,7 +1,7 @@
 """Write metrics.jsonl: one JSON object a line, from many processes at once.
 
-`lines` reads them back, `tally` adds them up. Keys and units: docs/run-folder.md. This module
-imports only the standard library.
+`lines` reads them back, `runs/data.py` adds them up. Keys and units: docs/run-folder.md. Only the
+standard library is imported.
 """
 
 from __future__ import annotations

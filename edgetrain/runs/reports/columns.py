@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from edgetrain.runs.reports.units import ABSENT
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -41,6 +43,12 @@ def column(
 ) -> Column:
     """A column with cells from any iterable; `below` is a second line of heading."""
     return Column(heading, tuple(cells), rank, tuple(styles), below)
+
+
+def optional(heading: str, cells: Iterable[str], **more: Any) -> list[Column]:
+    """The column, if a cell says something: [] where all are absent, empty or 0."""
+    shown = column(heading, cells, **more)
+    return [shown] if any(cell not in ("", "0", ABSENT) for cell in shown.cells) else []
 
 
 def total_width(columns: Sequence[Column], gap: int) -> int:

@@ -6,7 +6,7 @@ Pure functions of summaries (as `runs.folder.read_summary` returns them); no fil
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -152,34 +152,26 @@ def _settings(summary: Summary, job: Mapping[str, Any]) -> Mapping[str, Any]:
     return known | {key: job[key] for key in job if key not in ("strategy", "name")}
 
 
-_AS_IS = (
-    "name", "strategy", "status", "target_seconds", "target_steps", "steps", "seconds", "compute_s",
-    "wait_s", "overhead_s", "sent_bytes", "received_bytes", "joules", "joules_source",
-)  # fmt: skip
-"""Figures of a row that are those of its summary."""
-
-
 def _row(label: str, summary: Summary, first: Summary, comparable: bool) -> Row:
     speedup, at_least = _speedup(summary, first) if comparable else (None, None)
-    as_is: dict[str, Any] = {key: summary[key] for key in _AS_IS} | _by_network(summary)
-    return Row(
-        label=label,
-        **as_is,
-        final=summary["final"].get(first["metric"]),
-        speedup=speedup,
-        speedup_at_least=at_least,
-        seconds_per_step=seconds_per_step(summary),
-        eval_s=summary.get("eval_s") or 0.0,
-        end_s=summary.get("end_s") or 0.0,
-        wait_share=wait_share(summary),
-        trusted=_trusted(summary),
-        members_lost=tuple(summary["members_lost"]),
-        every=_count(summary.get("every")),
-        delay=_count(summary.get("delay")),
-        codec=summary.get("codec"),
-        final_seconds=summary.get("final_seconds"),
-        comparable=comparable,
-    )
+    # Figures that a row and a summary call by one name are the same.
+    found: dict[str, Any] = {each.name: summary.get(each.name) for each in fields(Row)}
+    found |= {
+        "label": label,
+        "final": summary["final"].get(first["metric"]),
+        "speedup": speedup,
+        "speedup_at_least": at_least,
+        "seconds_per_step": seconds_per_step(summary),
+        "eval_s": summary.get("eval_s") or 0.0,
+        "end_s": summary.get("end_s") or 0.0,
+        "wait_share": wait_share(summary),
+        "trusted": _trusted(summary),
+        "members_lost": tuple(summary["members_lost"]),
+        "every": _count(summary.get("every")),
+        "delay": _count(summary.get("delay")),
+        "comparable": comparable,
+    }
+    return Row(**found | _by_network(summary))
 
 
 def _by_network(summary: Summary) -> dict[str, int]:

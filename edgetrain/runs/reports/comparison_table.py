@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgetrain.runs.reports import units
-from edgetrain.runs.reports.columns import Column, as_text, column, fit
+from edgetrain.runs.reports.columns import Column, as_text, column, fit, optional
 from edgetrain.runs.reports.comparison import Comparison, Row
 
 
@@ -34,21 +34,16 @@ def columns_of(comparison: Comparison) -> list[Column]:
         column("sent", (units.size(row.sent_bytes) for row in rows)),
         column("received", (units.size(row.received_bytes) for row in rows), rank=3),
     ]
-    if any(row.wan_bytes is not None for row in rows):
-        shown.append(column("WAN", (units.size(row.wan_bytes) for row in rows), below="both ways"))
-        shown.append(column("LAN", (units.size(row.lan_bytes) for row in rows), below="both ways"))
-    if any(row.every for row in rows):
-        pace = (units.pace(row.every, row.delay) for row in rows)
-        shown.append(column("", pace, below="K, D", rank=3))
+    shown += optional("WAN", (units.size(row.wan_bytes) for row in rows), below="both ways")
+    shown += optional("LAN", (units.size(row.lan_bytes) for row in rows), below="both ways")
+    pace = (units.pace(row.every, row.delay) for row in rows)
+    shown += optional("", pace, below="K, D", rank=3)
     if any(row.codec not in (None, "fp32", "dense") for row in rows):
         codecs = (units.printable(row.codec or units.ABSENT) for row in rows)
         shown.append(column("codec", codecs, rank=3))
-    if any(row.joules is not None for row in rows):
-        shown.append(column("energy", map(_energy, rows), rank=2))
-    if any(row.trusted is not None for row in rows):
-        trust = (_TRUST[row.trusted] for row in rows)
-        shown.append(column("trusted", trust, rank=4, styles=map(_trust_style, rows)))
-    return shown
+    shown += optional("energy", map(_energy, rows), rank=2)
+    trust, styles = (_TRUST[row.trusted] for row in rows), map(_trust_style, rows)
+    return shown + optional("trusted", trust, rank=4, styles=styles)
 
 
 _TRUST = {True: "yes", False: "NO", None: units.ABSENT}

@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from edgetrain.runs.data import MARKED
 from edgetrain.runs.metrics.lines import Record
-from edgetrain.runs.metrics.tally import MARKED
 from edgetrain.runs.reports import units
 
 KINDS = {
@@ -33,14 +33,19 @@ class Happening:
     said: str
 
 
+def event_in_words(record: Record) -> tuple[str, str, str]:
+    """Who, what and why, of an event's line: other machines send names and reasons."""
+    said = record.get("about") or record["member"], record.get("event"), record.get("reason") or ""
+    about, event, reason = (units.printable(str(each)) for each in said)
+    return about, event, reason
+
+
 def happenings(records: Iterable[Record]) -> tuple[Happening, ...]:
     listed, delays = [], []
     for record in records:
         kind, t = record["kind"], max(0.0, float(record["t"]))
-        event = str(record.get("event"))
+        about, event, reason = event_in_words(record)
         if kind == "event" and event in MARKED:
-            about = units.printable(str(record.get("about") or record["member"]))
-            reason = units.printable(str(record.get("reason") or ""))
             listed.append(Happening(event, t, f"{about} {event}" + f": {reason}" * bool(reason)))
         elif kind == "round" and isinstance(record.get("delay"), int):
             delays.append((t, int(record["delay"])))
@@ -57,16 +62,25 @@ MOST_MARKS = 25
 """Marks of a kind on one line; of more, as many are drawn, evenly chosen."""
 
 
-def marked(those: Iterable[Happening], kind: str, end: float) -> list[Happening]:
-    """The happenings of a kind up to `end` seconds that are marked in a picture."""
-    found = [each for each in those if each.kind == kind and each.t <= end]
-    last = len(found) - 1
-    if last < MOST_MARKS:
-        return found
-    return [found[place * last // (MOST_MARKS - 1)] for place in range(MOST_MARKS)]
+def placed(
+    those: Sequence[Happening],
+    line: Sequence[tuple[float, float]],
+    limits: tuple[float, float],
+    end: float,
+) -> list[tuple[Happening, float]]:
+    """The happenings up to `end` seconds that are marked on a line of (seconds, figure), and the
+    height of each within `limits`: kind by kind, and evenly chosen where there are many."""
+    marks, (low, high) = [], limits
+    for kind in KINDS:
+        found = [each for each in those if each.kind == kind and each.t <= end]
+        last = len(found) - 1
+        if last >= MOST_MARKS:
+            found = [found[place * last // (MOST_MARKS - 1)] for place in range(MOST_MARKS)]
+        marks += [(e, min(max(_height_at(line, e.t, low), low), high)) for e in found]
+    return marks
 
 
-def height_at(line: Sequence[tuple[float, float]], t: float, lowest: float) -> float:
+def _height_at(line: Sequence[tuple[float, float]], t: float, lowest: float) -> float:
     """The height of a line of points at `t`, or at its nearer end; `lowest` where it has none."""
     if not line:
         return lowest

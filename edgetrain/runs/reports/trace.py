@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from math import isfinite
 from typing import Any
 
-from edgetrain.runs.reports.page.charts import in_time
-from edgetrain.runs.reports.page.story import MemberStory, Step, Story
+from edgetrain.runs.kept import MemberLines
+from edgetrain.runs.reports.happenings import event_in_words
+from edgetrain.runs.reports.page.charts import begin_of, called, in_time
+from edgetrain.runs.reports.page.story import Story
+from edgetrain.runs.shapes import PARTS
 
 HUB = 0
 """The thread of the hub; members count from 1."""
@@ -32,40 +36,42 @@ def _events(story: Story, pid: int) -> Iterator[dict[str, Any]]:
         yield _instant(f"round {record.get('round')} merged", record["t"], pid, HUB) | {
             "args": what
         }
-    for record in story.events:
-        tid = threads.get(str(record.get("about") or record["member"]), HUB)
-        said = {"reason": str(record.get("reason") or "")}
-        yield _instant(str(record.get("event")), record["t"], pid, tid) | {"args": said}
+    for record in story.data.events:
+        about, event, reason = event_in_words(record)
+        tid, said = threads.get(about, HUB), {"reason": reason}
+        yield _instant(event, record["t"], pid, tid) | {"args": said}
     for name, tid in threads.items():
         member = story.members[name]
-        yield _name("thread_name", member.called, pid, tid)
+        yield _name("thread_name", called(member), pid, tid)
         before = 0.0
         for step in member.steps:
             yield from _slices(step, before, pid, tid)
-            before = step.t
+            before = float(step["t"])
         yield from _flights(member, pid, tid)
 
 
-def _slices(step: Step, before: float, pid: int, tid: int) -> Iterator[dict[str, Any]]:
+def _slices(step: Any, before: float, pid: int, tid: int) -> Iterator[dict[str, Any]]:
     """A step, and its parts inside it. None begins `before` the end of the last step."""
-    many = f"steps to {step.step}" if step.steps > 1 else f"step {step.step}"
-    at = min(max(step.began, before), step.t)
-    yield _slice(many, at, step.t - at, pid, tid) | {"args": {"loss": _finite(step.loss)}}
+    many = f"{'steps to' if step['steps'] > 1 else 'step'} {step['step']:.0f}"
+    end, loss = float(step["t"]), float(step["loss"])
+    at = min(max(float(begin_of(step)), before), end)
+    said = {"loss": loss if isfinite(loss) else None}
+    yield _slice(many, at, end - at, pid, tid) | {"args": said}
     for kind, seconds in in_time(step):
         if seconds > 0:
-            seconds = min(seconds, step.t - at)
+            seconds = min(seconds, end - at)
             yield _slice(kind, at, seconds, pid, tid)
             at += seconds
 
 
-def _flights(member: MemberStory, pid: int, tid: int) -> Iterator[dict[str, Any]]:
+def _flights(member: MemberLines, pid: int, tid: int) -> Iterator[dict[str, Any]]:
     for exchange in member.exchanges:
-        place = {"cat": "exchange", "id": f"{pid}.{tid}.{exchange.round}", "pid": pid, "tid": tid}
-        name = f"{member.name} round {exchange.round}"
-        ends = ("b", exchange.submitted), ("n", exchange.arrived), ("e", exchange.applied)
-        for phase, at in ends:
+        round = int(exchange["round"])
+        place = {"cat": "exchange", "id": f"{pid}.{tid}.{round}", "pid": pid, "tid": tid}
+        name = f"{member.name} round {round}"
+        for phase, key in (("b", "submitted_t"), ("n", "arrived_t"), ("e", "t")):
             said = {"args": {"what": "answered"}} if phase == "n" else {}
-            yield {"name": name, "ph": phase, "ts": _micro(at), **place, **said}
+            yield {"name": name, "ph": phase, "ts": _micro(float(exchange[key])), **place, **said}
 
 
 def _slice(name: str, at: float, seconds: float, pid: int, tid: int) -> dict[str, Any]:
@@ -85,14 +91,7 @@ def _micro(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and abs(value) < float("inf") else None
-
-
-COLUMNS = (
-    "run", "member", "t", "step", "steps", "loss",
-    "compute_s", "wait_s", "overhead_s", "eval_s", "end_s",
-)  # fmt: skip
+COLUMNS = ("run", "member", "t", "step", "steps", "loss", *PARTS)
 
 
 def table(stories: Sequence[Story]) -> Iterable[Sequence[object]]:
@@ -101,5 +100,6 @@ def table(stories: Sequence[Story]) -> Iterable[Sequence[object]]:
     for story in stories:
         for member in story.in_order():
             for step in member.steps:
-                loss = "" if step.loss is None else step.loss
-                yield story.label, member.name, step.t, step.step, step.steps, loss, *step.parts
+                t, loss, *parts = (float(step[key]) for key in ("t", "loss", *PARTS))
+                counts = int(step["step"]), int(step["steps"])
+                yield story.label, member.name, t, *counts, loss if isfinite(loss) else "", *parts

@@ -6,8 +6,8 @@ import pytest
 
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
+from edgetrain.runs.data import RunData
 from edgetrain.runs.folder import create, read_metrics
-from edgetrain.runs.metrics.tally import Tally
 from edgetrain.runs.reports.comparison import compare
 from edgetrain.runs.reports.comparison_table import text
 from edgetrain.training.simulated import simulation
@@ -35,7 +35,7 @@ def test_a_fleet_that_is_too_large_for_its_hub_trains(tmp_path):
     assert len(told) == 1
     assert "more or longer steps" in told[0]
     assert "K, D" in text(compare([summary]))
-    assert (Tally().add_all(read_metrics(folder)).every) == summary["every"]
+    assert (RunData().add_all(read_metrics(folder)).every) == summary["every"]
 
 
 @pytest.mark.parametrize("strategy", ["dga", "streaming-diloco(2, 0.5)"])

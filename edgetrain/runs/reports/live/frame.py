@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from edgetrain.runs.data import MemberData
 from edgetrain.runs.reports import units
-from edgetrain.runs.reports.columns import Column, as_rich, column, fit, total_width
+from edgetrain.runs.reports.columns import Column, as_rich, column, fit, optional, total_width
 from edgetrain.runs.reports.live.plain import machine_in_words
-from edgetrain.runs.reports.live.watch import MemberState, RunState
+from edgetrain.runs.reports.live.watch import RunState
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -74,9 +75,11 @@ def reducing(state: RunState, named: bool) -> list[str]:
     """Who adds up what in a run, and what went over the way out of a site, where people have to
     know. With `named` lines begin with the run's name."""
     name = f"{state.name}: " if named else ""
-    lines = [f"{name}{state.reducers}"] if state.reducers else []
-    if state.above is not None:
-        sent, received = map(units.size, state.above)
+    data = state.data
+    lines = [f"{name}{data.reducers}"] if data.reducers else []
+    if data.hub.above_sent_bytes is not None:
+        sent = units.size(data.hub.above_sent_bytes)
+        received = units.size(data.hub.above_received_bytes)
         lines.append(
             f"{name}WAN: {sent} to the hub above, {received} from it; the table has the LAN"
         )
@@ -108,9 +111,10 @@ def run_table(states: Sequence[RunState], width: int, *, ascii_only: bool = Fals
         *_split(states),
         *_traffic(states),
         column("K, D", map(_pace, states), rank=2),
-        *_ages(states),
-        *_dealt(states),
-        *_codec(states),
+        *optional("age, most", map(_ages, states), rank=2),
+        *optional("slices, copies, waste", map(_dealt, states), rank=1),
+        *optional("step length", (f"{state.data.step_length:.3g}" for state in states), rank=2),
+        *optional("codec", (units.printable(state.data.codec) for state in states), rank=2),
         column("left", map(_left, states), styles=map(_phase_style, states)),
     ]
     gap = 2 if total_width(shown, 2) + 8 <= width else 1
@@ -146,9 +150,8 @@ def member_table(state: RunState, width: int, rows: int) -> RenderableType:
     return Group(grid, Text(_summed_up(rest), style="dim")) if rest else grid
 
 
-def member_columns(members: Sequence[MemberState]) -> list[Column]:
+def member_columns(members: Sequence[MemberData]) -> list[Column]:
     """The table of members; the column `cut` is there if a merge rule left contributions out."""
-    cut = column("cut", (f"{member.cut:.4g}" for member in members), rank=1)
     reported = any(member.pace_s is not None for member in members)
     return [
         column("member", (member.called for member in members)),
@@ -158,47 +161,44 @@ def member_columns(members: Sequence[MemberState]) -> list[Column]:
         *_split(members),
         *_traffic(members),
         column("memory", (units.size(member.peak_bytes or None) for member in members), rank=4),
-        *([cut] if any(member.cut for member in members) else []),
+        *optional("cut", (f"{member.cut:.4g}" for member in members), rank=1),
         column("", map(_standing, members), styles=map(_standing_style, members)),
     ]
 
 
-def _loss(members: Sequence[MemberState]) -> list[Column]:
+def _loss(members: Sequence[MemberData]) -> list[Column]:
     """The column of losses, where members report theirs: to a hub they do not."""
     if members and all(member.loss is None and member.pace_s is not None for member in members):
         return []
     return [column("loss", (units.figure("loss", member.loss) for member in members))]
 
 
-def _reported(members: Sequence[MemberState]) -> list[Column]:
+def _reported(members: Sequence[MemberData]) -> list[Column]:
     """Reports of members: pace, part of the time waiting, round trip, heat."""
-    shown = [
+    hot = ["red" if member.throttled else "" for member in members]
+    weak = ["red" if member.under_voltage else "" for member in members]
+    machines = (", ".join(machine_in_words(member)) for member in members)
+    return [
         column("pace", (units.duration(member.pace_s) for member in members)),
         column("waiting", (units.share(member.wait_share) for member in members)),
         column("round trip", (units.duration(member.round_trip_s) for member in members), rank=1),
+        *optional("heat", map(_heat, members), styles=hot, rank=1),
+        *optional("machine", machines, styles=weak, rank=2),
     ]
-    if any(member.celsius is not None for member in members):
-        hot = ("red" if member.throttled else "" for member in members)
-        shown.append(column("heat", map(_heat, members), styles=hot, rank=1))
-    machines = [", ".join(machine_in_words(member)) for member in members]
-    if any(machines):
-        weak = ("red" if member.under_voltage else "" for member in members)
-        shown.append(column("machine", machines, styles=weak, rank=2))
-    return shown
 
 
-def _heat(member: MemberState) -> str:
+def _heat(member: MemberData) -> str:
     if member.celsius is None:
         return units.ABSENT
     return f"{member.celsius:.0f} C" + ("!" if member.throttled else "")
 
 
-def _trouble(member: MemberState) -> tuple[bool, int, float]:
+def _trouble(member: MemberData) -> tuple[bool, int, float]:
     """A sort key: first lost and late members, then those behind, then those with slow steps."""
     return member.standing not in _TROUBLED, member.step, -member.busy_s
 
 
-def _summed_up(members: Sequence[MemberState]) -> str:
+def _summed_up(members: Sequence[MemberData]) -> str:
     steps = sorted(member.step for member in members)
     busy = sorted(member.busy_s for member in members)
     span = str(steps[0]) if steps[0] == steps[-1] else f"{steps[0]} to {steps[-1]}"
@@ -208,16 +208,16 @@ def _summed_up(members: Sequence[MemberState]) -> str:
     )
 
 
-def _standing(member: MemberState) -> str:
+def _standing(member: MemberData) -> str:
     return "" if member.standing in ("joined", "started") else member.standing
 
 
-def _standing_style(member: MemberState) -> str:
+def _standing_style(member: MemberData) -> str:
     styles = {"failed": "bold red", "gone": "bold red", "late": "yellow"}
     return styles.get(member.standing, "dim")
 
 
-def _split(states: Sequence[RunState | MemberState]) -> list[Column]:
+def _split(states: Sequence[RunState | MemberData]) -> list[Column]:
     waiting = ("red" if state.wait_s > state.compute_s else "" for state in states)
 
     def cells(key: Literal["compute_s", "wait_s", "overhead_s"]) -> Iterable[str]:
@@ -230,7 +230,7 @@ def _split(states: Sequence[RunState | MemberState]) -> list[Column]:
     ]
 
 
-def _traffic(states: Sequence[RunState | MemberState]) -> list[Column]:
+def _traffic(states: Sequence[RunState | MemberData]) -> list[Column]:
     return [
         column("up", (units.size(state.sent_bytes or None) for state in states), rank=2),
         column("down", (units.size(state.received_bytes or None) for state in states), rank=3),
@@ -238,37 +238,18 @@ def _traffic(states: Sequence[RunState | MemberState]) -> list[Column]:
 
 
 def _pace(state: RunState) -> str:
-    return units.pace(state.every, state.delay) + (", landing" if state.lands else "")
+    data = state.data
+    return units.pace(data.every, data.delay) + (", landing" if data.lands else "")
 
 
-def _ages(states: Sequence[RunState]) -> list[Column]:
-    """The column of contributions' ages: the newest round's median, and the most of all."""
-    if not any(state.ages for state in states):
-        return []
-    shown = (f"{ages[0]}, {ages[1]}" if (ages := state.ages) else units.ABSENT for state in states)
-    return [column("age, most", shown, rank=2)]
+def _ages(state: RunState) -> str:
+    """Ages of contributions: the newest round's median, and the most of all."""
+    return "{}, {}".format(*state.data.ages) if state.data.ages else units.ABSENT
 
 
-def _dealt(states: Sequence[RunState]) -> list[Column]:
-    """The columns of a hub that hands out work: slices done, copies and waste in all rounds, and
-    the newest step's length."""
-    if not any(state.dealt for state in states):
-        return []
-    none = (0, 0, 0, 0.0)
-    counts = (
-        "{}, {}, {}".format(*state.dealt[:3]) if state.dealt else units.ABSENT for state in states
-    )
-    lengths = (f"{(state.dealt or none)[3]:.3g}" for state in states)
-    return [
-        column("slices, copies, waste", counts, rank=1), column("step length", lengths, rank=2),
-    ]  # fmt: skip
-
-
-def _codec(states: Sequence[RunState]) -> list[Column]:
-    """The column of codecs, where they follow the links' speed."""
-    if not any(state.codec for state in states):
-        return []
-    return [column("codec", (units.printable(state.codec) for state in states), rank=2)]
+def _dealt(state: RunState) -> str:
+    """Where the hub hands out work: slices done, copies and waste in all rounds."""
+    return "{}, {}, {}".format(*state.data.dealt) if state.data.dealt else units.ABSENT
 
 
 def _left(state: RunState) -> str:

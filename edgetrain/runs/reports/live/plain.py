@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter as Count
 from collections.abc import Iterable
 
+from edgetrain.runs.data import MemberData
 from edgetrain.runs.metrics.lines import HUB, Record
 from edgetrain.runs.reports import units
-from edgetrain.runs.reports.live.watch import MemberState, RunState
+from edgetrain.runs.reports.happenings import event_in_words
+from edgetrain.runs.reports.live.watch import RunState
 
 ODD_CLOCK_S = 1.0
 """A clock that is off by less is not worth a word."""
@@ -25,8 +27,8 @@ def plain_line(state: RunState) -> str:
         f"{units.duration(state.seconds_per_step)}/step ({_split_in_words(state)})",
         f"sent {units.size(state.sent_bytes)} received {units.size(state.received_bytes)}",
     ]
-    if state.above is not None:
-        sent, received = map(units.size, state.above)
+    if (hub := state.data.hub).above_sent_bytes is not None:
+        sent, received = map(units.size, (hub.above_sent_bytes, hub.above_received_bytes))
         parts.append(f"above sent {sent} received {received}")
     if state.late:
         parts.append(f"{state.late} times late")
@@ -59,7 +61,7 @@ def _figures_in_words(state: RunState) -> list[str]:
     ]
 
 
-def _member_in_words(member: MemberState) -> str:
+def _member_in_words(member: MemberData) -> str:
     parts = [
         f"step {member.step}",
         f"{units.duration(member.pace_s)}/step",
@@ -76,7 +78,7 @@ def _member_in_words(member: MemberState) -> str:
     return f"{member.called}: " + ", ".join(parts)
 
 
-def machine_in_words(member: MemberState) -> list[str]:
+def machine_in_words(member: MemberData) -> list[str]:
     """What a member said of its machine that is known, and not as it is everywhere."""
     said = {
         "under-voltage": member.under_voltage,
@@ -105,12 +107,10 @@ def news(name: str, records: Iterable[Record], *, routine: bool = True) -> list[
     for record in records:
         if record["kind"] != "event" or record.get("event") == "late":
             continue
-        event = units.printable(str(record.get("event")))
-        about = units.printable(str(record.get("about") or record["member"]))
+        about, event, reason = event_in_words(record)
         if event in _ROUTINE and about != HUB:
             counts[event] += 1
         else:
-            reason = units.printable(str(record.get("reason") or ""))
             when = units.duration(max(0.0, record["t"]))
             lines.append(f"{name}: {about} {event} at {when}" + (f": {reason}" if reason else ""))
     counted = [

@@ -182,7 +182,7 @@ class LiveView:
             self._live = None
         else:
             for watch in self.watches:
-                if watch.tally.members:
+                if watch.data.members:
                     self._say_state(watch.name, plain_line(watch.state()))
 
     def refresh(self, *, at_once: bool = False) -> None:
@@ -192,8 +192,8 @@ class LiveView:
             return
         fresh = {watch.name: self._told_once(watch.name, watch.read()) for watch in self.watches}
         for watch in self.watches:
-            if watch.name in self._speeds and watch.tally.members:
-                self._speeds[watch.name].add_point(watch.tally.t, now)
+            if watch.name in self._speeds and watch.data.members:
+                self._speeds[watch.name].add_point(watch.data.t, now)
         if any(fresh.values()):
             self._heard = now
         if self._live is not None:
@@ -257,7 +257,7 @@ class LiveView:
         for watch in self.watches:
             speed = self._speeds.get(watch.name)
             if speed is not None and speed.times and watch.state().phase == "running":
-                return f" ({units.duration(watch.tally.t)} simulated, {speed})"
+                return f" ({units.duration(watch.data.t)} simulated, {speed})"
         return ""
 
     def _print(self, fresh: dict[str, list[Record]], now: float) -> None:

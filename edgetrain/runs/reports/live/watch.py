@@ -11,48 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import ConfigError
+from edgetrain.runs.data import MemberData, RunData, mean_parts
 from edgetrain.runs.folder import metrics_path, read_job, read_summary
 from edgetrain.runs.metrics.lines import Follower, Record, figures
-from edgetrain.runs.metrics.tally import LastReport, MemberTally, Tally
 from edgetrain.runs.reports import units
 
 _WINDOW_S = 10.0
 """The pace is that of this many seconds, so that a slow first step does not spoil it."""
-
-
-@dataclass
-class MemberState(LastReport):
-    """One member in a frame. Seconds are means per step."""
-
-    name: str
-    standing: str
-    step: int
-    loss: float | None
-    compute_s: float
-    wait_s: float
-    overhead_s: float
-    sent_bytes: float
-    received_bytes: float
-    peak_bytes: int
-    cut: float = 0.0
-    """Contributions that a merge rule left out."""
-    enrolled: str = ""
-    """The name under which its machine was enrolled, if a hub says so."""
-
-    @property
-    def called(self) -> str:
-        return units.beside(self.name, self.enrolled)
-
-    @property
-    def wait_share(self) -> float | None:
-        """The part of its time that it waits, 0 to 1; None before its first step."""
-        whole = self.compute_s + self.wait_s + self.overhead_s
-        return self.wait_s / whole if whole else None
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds that the member itself needs for a step; others cause its waiting."""
-        return self.compute_s + self.overhead_s
 
 
 @dataclass(frozen=True)
@@ -66,36 +31,28 @@ class RunState:
     steps: int | None
     loss: float | None
     figure: float | None
-    step_s: float | None
     compute_s: float
     wait_s: float
     overhead_s: float
     sent_bytes: float
     received_bytes: float
-    late: int
     left_s: float | None
-    members: tuple[MemberState, ...]
-    every: int = 0
-    """Steps in a round until the landing; 0: not known."""
-    delay: int = 0
-    """Steps that a reply may take until then."""
-    lands: bool = False
-    ages: tuple[int, int] | None = None
-    """Ages of contributions out of step: see Tally."""
-    dealt: tuple[int, int, int, float] | None = None
-    """Slices that the hub gave out: see Tally."""
-    codec: str = ""
-    """Codec of the newest reply, where the job leaves that open."""
-    reducers: str = ""
-    """Who adds up what; "": one hub everything."""
-    above: tuple[float, float] | None = None
-    """Of a gateway: bytes sent to the hub above and received from it; the others are its site's."""
+    data: RunData
+    """All else that is known; it goes on while the run does."""
     trusted: bool | None = None
     """Whether the emulated network kept its time; None until it is known."""
     untold: bool = False
     """Whether members do not report to this hub, as its job says."""
     seconds_per_step: float | None = None
-    """Seconds per step since training began, as in the closing table; `step_s`: lately."""
+    """Seconds per step since training began, as in the closing table."""
+
+    @property
+    def members(self) -> list[MemberData]:
+        return list(self.data.members.values())
+
+    @property
+    def late(self) -> int:
+        return sum(member.late for member in self.members)
 
     @property
     def done(self) -> float:
@@ -109,13 +66,18 @@ class FolderWatch:
     """Follows one run folder. The folder, its job and its metrics need not exist yet."""
 
     def __init__(
-        self, folder: Path, metric: str = "accuracy", follower: Follower | None = None
+        self,
+        folder: Path,
+        metric: str = "accuracy",
+        follower: Follower | None = None,
+        data: RunData | None = None,
     ) -> None:
+        """`data` takes in what is read; None: sums alone."""
         self.folder = folder
         # A folder is named for its time and name; the name is enough here.
         self.name = units.printable(re.sub(r"^\d{8}-\d{6}-(?=.)", "", folder.name))
         self._metric = metric
-        self.tally = Tally()
+        self.data = data or RunData()
         self._follower = follower or Follower(metrics_path(folder))
         self.job: dict[str, Any] = {}
         """Its job; {} as long as there is none, or it is damaged."""
@@ -127,7 +89,7 @@ class FolderWatch:
         """Take in the records that are new since the last call, and return them."""
         records = self._follower.read()
         if records:
-            self.tally.add_all(records)
+            self.data.add_all(records)
             self._keep_pace()
         if not self.job:
             self.job = self._read_job()
@@ -135,10 +97,9 @@ class FolderWatch:
 
     def state(self) -> RunState:
         present = self._present()
-        members = tuple(_member(name, member) for name, member in self.tally.members.items())
-        lines = sum(member.lines for member in present) or 1
-        sent, received = self.tally.traffic
-        last = self.tally.evaluations[-1] if self.tally.evaluations else {}
+        compute_s, wait_s, overhead_s, *_ = mean_parts(present)
+        sent, received = self.data.traffic
+        last = self.data.evaluations[-1] if self.data.evaluations else {}
         metric = self._metric_of(last)
         losses = [member.loss for member in present if member.loss is not None]
         return RunState(
@@ -149,24 +110,14 @@ class FolderWatch:
             steps=self._steps(),
             loss=sum(losses) / len(losses) if losses else None,
             figure=last.get(metric),
-            step_s=self._recent_step_s(),
             seconds_per_step=self._seconds_per_step(),
-            compute_s=sum(member.compute_s for member in present) / lines,
-            wait_s=sum(member.wait_s for member in present) / lines,
-            overhead_s=sum(member.overhead_s for member in present) / lines,
+            compute_s=compute_s,
+            wait_s=wait_s,
+            overhead_s=overhead_s,
             sent_bytes=sent,
             received_bytes=received,
-            late=sum(member.late for member in self.tally.members.values()),
             left_s=self._left_s(),
-            members=members,
-            every=self.tally.every,
-            delay=self.tally.delay,
-            lands=self.tally.lands,
-            ages=self.tally.ages,
-            dealt=self.tally.dealt,
-            codec=self.tally.codec,
-            reducers=units.printable(self.tally.reducers),
-            above=self.tally.bytes_above,
+            data=self.data,
             trusted=self._trusted(),
             untold=self._untold(),
         )
@@ -180,7 +131,7 @@ class FolderWatch:
 
     def _untold(self) -> bool:
         """Whether this is a hub's folder to which members write no lines and send no reports."""
-        own = any(member.lines for member in self.tally.members.values())
+        own = any(member.lines for member in self.data.members.values())
         return not own and self.job.get("hub", {}).get("status_s") == 0
 
     def _trusted(self) -> bool | None:
@@ -199,9 +150,9 @@ class FolderWatch:
         except ConfigError:  # a damaged job: the metrics can still be shown
             return {}
 
-    def _present(self) -> list[MemberTally]:
-        lost = self.tally.lost()
-        return [m for name, m in self.tally.members.items() if m.step and name not in lost]
+    def _present(self) -> list[MemberData]:
+        lost = self.data.lost()
+        return [m for name, m in self.data.members.items() if m.step and name not in lost]
 
     def _step(self) -> float:
         went = ("left", "removed")  # before the end, as a group that stepped out does
@@ -216,21 +167,21 @@ class FolderWatch:
         return steps if known else None
 
     def _phase(self) -> str:
-        members = self.tally.members
+        members = self.data.members
         if not members:
             return "waiting"
-        lost = self.tally.lost()
+        lost = self.data.lost()
         others = [name for name in members if name not in lost]
-        if not set(others) & set(self.tally.unfinished()):
-            if not others or not (self._present() or self.tally.rounds):
+        if not set(others) & set(self.data.unfinished()):
+            if not others or not (self._present() or self.data.rounds):
                 return "lost"
-            return "incomplete" if self.tally.failed() else "finished"
-        running = "paused" if self.tally.paused else "running"
+            return "incomplete" if self.data.failed() else "finished"
+        running = "paused" if self.data.paused else "running"
         return running if any(member.step for member in members.values()) else "starting"
 
     def _keep_pace(self) -> None:
-        self._pace.append((self.tally.t, self._step()))
-        while len(self._pace) > 2 and self._pace[1][0] < self.tally.t - _WINDOW_S:
+        self._pace.append((self.data.t, self._step()))
+        while len(self._pace) > 2 and self._pace[1][0] < self.data.t - _WINDOW_S:
             del self._pace[0]
 
     def _seconds_per_step(self) -> float | None:
@@ -252,22 +203,3 @@ class FolderWatch:
         if steps is None or step_s is None or self._phase() != "running":
             return None
         return max(0.0, steps - self._step()) * step_s
-
-
-def _member(name: str, tally: MemberTally) -> MemberState:
-    lines = tally.lines or 1
-    return MemberState(
-        name=units.printable(name),
-        standing=tally.standing,
-        step=tally.step,
-        loss=tally.loss,
-        compute_s=tally.compute_s / lines,
-        wait_s=tally.wait_s / lines,
-        overhead_s=tally.overhead_s / lines,
-        sent_bytes=tally.sent_bytes.total,
-        received_bytes=tally.received_bytes.total,
-        peak_bytes=tally.peak_bytes,
-        cut=tally.cut,
-        enrolled=units.printable(tally.name),
-        **tally.reported(),
-    )

@@ -6,20 +6,22 @@ import html
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
+
 from edgetrain.files.toml import to_toml
 from edgetrain.runs.reports import units
-from edgetrain.runs.reports.columns import Column, column
+from edgetrain.runs.reports.columns import Column, column, optional
 from edgetrain.runs.reports.comparison import Comparison, compare
 from edgetrain.runs.reports.comparison_table import columns_of
-from edgetrain.runs.reports.happenings import KINDS
+from edgetrain.runs.reports.happenings import KINDS, event_in_words
 from edgetrain.runs.reports.message import message
 from edgetrain.runs.reports.page import charts
 from edgetrain.runs.reports.page.story import Story
-from edgetrain.runs.reports.page.svg import key, sign_key
+from edgetrain.runs.reports.page.svg import key, part_key, sign_key
 
 _MOST_TIMELINES = 6
 """Runs with a timeline."""
@@ -105,7 +107,7 @@ def _notes(comparison: Comparison, stories: Sequence[Story]) -> str:
     return "".join(f'<p class="{kind}">{_text(note)}</p>' for kind, note in notes)
 
 
-def _table(columns: Sequence[Column]) -> str:
+def _table(columns: Sequence[Column], kind: str = "") -> str:
     head = "".join(
         f"<th>{_text(c.heading)}{'<br>' + _text(c.heading_below) if c.heading_below else ''}</th>"
         for c in columns
@@ -114,7 +116,7 @@ def _table(columns: Sequence[Column]) -> str:
     body = "".join(
         "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+    return f'<div class="wide"><table class="{kind}"><tr>{head}</tr>{body}</table></div>'
 
 
 def _curves(stories: Sequence[Story]) -> str:
@@ -128,7 +130,8 @@ def _curves(stories: Sequence[Story]) -> str:
         )
         panes.append(
             f'<div class="pane p{number}">{charts.figure_chart(stories, view)}'
-            f"{charts.loss_chart(stories, view)}</div>"
+            f"{charts.loss_chart(stories, view)}"
+            f"{'' if number or len(stories) > 1 else charts.traffic_chart(stories[0])}</div>"
         )
     drawn = charts.end_of_figures(stories)
     happened = Counter(e.kind for story in stories for e in story.happened if e.t <= drawn)
@@ -139,16 +142,6 @@ def _curves(stories: Sequence[Story]) -> str:
     )
 
 
-def legend(kinds: Iterable[tuple[str, str]]) -> str:
-    """Signs of the parts of a step, and their names."""
-    shown = "".join(
-        f'<span class="key"><svg viewBox="0 0 16 12" width="16" height="12" aria-hidden="true">'
-        f'<rect x="0" y="1" width="16" height="10" class="{kind}"/></svg>{_text(said)}</span>'
-        for kind, said in kinds
-    )
-    return f'<p class="keys">{shown}</p>'
-
-
 def _seconds(stories: Sequence[Story]) -> str:
     drawn = charts.bars(stories)
     if not drawn:
@@ -156,7 +149,7 @@ def _seconds(stories: Sequence[Story]) -> str:
     whose = "run" if len(stories) > 1 else "member, the busiest first"
     return (
         f"<section><h2>Where the time of a step goes, by {whose}</h2>"
-        f"{legend(charts.PARTS)}{drawn}</section>"
+        f"{part_key(charts.PARTS)}{drawn}</section>"
     )
 
 
@@ -186,7 +179,7 @@ def _timelines(stories: Sequence[Story]) -> str:
     return (
         "<section><h2>Timeline of rounds</h2><p>Below: what each member does. Above it: its "
         "contributions, from handing over to the reply. A member that computes under its exchanges "
-        f"hides the network; one that waits under them does not.</p>{legend(kinds)}"
+        f"hides the network; one that waits under them does not.</p>{part_key(kinds)}"
         f"{''.join(parts)}</section>"
     )
 
@@ -203,33 +196,32 @@ def _distribution(story: Story) -> str:
             for place, head in enumerate(heads)
         ),
     ]
-    count = sum(bool(member.steps) for member in story.members.values())
+    count = sum(bool(len(member.steps)) for member in story.members.values())
     named = f"{story.label}: {count:,} members, how many of them have at most this"
     return f"<h3>{_text(named)}</h3>{_table(columns)}"
 
 
 def _exchanges(stories: Sequence[Story]) -> str:
     if len(stories) > 1:
-        groups = [(s.label, [e for m in s.members.values() for e in m.exchanges]) for s in stories]
+        groups = [(s.label, [m.exchanges for m in s.members.values()]) for s in stories]
     else:
         members = stories[0].in_order()[: charts.MOST_BARS]
-        groups = [(member.called, member.exchanges) for member in members]
-    groups = [(name, each) for name, each in groups if each]
-    if not groups:
+        groups = [(charts.called(member), [member.exchanges]) for member in members]
+    tables = [(name, np.concatenate(some)) for name, some in groups if sum(map(len, some))]
+    if not tables:
         return ""
 
     def seconds(key: str) -> list[str]:
-        medians = [statistics.median(getattr(e, key) for e in each) for _, each in groups]
-        return [units.duration(seconds or None) for seconds in medians]
+        return [units.duration(float(np.median(each[key])) or None) for _, each in tables]
 
     def sizes(key: str) -> list[str]:
-        known = [[x for e in each if (x := getattr(e, key)) is not None] for _, each in groups]
-        return [units.size(statistics.median(each)) if each else units.ABSENT for each in known]
+        known = [each[key][~np.isnan(each[key])] for _, each in tables]
+        return [units.size(float(np.median(each)) if len(each) else None) for each in known]
 
-    flights = [statistics.median(e.arrived - e.submitted for e in each) for _, each in groups]
+    flights = [float(np.median(each["arrived_t"] - each["submitted_t"])) for _, each in tables]
     columns = [
-        column("run" if len(stories) > 1 else "member", [name for name, _ in groups]),
-        column("exchanges", [f"{len(each):,}" for _, each in groups]),
+        column("run" if len(stories) > 1 else "member", [name for name, _ in tables]),
+        column("exchanges", [f"{len(each):,}" for _, each in tables]),
         column("in flight", map(units.duration, flights)),
         column("encode", seconds("submit_s"), below="hand over"),
         column("decode", seconds("decode_s")),
@@ -243,17 +235,14 @@ def _exchanges(stories: Sequence[Story]) -> str:
 def _reducers(stories: Sequence[Story]) -> str:
     """Who adds up what, where that is not one hub for everything."""
     rows = [
-        (story.label, *part.partition(": "))
+        (_named(story, stories), *part.partition(": "))
         for story in stories
-        for part in filter(None, story.reducers.split("; "))
+        for part in filter(None, story.data.reducers.split("; "))
     ]
     if not rows:
         return ""
-    columns = [
-        *([column("run", [row[0] for row in rows])] if len(stories) > 1 else []),
-        column("reducer", [row[1] for row in rows]),
-        column("adds up", [row[3] for row in rows]),
-    ]
+    run, reducer, _, sums = zip(*rows, strict=True)
+    columns = [*optional("run", run), column("reducer", reducer), column("adds up", sums)]
     return f"<section><h2>Who adds up what</h2>{_table(columns)}</section>"
 
 
@@ -306,25 +295,24 @@ def _ages(stories: Sequence[Story]) -> str:
 
 
 def _events(stories: Sequence[Story]) -> str:
-    rows, left_out = [], 0
-    for story in stories:
-        left_out += story.events_left_out
-        for record in story.events:
-            cells = (
-                *([story.label] if len(stories) > 1 else []),
-                units.duration(max(record["t"], 0.0)),
-                units.printable(str(record.get("about") or record["member"])),
-                units.printable(str(record.get("event"))),
-                units.printable(str(record.get("reason") or "")),
-            )
-            rows.append("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>")
+    rows = [
+        (_named(story, stories), units.duration(max(record["t"], 0.0)), *event_in_words(record))
+        for story in stories
+        for record in story.data.events
+    ]
     if not rows:
         return ""
+    run, at, who, event, why = zip(*rows, strict=True)
+    columns = [*optional("run", run), column("at", at), column("who", who), column("event", event)]
+    columns.append(column("", why))
+    left_out = sum(story.data.events_left_out for story in stories)
     more = f"<p>and {left_out:,} more</p>" if left_out else ""
-    return (
-        f'<section><h2>Events</h2><div class="wide"><table class="events">{"".join(rows)}'
-        f"</table></div>{more}</section>"
-    )
+    return f"<section><h2>Events</h2>{_table(columns, 'events')}{more}</section>"
+
+
+def _named(story: Story, stories: Sequence[Story]) -> str:
+    """Its label, where there are several."""
+    return story.label if len(stories) > 1 else ""
 
 
 def _appendix(stories: Sequence[Story]) -> str:

@@ -5,11 +5,14 @@ Reading only. Times are seconds since training began.
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgetrain.errors import ConfigError
 from edgetrain.runs.folder import (
@@ -19,8 +22,8 @@ from edgetrain.runs.folder import (
     read_summary,
     runs_in,
 )
+from edgetrain.runs.kept import MemberLines, RunLines
 from edgetrain.runs.metrics.lines import Record
-from edgetrain.runs.metrics.tally import Tally
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.comparison import complete
 from edgetrain.runs.reports.happenings import Happening, happenings
@@ -30,122 +33,55 @@ from edgetrain.runs.summary import summarise
 
 MOST_RUNS = 24
 """Runs on one page."""
-MOST_EVENTS = 200
-_ROUTINE = ("joined", "started", "finished", "left")
-
-
-Parts = tuple[float, float, float, float, float]
-"""Seconds of computing, waiting, overhead, evaluation, and of the wait at the end."""
-
-
-@dataclass
-class Step:
-    """One line of steps: when it ended, how many steps it stands for, and where its time went."""
-
-    t: float
-    steps: int
-    step: int
-    loss: float | None
-    compute_s: float
-    wait_s: float
-    overhead_s: float
-    eval_s: float = 0.0
-    end_s: float = 0.0
-
-    @property
-    def parts(self) -> Parts:
-        """Computing, waiting, overhead, evaluation, the wait at the end: seconds."""
-        return self.compute_s, self.wait_s, self.overhead_s, self.eval_s, self.end_s
-
-    @property
-    def began(self) -> float:
-        return self.t - sum(self.parts)
-
-
-@dataclass(frozen=True)
-class ExchangeTimes:
-    round: int
-    submitted: float
-    arrived: float
-    applied: float
-    submit_s: float = 0.0
-    """Encoding and handing over; `decode_s` and `apply_s` are of the reply."""
-    decode_s: float = 0.0
-    apply_s: float = 0.0
-    sent_bytes: float | None = None
-    """Encoded bytes of the contribution, and of the reply; None in older folders."""
-    received_bytes: float | None = None
-
-
-@dataclass
-class MemberStory:
-    name: str
-    steps: list[Step] = field(default_factory=list)
-    exchanges: list[ExchangeTimes] = field(default_factory=list)
-    sent: list[tuple[float, float]] = field(default_factory=list)
-    """(t, bytes sent and received so far)."""
-    enrolled: str = ""
-    """The name under which its machine was enrolled, if a hub says so."""
-
-    @property
-    def called(self) -> str:
-        """Its name, and that of its machine beside it, cut to 20 characters."""
-        whole = units.beside(self.name, self.enrolled)
-        return whole if len(whole) <= 20 else whole[:19] + "…"
-
-    @property
-    def seconds(self) -> Parts:
-        """The parts of all steps. They add up to the time of the last one."""
-        compute, wait, overhead, evaluation, end = (
-            (sum(each) for each in zip(*(step.parts for step in self.steps), strict=True))
-            if self.steps
-            else (0.0,) * 5
-        )
-        return compute, wait, overhead, evaluation, end
-
-    @property
-    def count(self) -> int:
-        return sum(step.steps for step in self.steps)
 
 
 @dataclass
 class Story:
-    """One run. `label` tells it from the others on a page."""
+    """One run: its summary, and its lines."""
 
     label: str
     folder: Path
-    summary: Mapping[str, Any]
-    job: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    members: dict[str, MemberStory] = field(default_factory=dict)
-    evaluations: list[Record] = field(default_factory=list)
-    rounds: list[Record] = field(default_factory=list)
-    events: list[Record] = field(default_factory=list)
-    reducers: str = ""
-    """Who adds up what; "": one hub everything."""
-    happened: tuple[Happening, ...] = ()
-    """Faults, absences, members given up and back, changes of the delay: all of them."""
-    enrolled: dict[str, str] = field(default_factory=dict)
-    """Names of machines by member, as reported to a hub."""
-    events_left_out: int = 0
+    summary: dict[str, Any]
+    job: dict[str, Any]
+    environment: dict[str, Any]
+    data: RunLines
     damaged: int = 0
-    """Lines of metrics that are not ours, or torn."""
+    """Lines that could not be read."""
+    evaluations: list[Record] = field(default_factory=list)
 
-    def in_order(self) -> list[MemberStory]:
-        """Its members, m2 before m10."""
+    @property
+    def members(self) -> dict[str, MemberLines]:
+        """Those whose lines are here."""
+        return self.data.writers
+
+    @property
+    def happened(self) -> tuple[Happening, ...]:
+        return happenings(self.data.marked)
+
+    @property
+    def rounds(self) -> list[Record]:
+        return sorted(self.data.merged, key=lambda record: record["t"])
+
+    def in_order(self) -> list[MemberLines]:
+        """Members by number: m2 before m10."""
         return sorted(self.members.values(), key=lambda member: units.natural(member.name))
 
-    def bytes_at(self, t: float) -> float:
-        total = 0.0
-        for member in self.members.values():
-            place = bisect.bisect_right(member.sent, (t, float("inf")))
-            total += member.sent[place - 1][1] if place else 0.0
-        return total
+    @cached_property
+    def steps(self) -> NDArray[Any]:
+        """Those of `data`."""
+        return self.data.steps()
+
+    def bytes_at(self, t: NDArray[Any]) -> NDArray[Any]:
+        """Sent and received by all members until each `t` [moments]."""
+        steps = self.steps
+        so_far = [0.0, *(steps["sent_bytes"] + steps["received_bytes"])]
+        return np.array(so_far)[np.searchsorted(steps["t"], t, side="right")]
 
     @property
     def seconds(self) -> float:
         """When the last step of the last member ended."""
-        return max((m.steps[-1].t for m in self.members.values() if m.steps), default=0.0)
+        ends = (float(m.steps["t"][-1]) for m in self.members.values() if len(m.steps))
+        return max(ends, default=0.0)
 
 
 def report_of(folders: Sequence[Path]) -> list[Story]:
@@ -160,9 +96,6 @@ def report_of(folders: Sequence[Path]) -> list[Story]:
             f"{len(runs)} runs are too many for one page", f"give at most {MOST_RUNS}"
         )
     stories = _joined([_read(run) for run in runs])
-    for story in stories:
-        for member in story.members.values():
-            member.enrolled = story.enrolled.get(member.name, "")
     tasks = sorted({str(story.summary.get("task")) for story in stories})
     if len(tasks) > 1:
         raise ConfigError(
@@ -173,87 +106,23 @@ def report_of(folders: Sequence[Path]) -> list[Story]:
 
 
 def _read(folder: Path) -> Story:
-    job = read_job(folder)
-    summary = read_summary(folder)
-    story = Story(folder.name, folder, {}, job, read_environment(folder))
-    lines, tally = read_metrics(folder), Tally()
-    for record in lines:
-        tally.add(record)
-        try:
-            add_record(story, record)
-        except (KeyError, TypeError, ValueError):
-            story.damaged += 1
-    story.damaged += lines.damaged
-    story.summary = complete(summarise(folder, tally=tally) if summary is None else summary)
-    story.evaluations = sorted(tally.evaluations, key=lambda record: record["t"])
-    trained = any(member.steps or member.exchanges for member in story.members.values())
-    if summary is None and not (tally.marked or trained or story.evaluations):
+    job, summary = read_job(folder), read_summary(folder)
+    lines = read_metrics(folder)
+    data = RunLines().add_all(lines)
+    damaged = lines.damaged + data.damaged
+    if summary is None and not (data.marked or data.writers or data.evaluations):
         raise ConfigError(
             f"there is nothing to report of {folder}: "
-            + (f"none of its {story.damaged} lines can be read" if story.damaged else _NO_LINE),
+            + (f"none of its {damaged} lines can be read" if damaged else _NO_LINE),
             "is it damaged, or did the run end before it began? `edgetrain runs` lists the others",
         )
-    story.reducers = units.printable(tally.reducers)
-    story.happened = happenings(tally.marked)
-    story.enrolled = {
-        name: units.printable(member.name) for name, member in tally.members.items() if member.name
-    }
-    for member in story.members.values():
-        member.steps.sort(key=lambda step: step.t)
-        member.sent.sort()
-    story.rounds.sort(key=lambda record: record["t"])
-    return story
-
-
-def add_record(story: Story, record: Record) -> None:
-    """Add a line. KeyError, TypeError or ValueError for one that is not ours."""
-    kind, name = record["kind"], record["member"]
-    if kind == "step":
-        member = story.members.setdefault(name, MemberStory(name))
-        member.steps.append(_step(record))
-        used = float(record["sent_bytes"]) + float(record["received_bytes"])
-        member.sent.append((record["t"], used))
-    elif kind == "exchange":
-        member = story.members.setdefault(name, MemberStory(name))
-        submitted, arrived = float(record["submitted_t"]), float(record["arrived_t"])
-        member.exchanges.append(
-            ExchangeTimes(
-                round=int(record["round"]),
-                submitted=submitted,
-                arrived=arrived,
-                applied=record["t"],
-                submit_s=_known(record.get("submit_s")) or 0.0,
-                decode_s=_known(record.get("decode_s")) or 0.0,
-                apply_s=_known(record.get("apply_s")) or 0.0,
-                sent_bytes=_known(record.get("sent_bytes")),
-                received_bytes=_known(record.get("received_bytes")),
-            )
-        )
-    elif kind == "round":
-        story.rounds.append(record)
-    elif kind == "event" and record.get("event") not in _ROUTINE:
-        if len(story.events) < MOST_EVENTS:
-            story.events.append(record)
-        else:
-            story.events_left_out += 1
+    known = complete(summarise(folder, data=data) if summary is None else summary)
+    evaluations = sorted(data.evaluations, key=lambda record: record["t"])
+    environment = read_environment(folder)
+    return Story(folder.name, folder, dict(known), job, environment, data, damaged, evaluations)
 
 
 _NO_LINE = "no line has been written to its metrics.jsonl"
-
-
-def _known(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _step(record: Record) -> Step:
-    loss = record.get("loss")
-    return Step(
-        float(record["t"]),
-        int(record.get("steps", 1)),
-        int(record["step"]),
-        float(loss) if isinstance(loss, int | float) else None,
-        *(float(record.get(part) or 0.0) for part in PARTS),
-    )
 
 
 def _joined(stories: list[Story]) -> list[Story]:
@@ -263,14 +132,17 @@ def _joined(stories: list[Story]) -> list[Story]:
     if len(hubs) != 1 or not parts or len(hubs) + len(parts) != len(stories):
         return stories
     whole = hubs[0]
+    enrolled = {name: member.enrolled for name, member in whole.data.members.items()}
     for part in parts:
-        whole.members |= part.members
-        whole.events += part.events
+        for name, member in part.members.items():
+            member.enrolled = enrolled.get(name, "")
+            whole.data.members[name] = member
+        whole.data.events += part.data.events
         whole.damaged += part.damaged
+    whole.data.events.sort(key=lambda record: record["t"])
     # A hub has the figures that it was sent only where members keep none.
     own = [each for part in parts for each in part.evaluations]
     whole.evaluations = sorted(own or whole.evaluations, key=lambda record: record["t"])
-    whole.events.sort(key=lambda record: record["t"])
     known = dict(parts[0].summary)
     for part in parts:
         known |= {key: value for key, value in part.summary.items() if value}

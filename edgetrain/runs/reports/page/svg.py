@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 470.0, 270.0
@@ -114,6 +114,16 @@ def axes(x: Scale, y: Scale, width: float = WIDTH, height: float = HEIGHT) -> li
     return drawn
 
 
+def ruler(x: Scale, ends: tuple[float, float], top: float, bottom: float, most: int) -> list[str]:
+    """Ticks of bars from `ends[0]` to `ends[1]`, and their words below `bottom`."""
+    drawn = []
+    for tick in x.ticks(most):
+        at = x.place(tick, *ends)
+        drawn.append(f'<path class="grid" d="M{at:.1f} {top:.0f}V{bottom:.1f}"/>')
+        drawn.append(text(at, bottom + 13, x.say(tick) if tick else "0", "middle", "tick"))
+    return drawn
+
+
 def lines(
     every: Sequence[Line],
     x: Scale,
@@ -122,26 +132,27 @@ def lines(
     mark: float | None = None,
     said: str = "",
     signs: Sequence[Mark] = (),
+    band: Sequence[tuple[float, ...]] = (),
 ) -> str:
     """A chart of lines (`key` names them). `mark`: a level to draw across, called `said`; `signs`
-    are drawn on top (`sign_key` explains them)."""
+    are drawn on top (`sign_key` explains them), and a `band` of (x, low, high) below."""
     right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
     drawn = axes(x, y)
     if mark is not None and y.low <= mark <= y.high:
         at = y.place(mark, bottom, _TOP)
         drawn.append(f'<path class="mark" d="M{_LEFT} {at:.1f}H{right:.1f}"/>')
         drawn.append(text(right - 2, at - 4, said, "end", "tick"))
-    for line in every:
-        if not line.points:
-            continue
-        d = "M" + "L".join(
-            f"{x.place(px, _LEFT, right):.1f} {y.place(py, bottom, _TOP):.1f}"
-            for px, py in _thinned(line.points)
+
+    def path(points: Iterable[tuple[float, float]]) -> str:
+        return "M" + "L".join(
+            f"{x.place(px, _LEFT, right):.1f} {y.place(py, bottom, _TOP):.1f}" for px, py in points
         )
-        dashes = _DASHES[line.place // SERIES % len(_DASHES)] or _DASHES[line.place % 4]
-        drawn.append(
-            f'<path class="line s{line.place % SERIES}" stroke-dasharray="{dashes}" d="{d}"/>'
-        )
+
+    if band:
+        around = [*((at, low) for at, low, _ in band), *((at, high) for at, _, high in band[::-1])]
+        drawn.append(f'<path class="band" d="{path(around)}Z"/>')
+    for line in filter(lambda line: line.points, every):
+        drawn.append(_path(line.place, path(_thinned(line.points)), line.name))
     for sign in signs:
         at, height = x.place(sign.x, _LEFT, right), y.place(sign.y, bottom, _TOP)
         drawn.append(
@@ -160,24 +171,36 @@ def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
     return [*points[::every], points[-1]]
 
 
+def _keys(box: str, entries: Iterable[tuple[str, str]]) -> str:
+    """A legend: a drawing within `box` (x y width height) and its name, for each entry."""
+    *_, width, height = box.split()
+    shown = "".join(
+        f'<span class="key"><svg viewBox="{box}" width="{width}" height="{height}" '
+        f'aria-hidden="true">{drawing}</svg>{html.escape(name)}</span>'
+        for drawing, name in entries
+    )
+    return f'<p class="keys">{shown}</p>' if shown else ""
+
+
 def key(names: Sequence[str]) -> str:
     """The names of the lines of a chart, each with a piece of its line."""
-    entries = []
-    for place, name in enumerate(names):
-        dashes = _DASHES[place // SERIES % len(_DASHES)] or _DASHES[place % 4]
-        entries.append(
-            '<span class="key"><svg viewBox="0 0 34 10" width="34" height="10" aria-hidden="true">'
-            f'<path class="line s{place % SERIES}" stroke-dasharray="{dashes}" d="M1 5H33"/></svg>'
-            f"{html.escape(name)}</span>"
-        )
-    return f'<p class="keys">{"".join(entries)}</p>'
+    return _keys("0 0 34 10", [(_path(place, "M1 5H33"), n) for place, n in enumerate(names)])
 
 
 def sign_key(kinds: Sequence[tuple[str, str]]) -> str:
     """The legend of the signs of these kinds."""
-    entries = [
-        '<span class="key"><svg viewBox="-8 -8 16 16" width="16" height="16" aria-hidden="true">'
-        f'<path class="sign plain" d="{SHAPES[kind]}"/></svg>{html.escape(said)}</span>'
-        for kind, said in kinds
-    ]
-    return f'<p class="keys">{"".join(entries)}</p>' if entries else ""
+    signs = [(f'<path class="sign plain" d="{SHAPES[kind]}"/>', said) for kind, said in kinds]
+    return _keys("-8 -8 16 16", signs)
+
+
+def part_key(kinds: Iterable[tuple[str, str]]) -> str:
+    """The legend of the parts of a step."""
+    return _keys("0 0 16 12", [(rect(0, 1, 16, 10, kind), said) for kind, said in kinds])
+
+
+def _path(place: int, d: str, name: str = "") -> str:
+    """A line in the look of number `place`; its name is shown below a pointer."""
+    dashes = _DASHES[place // SERIES % len(_DASHES)] or _DASHES[place % 4]
+    look = f'class="line s{place % SERIES}" stroke-dasharray="{dashes}"'
+    inner = f"<title>{html.escape(name)}</title>" if name else ""
+    return f'<path {look} d="{d}">{inner}</path>'

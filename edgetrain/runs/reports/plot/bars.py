@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 # The parts of a step are grey, because colours stand for strategies.
 _IN_ORDER = (0, 2, 3, 1, 4)
-"""Parts in the order in which they are stacked: first what the member does, then what it waits for.
-So bars that are sorted by how busy a member is show their order."""
-_BUSY = (0, 2, 3)
+"""Parts in the order in which they are stacked: what a member does, then what it waits for."""
 _PARTS = (
     ("compute", "#4A4A4A", ""),
     ("wait", "#D9D9D9", "///"),
@@ -71,10 +69,6 @@ def draw_stacked(
         fontsize="small" if crowded else None,
     )
     legend.set_in_layout(False)
-
-
-def busy_seconds(parts: tuple[float, ...]) -> float:
-    return sum(parts[part] for part in _BUSY if part < len(parts))
 
 
 def write_beside(axes: Axes, end: float, place: float, text: str) -> None:

@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError, did_you_mean, explain_os_errors
+from edgetrain.runs.data import mean_parts
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.page.charts import (
     PARTS,
+    begin_of,
+    figures_of,
     in_time,
     length_of,
     losses_of,
-    mean_parts,
     middle_of,
+    seen_between,
     stacked,
+    steps_between,
 )
 from edgetrain.runs.reports.page.story import Story
 from edgetrain.runs.reports.plot.bars import draw_stacked
@@ -90,12 +94,7 @@ def _draw_figure(stories: Sequence[Story], axes: Axes) -> None:
     fraction = units.is_fraction(metric)
     factor = 100.0 if fraction else 1.0
     for place, story in enumerate(stories):
-        points = [
-            (record["t"], factor * record[metric])
-            for record in story.evaluations
-            if isinstance(record.get(metric), int | float)
-        ]
-        _line(axes, story, place, points)
+        _line(axes, story, place, [(t, factor * y) for t, y in figures_of(story, metric)])
     target = stories[0].summary.get("target")
     if isinstance(target, int | float):
         axes.axhline(factor * target, color="#555555", lw=0.8, ls=":")
@@ -105,7 +104,7 @@ def _draw_figure(stories: Sequence[Story], axes: Axes) -> None:
 
 def _draw_loss(stories: Sequence[Story], axes: Axes) -> None:
     for place, story in enumerate(stories):
-        _line(axes, story, place, losses_of(story))
+        _line(axes, story, place, [(t, loss) for t, loss, *_ in losses_of(story)])
     axes.set_ylabel("training loss (median)")
     _finish(axes, stories)
 
@@ -139,16 +138,13 @@ def _draw_timeline(story: Story, axes: Axes) -> None:
     axes.set_xlim(window.begin, window.end)
     y, ticks = 0.0, {}
     for member in story.in_order()[:_LANES]:
-        seen = [e for e in member.exchanges if e.applied > window.begin]
-        for row in stacked([e for e in seen if e.submitted < window.end]):
-            spans = [(e.submitted, e.arrived - e.submitted) for e in row]
+        for row in stacked(seen_between(member, window.begin, window.end)):
+            spans = [(e["submitted_t"], e["arrived_t"] - e["submitted_t"]) for e in row]
             axes.broken_barh(spans, (y, 0.7 * _ROW), color=COLOURS[1], lw=0)
             y += _ROW
         ticks[y + 0.25] = as_text(member.name)
-        for step in member.steps:
-            if step.t < window.begin or step.began > window.end:
-                continue
-            at = step.began
+        for step in steps_between(member, window.begin, window.end):
+            at = float(begin_of(step))
             for kind, seconds in in_time(step):
                 look = _look(kind)
                 axes.broken_barh([(at, seconds)], (y, 0.5), linewidth=0, **look)

@@ -1,23 +1,107 @@
-"""Panels of a run's metric against time and against steps.
+"""Runs as curves of their metric, and the panels of these against time and against steps.
 
-Shared by the picture of one run and the picture of several.
+Marks say where something happened: faults, absences, members given up and back, and changes of the
+delay. Each kind has a shape of its own, and the legend names it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edgetrain.runs.data import RunData
 from edgetrain.runs.reports import units
-from edgetrain.runs.reports.comparison import Comparison
+from edgetrain.runs.reports.comparison import Comparison, Row
+from edgetrain.runs.reports.happenings import KINDS, Happening, happenings, placed
 from edgetrain.runs.reports.plot.bars import unit_of_time
-from edgetrain.runs.reports.plot.curves import Curve, needs_log, seconds_until_visible
 from edgetrain.runs.reports.plot.ends import LineEnd
-from edgetrain.runs.reports.plot.marks import Marked, draw_marks
-from edgetrain.runs.reports.plot.style import TARGET, as_text
+from edgetrain.runs.reports.plot.style import TARGET, as_text, look_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
+_SQUEEZED = 0.04
+"""A time axis becomes logarithmic if the fastest run would take less than this part of it."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run in a picture: its row, its evaluations, and how its line looks."""
+
+    row: Row
+    t: tuple[float, ...]
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    colour: str
+    dashes: str
+    happened: tuple[Happening, ...] = ()
+    """Faults, absences, members given up, changes of the delay."""
+
+    @property
+    def plain_name(self) -> str:
+        """The run's `name` before it is drawn as text."""
+        return self.row.label + (" *" if self.row.trusted is False else "")
+
+    @property
+    def name(self) -> str:
+        """The label beside bars, marked if the run is untrusted (a note explains the mark)."""
+        return as_text(self.plain_name)
+
+
+def end_of_time(curves: Sequence[Curve]) -> float:
+    """Seconds to show: a third more than the slowest run took to the target, or all of them."""
+    everything = max([curve.t[-1] for curve in curves if curve.t] or [1.0]) or 1.0
+    reached = [curve.row.target_seconds for curve in curves]
+    if any(seconds is None for seconds in reached):
+        return everything
+    return min(everything, 1.33 * max(seconds for seconds in reached if seconds is not None))
+
+
+def curve_of(data: RunData, row: Row, metric: str, place: int) -> Curve:
+    """A run's curve in the look of line number `place` (from 0)."""
+    evaluations = sorted(data.evaluations, key=lambda record: record["t"])
+    points = [
+        (record["t"], record["step"], record[metric])
+        for record in evaluations
+        if isinstance(record.get(metric), int | float)
+    ]
+    t, steps, values = zip(*points, strict=True) if points else ((), (), ())
+    return Curve(row, t, steps, values, *look_of(place), happenings(data.marked))
+
+
+_SHAPES = {"fault": "X", "absence": "v", "gone": "s", "back": "^", "error": "P", "delay": "D"}
+
+
+def _draw_marks(axes: Axes, curve: Curve, begin: float, end: float, unit: float) -> None:
+    """Draw marks on the line of a run from `begin` to `end` seconds; `unit`: seconds in a unit of
+    the axis. Without a line they lie at the lower edge."""
+    shown = [each for each in curve.happened if begin <= each.t]
+    line = list(zip(curve.t, curve.values, strict=True))
+    marks = placed(shown, line, axes.get_ylim(), end)
+    for kind in dict.fromkeys(each.kind for each, _ in marks):
+        axes.plot(
+            [each.t / unit for each, _ in marks if each.kind == kind],
+            [height for each, height in marks if each.kind == kind],
+            _SHAPES[kind], color=curve.colour, mfc="white", mew=1.6, ms=8, zorder=6, clip_on=False,
+        )  # fmt: skip
+
+
+def legend_of(happenings: Sequence[Happening]) -> list[Line2D]:
+    """An entry for each kind of mark that is there, with their number."""
+    from matplotlib.lines import Line2D
+
+    counts = Counter(each.kind for each in happenings)
+    return [
+        Line2D(
+            [], [], ls="", marker=_SHAPES[kind], color="#333333", mfc="white", mew=1.6, ms=8,
+            label=f"{said}: {counts[kind]}",
+        )
+        for kind, said in KINDS.items()
+        if counts[kind]
+    ]  # fmt: skip
 
 
 def draw_against_time(
@@ -27,7 +111,7 @@ def draw_against_time(
     unit, seconds = unit_of_time(end)
     for curve in curves:
         t = [value / seconds for value in curve.t]
-        label = _with_target_time(curve, compared)
+        label = as_text(f"{curve.plain_name}{_time_to_target(curve, compared)}")
         axes.plot(t, curve.values, curve.dashes, color=curve.colour, label=label)
     _draw_target(axes, compared)
     for curve in curves:
@@ -39,20 +123,21 @@ def draw_against_time(
     axes.set_title(f"{compared.metric} against time{dots}")
     axes.set_xlabel(f"time since training began ({unit})")
     lowest, begin = _scale_metric(axes, curves, compared), 0.0
-    axes.set_xlim(0, end / seconds)
-    if needs_log(curves, end):
+    fastest = [curve.row.target_seconds for curve in curves if curve.row.target_seconds]
+    if fastest and min(fastest) < _SQUEEZED * end:
         from matplotlib.ticker import LogLocator, NullFormatter
 
+        seen = (
+            t for curve in curves for t, y in zip(curve.t, curve.values, strict=True) if y >= lowest
+        )
+        begin = 0.8 * min(filter(None, seen), default=1.0)
         axes.set_xscale("log")
-        begin = 0.8 * seconds_until_visible(curves, lowest)
-        axes.set_xlim(begin / seconds, end / seconds)
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlim(begin / seconds, end / seconds)
     for curve in curves:
-        shown = tuple(each for each in curve.happened if begin <= each.t <= end)
-        points = list(zip(curve.t, curve.values, strict=True))
-        draw_marks(axes, Marked(shown, curve.colour), points, end, seconds)
+        _draw_marks(axes, curve, begin, end, seconds)
 
 
 def time_ends(curves: Sequence[Curve], compared: Comparison, end: float) -> list[LineEnd]:
@@ -67,21 +152,24 @@ def time_ends(curves: Sequence[Curve], compared: Comparison, end: float) -> list
     return ends
 
 
-def step_ends(curves: Sequence[Curve], compared: Comparison) -> list[LineEnd]:
-    """The ends of the lines of `draw_against_steps`, with the last value, and the target."""
+def value_ends(
+    curves: Sequence[Curve], compared: Comparison, places: Sequence[Sequence[float]]
+) -> list[LineEnd]:
+    """The ends of lines whose points are at these `places`, with the last value, and the target."""
     ends = [
         LineEnd(
-            curve.steps[-1],
+            each[-1],
             curve.values[-1],
-            f"{curve.plain_name} {units.figure(compared.metric, curve.values[-1])}",
+            f"{curve.plain_name} " * (len(curves) > 1)
+            + units.figure(compared.metric, curve.values[-1]),
             curve.colour,
         )
-        for curve in curves
-        if curve.values
+        for curve, each in zip(curves, places, strict=True)
+        if each
     ]
-    if compared.target is not None:
-        last = max((curve.steps[-1] for curve in curves if curve.steps), default=1)
+    if compared.target is not None and ends:
         goal = f"target {units.goal(compared.metric, compared.target)}"
+        last = max(end.x for end in ends)
         ends.append(LineEnd(last, compared.target, goal, TARGET, bold=False))
     return ends
 
@@ -100,54 +188,22 @@ def _time_to_target(curve: Curve, compared: Comparison) -> str:
     return f" {units.duration(row.target_seconds)}{faster}"
 
 
-def draw_against_steps(
-    axes: Axes, curves: Sequence[Curve], compared: Comparison, *, name_target: bool = False
-) -> None:
-    """The metric of each run against steps. `name_target`: in the margin."""
+def draw_against_steps(axes: Axes, curves: Sequence[Curve], compared: Comparison) -> None:
+    """The metric of each run against steps."""
     for curve in curves:
         axes.plot(curve.steps, curve.values, curve.dashes, color=curve.colour)
     _draw_target(axes, compared)
     last = max((curve.steps[-1] for curve in curves if curve.steps), default=1)
-    if compared.target is not None and name_target:
-        # In the margin: inside the panel a curve is always near the target.
-        goal = units.goal(compared.metric, compared.target)
-        axes.annotate(
-            f"target\n{goal}",
-            (last, compared.target),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            color=TARGET,
-            fontsize=12,
-            annotation_clip=False,
-        )
     axes.set_title(f"{compared.metric} against steps")
     axes.set_xlabel("steps of each member")
     axes.set_xlim(0, last)
     axes.tick_params(labelleft=False)
 
 
-def _with_target_time(curve: Curve, compared: Comparison) -> str:
-    row = curve.row
-    name = as_text(row.label) + (" (untrusted)" if row.trusted is False else "")
-    if compared.target is None:
-        return name
-    goal = units.goal(compared.metric, compared.target)
-    if row.target_seconds is None:
-        return f"{name}: {goal} never reached"
-    text = f"{name}: {goal} at {units.duration(row.target_seconds)}"
-    if row.speedup_at_least is not None:
-        return f"{text}, over {units.times(row.speedup_at_least)} sooner"
-    if row.speedup is None or row is compared.rows[0]:
-        return text
-    if row.speedup >= 1:
-        return f"{text}, {units.times(row.speedup)} sooner"
-    return f"{text}, {units.times(1 / row.speedup)} later"
-
-
 def _draw_target(axes: Axes, compared: Comparison) -> None:
     if compared.target is not None:
-        axes.axhline(compared.target, color=TARGET, lw=1.2, ls=(0, (4, 3)), zorder=1)
+        said = f"target {units.goal(compared.metric, compared.target)}"
+        axes.axhline(compared.target, color=TARGET, lw=1.2, ls=(0, (4, 3)), zorder=1, label=said)
 
 
 def _scale_metric(axes: Axes, curves: Sequence[Curve], compared: Comparison) -> float:

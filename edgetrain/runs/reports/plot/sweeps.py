@@ -17,7 +17,7 @@ from edgetrain.runs.reports.plot.style import (
     write_heading,
     write_legend,
 )
-from edgetrain.runs.reports.sweep_rows import numbers_of, relative, series
+from edgetrain.runs.reports.sweep_rows import numbers_of, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,26 +44,22 @@ def draw_sweep(
         speed, final, target, size = (
             figure.add_subplot(grid[place // 2, place % 2]) for place in range(4)
         )
-        speeds = {label: dict(relative(line)) for label, line in lines.items()}
-        _draw_along(speed, axis, labels, speeds, _ranges_of_speed(lines))
+        _draw_along(speed, axis, labels, lines, "fleet_steps_per_second")
         speed.set_title(f"steps a second of the fleet, {as_text(axis)} {as_text(labels[0])} = 1")
         _from_zero(speed)
-        _draw_along(final, axis, labels, _values(lines, "final"), _ranges_of_final(lines))
+        _draw_along(final, axis, labels, lines, "final")
         _widen(final, units.is_fraction(metric))
         final.set_title(f"final {as_text(metric)}")
         if units.is_fraction(metric):
             final.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.4g} %")
-        reached = _values(lines, "target_seconds")
-        if any(reached.values()):
-            _draw_along(target, axis, labels, reached, _ranges(lines, "target_seconds"))
+        if any(p["target_seconds"] is not None for line in lines.values() for p in line.values()):
+            _draw_along(target, axis, labels, lines, "target_seconds")
             target.set_title("seconds until the target")
         else:
-            waits = _values(lines, "wait_s", 1000.0)
-            _draw_along(target, axis, labels, waits, _ranges(lines, "wait_s", 1000.0))
+            _draw_along(target, axis, labels, lines, "wait_s", 1000.0)
             target.set_title("milliseconds of waiting per step")
         _from_zero(target)
-        sizes = _values(lines, "sent_bytes", 1e-6)
-        _draw_along(size, axis, labels, sizes, _ranges(lines, "sent_bytes", 1e-6))
+        _draw_along(size, axis, labels, lines, "sent_bytes", 1e-6)
         size.set_title("megabytes that members sent")
         _from_zero(size)
         names = [label or "all" for label in lines]
@@ -118,48 +114,6 @@ def _widen(axes: Axes, fraction: bool) -> None:
     axes.set_ylim(low - over, high - over)
 
 
-Along = dict[str, dict[str, float]]
-"""Value of the axis -> figure, for each line."""
-
-
-def _values(lines: Mapping[str, Mapping[str, Any]], key: str, unit: float = 1.0) -> Along:
-    return {
-        label: {value: point[key] * unit for value, point in line.items() if point[key] is not None}
-        for label, line in lines.items()
-    }
-
-
-Ranges = dict[str, dict[str, tuple[float, float]]]
-"""Value of the axis -> lowest and highest figure over the seeds, if several, for each line."""
-
-
-def _ranges_of_final(lines: Mapping[str, Mapping[str, Any]]) -> Ranges:
-    return {
-        label: {v: (p["low"], p["high"]) for v, p in line.items() if p["runs"] > 1}
-        for label, line in lines.items()
-    }
-
-
-def _ranges(lines: Mapping[str, Mapping[str, Any]], key: str, unit: float = 1.0) -> Ranges:
-    return {
-        label: {
-            value: (limits[0] * unit, limits[1] * unit)
-            for value, point in line.items()
-            if point["runs"] > 1 and (limits := point.get("ranges", {}).get(key))
-        }
-        for label, line in lines.items()
-    }
-
-
-def _ranges_of_speed(lines: Mapping[str, Mapping[str, Any]]) -> Ranges:
-    """Ranges of the speed relative to the median at the first value, as the marks are."""
-    key, ranges = "fleet_steps_per_second", {}
-    for label, line in lines.items():
-        first = next((point[key] for point in line.values() if point[key]), None)
-        ranges[label] = _ranges({label: line}, key, 1 / first)[label] if first else {}
-    return ranges
-
-
 _SPREAD = 0.6
 """Share of the room of a name over which its marks are spread."""
 
@@ -168,21 +122,30 @@ def _draw_along(
     axes: Axes,
     axis: str,
     labels: Sequence[str],
-    lines: Along,
-    ranges: Ranges,
+    lines: Mapping[str, Mapping[str, Any]],
+    key: str,
+    unit: float = 1.0,
 ) -> None:
+    """A figure of all points, each with its lowest and highest over the seeds; `unit` of it are
+    one of the axis. Of the fleet's speed: relative to that at a line's first value."""
     numbers = numbers_of(labels)
     places = numbers if numbers is not None else [float(i) for i in range(len(labels))]
     at = dict(zip(labels, places, strict=True))
     for place, (label, line) in enumerate(lines.items()):
         colour, dashes = look_of(place)
+        known = {value: point for value, point in line.items() if point[key] is not None}
+        if key == "fleet_steps_per_second":
+            unit = 1 / (next((p[key] for p in known.values() if p[key]), 0.0) or 1.0)
         # Marks over a name stand beside each other; over a number they stand where it is.
         beside = 0.0 if numbers is not None else _SPREAD * ((place + 0.5) / len(lines) - 0.5)
-        x, y = [at[value] + beside for value in line], list(line.values())
+        x, y = [at[value] + beside for value in known], [p[key] * unit for p in known.values()]
         style = f"o{dashes}" if numbers is not None else "o"
         axes.plot(x, y, style, color=colour, label=as_text(label) or "all", ms=6)
-        for value, (low, high) in ranges[label].items():
-            axes.plot([at[value] + beside] * 2, [low, high], color=colour, lw=1.2, alpha=0.6)
+        for spot, point in zip(x, known.values(), strict=True):
+            ranges = point.get("ranges", {}) | {"final": (point["low"], point["high"])}
+            if point["runs"] > 1 and key in ranges:
+                limits = [limit * unit for limit in ranges[key]]
+                axes.plot([spot] * 2, limits, color=colour, lw=1.2, alpha=0.6)
     axes.set_xlabel(as_text(_AXIS.get(axis, axis)))
     if numbers is None:
         axes.set_xticks(places, [as_text(label) for label in labels])

@@ -1,70 +1,43 @@
-"""Add up metrics line by line: the state of each member and of the run so far."""
+"""A run as its lines tell it: the sums of each member and of the fleet.
+
+Fed line by line, by whoever reads a run folder: what a run came to, what it is doing, its page and
+its pictures follow from here. `runs/kept.py` keeps the lines, too. Seconds since training began.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
 
 from edgetrain.runs.metrics.lines import HUB, Record, told_evaluation
+from edgetrain.runs.reports import units
 from edgetrain.runs.shapes import PARTS
 
 
 @dataclass
-class Counter:
-    """A sum that a process reports; it begins again at 0 when the process is restarted."""
+class MemberData:
+    """The sums of one member's lines. Times in seconds, memory in bytes."""
 
-    total: float = 0.0
-    last: float = 0.0
-
-    def report(self, value: float) -> None:
-        self.total += value - self.last if value >= self.last else value
-        self.last = value
-
-
-@dataclass(kw_only=True)
-class LastReport:
-    """What a member last reported to the hub; None: it did not. Once a minute it reports all but
-    the first four."""
-
-    pace_s: float | None = None
-    """Seconds per step over the last few seconds, by the clock."""
-    round_trip_s: float | None = None
-    celsius: float | None = None
-    throttled: bool | None = None
-    disk_free_bytes: float | None = None
-    swap_bytes: float | None = None
-    mhz: float | None = None
-    under_voltage: bool | None = None
-    wifi_dbm: float | None = None
-    clock_s: float | None = None
-    """Its clock less the hub's."""
-
-    def reported(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(LastReport)}
-
-
-@dataclass
-class MemberTally(LastReport):
-    """The sum of one member's lines. Times in seconds, memory in bytes."""
-
+    name: str
+    """Without control characters."""
     lines: int = 0
     """Steps in the lines so far (a line may stand for several)."""
     step: int = 0
     round: int = 0
     t: float = 0.0
     loss: float | None = None
-    compute_s: float = 0.0
-    wait_s: float = 0.0
-    overhead_s: float = 0.0
-    eval_s: float = 0.0
-    end_s: float = 0.0
-    sent_bytes: Counter = field(default_factory=Counter)
-    received_bytes: Counter = field(default_factory=Counter)
-    cpu_s: Counter = field(default_factory=Counter)
-    joules: Counter | None = None
-    above: tuple[Counter, Counter] | None = None
-    """Bytes of a gateway to the hub above, and from it; None: it is no gateway."""
+    seconds: tuple[float, ...] = (0.0,) * len(PARTS)
+    """Of PARTS, in all steps."""
+    sent_bytes: float = 0.0
+    received_bytes: float = 0.0
+    cpu_s: float = 0.0
+    joules: float | None = None
+    above_sent_bytes: float | None = None
+    """Bytes of a gateway to the hub above, and below from it; None: it is no gateway."""
+    above_received_bytes: float | None = None
+    counts: dict[str, float] = field(default_factory=dict)
+    """Each sum of _COUNTED as its process last reported it: a new process begins again at 0."""
     peak_bytes: int = 0
     late: int = 0
     cut: float = 0.0
@@ -73,14 +46,31 @@ class MemberTally(LastReport):
     reason: str = ""
     correction: str = ""
     """Correction that it chose from its first rounds; "": it had no choice, or not made it yet."""
-    name: str = ""
+    enrolled: str = ""
     """Name under which its machine was enrolled, if the hub reports one."""
     versions: str = ""
     """Versions of edgetrain, Python and torch there."""
     heard_t: float | None = None
-    """When it last reported to the hub."""
+    """When it last reported to the hub; the figures below are of that report. None: it did not."""
+    pace_s: float | None = None
+    """Seconds per step over the last few seconds, by the clock."""
+    round_trip_s: float | None = None
+    celsius: float | None = None
+    throttled: bool | None = None
+    disk_free_bytes: float | None = None
+    """This and what follows: once a minute."""
+    swap_bytes: float | None = None
+    mhz: float | None = None
+    under_voltage: bool | None = None
+    wifi_dbm: float | None = None
+    clock_s: float | None = None
+    """Its clock less the hub's."""
     has_own_lines: bool = False
     """Whether it writes into this folder itself; its reports to the hub then repeat these lines."""
+
+    @property
+    def called(self) -> str:
+        return units.beside(self.name, self.enrolled)
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -91,7 +81,31 @@ class MemberTally(LastReport):
     def parts(self) -> tuple[float, ...]:
         """Mean seconds of the parts of a step: computing, waiting, overhead, evaluations,
         the wait for the last replies. They add up to `seconds_per_step`."""
-        return tuple(getattr(self, part) / (self.lines or 1) for part in PARTS)
+        return tuple(each / (self.lines or 1) for each in self.seconds)
+
+    @property
+    def compute_s(self) -> float:
+        """Mean of a step, as `wait_s` and `overhead_s`."""
+        return self.parts[0]
+
+    @property
+    def wait_s(self) -> float:
+        return self.parts[1]
+
+    @property
+    def overhead_s(self) -> float:
+        return self.parts[2]
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the member itself needs for a step; others cause its waiting."""
+        return self.compute_s + self.overhead_s
+
+    @property
+    def wait_share(self) -> float | None:
+        """The part of its time that it waits, 0 to 1; None before its first step."""
+        whole = self.busy_s + self.wait_s
+        return self.wait_s / whole if whole else None
 
     def add_step(self, record: Record) -> None:
         if not self.has_own_lines:
@@ -102,7 +116,7 @@ class MemberTally(LastReport):
 
     def add_status(self, record: Record) -> None:
         """Add what it reported to the hub: a "status" line."""
-        self.name = str(record.get("name") or self.name)
+        self.enrolled = units.printable(str(record.get("name") or self.enrolled))
         self.heard_t = record["t"]
         for key in _LAST:
             if record.get(key) is not None:
@@ -121,7 +135,8 @@ class MemberTally(LastReport):
 
     def _forget_sums(self) -> None:
         """Drop the reports to the hub: lines of its own repeat them."""
-        fresh = MemberTally()
+        fresh = MemberData(self.name)
+        self.counts = {}
         for key in _SUMS:
             setattr(self, key, getattr(fresh, key))
 
@@ -130,35 +145,32 @@ class MemberTally(LastReport):
         self.step = max(self.step, int(_value(record, "step")))
         self.t = max(self.t, record["t"])
         self.loss = record.get("loss")
-        for part in PARTS:
-            setattr(self, part, getattr(self, part) + _value(record, part))
-        if record.get("joules") is not None:
-            self.joules = self.joules or Counter()
-            self.joules.report(_value(record, "joules"))
+        passed = (_value(record, part) for part in PARTS)
+        self.seconds = tuple(map(sum, zip(self.seconds, passed, strict=True)))
         self.add_usage(record)
 
     def add_usage(self, record: Record) -> None:
         """Add the keys that "step" and "round" lines share."""
         self.round = max(self.round, int(_value(record, "round")))
-        self.sent_bytes.report(_value(record, "sent_bytes"))
-        self.received_bytes.report(_value(record, "received_bytes"))
-        self.cpu_s.report(_value(record, "cpu_s"))
-        if "above_sent_bytes" in record:
-            self.above = self.above or (Counter(), Counter())
-            for counter, way in zip(self.above, ("sent", "received"), strict=True):
-                counter.report(_value(record, f"above_{way}_bytes"))
+        for key in _COUNTED:
+            if record.get(key) is not None:
+                value, last = _value(record, key), self.counts.get(key, 0.0)
+                more = value - last if value >= last else value
+                setattr(self, key, (getattr(self, key) or 0.0) + more)
+                self.counts[key] = value
         self.peak_bytes = max(self.peak_bytes, int(_value(record, "peak_bytes")))
 
 
 @dataclass
-class Tally:
-    """The sum of all lines of a run, added one by one.
+class RunData:
+    """The sums of all lines of a run, added one by one.
 
     Its size grows with members and evaluations, not with steps.
     """
 
-    members: dict[str, MemberTally] = field(default_factory=dict)
-    hub: MemberTally = field(default_factory=MemberTally)
+    kind_of_member: ClassVar[type[MemberData]] = MemberData
+    members: dict[str, MemberData] = field(default_factory=dict)
+    hub: MemberData = field(default_factory=lambda: MemberData(HUB))
     own_evaluations: list[Record] = field(default_factory=list)
     """Evaluations by members that write into this folder."""
     told_evaluations: list[Record] = field(default_factory=list)
@@ -180,9 +192,11 @@ class Tally:
     None: members are in step."""
     codec: str = ""
     """Codec of the newest reply, where it changes from round to round."""
-    dealt: tuple[int, int, int, float] | None = None
-    """Where the hub hands out work: slices of all rounds, copies and wasted ones among them, and
-    the newest round's step length; None: it does not."""
+    dealt: tuple[int, ...] | None = None
+    """Where the hub hands out work: slices of all rounds, copies and wasted ones among them; None:
+    it does not."""
+    step_length: float = 0.0
+    """Then: the newest round's."""
     missed: int = 0
     errors: list[str] = field(default_factory=list)
     marked: list[Record] = field(default_factory=list)
@@ -234,15 +248,10 @@ class Tally:
     def traffic(self) -> tuple[int, int]:
         """Bytes that all members have sent and received; by the hub's count if `is_told`."""
         if self.is_told and self.rounds:
-            return int(self.hub.received_bytes.total), int(self.hub.sent_bytes.total)
+            return int(self.hub.received_bytes), int(self.hub.sent_bytes)
         members = self.members.values()
-        sent = int(sum(member.sent_bytes.total for member in members))
-        return sent, int(sum(member.received_bytes.total for member in members))
-
-    @property
-    def bytes_above(self) -> tuple[float, float] | None:
-        above = self.hub.above
-        return None if above is None else (above[0].total, above[1].total)
+        sent = int(sum(member.sent_bytes for member in members))
+        return sent, int(sum(member.received_bytes for member in members))
 
     @property
     def most_steps(self) -> int | None:
@@ -267,8 +276,13 @@ class Tally:
         """Members that have neither finished nor left; after a run these are the lost ones."""
         return [name for name, member in self.members.items() if member.standing not in _OVER]
 
-    def _of(self, member: str) -> MemberTally:
-        return self.hub if member == HUB else self.members.setdefault(member, MemberTally())
+    def _of(self, member: str) -> MemberData:
+        if member == HUB:
+            return self.hub
+        found = self.members.get(member)
+        if found is None:
+            found = self.members[member] = self.kind_of_member(units.printable(member))
+        return found
 
     def _add_round(self, record: Record) -> None:
         self.missed += len(record.get("missing") or []) + _cut(record, "missing")
@@ -297,9 +311,8 @@ class Tally:
         self.lands = record.get("lands") is True
         if slices := record.get("slices"):
             counts = slices, record.get("copies", 0), record.get("wasted", 0)
-            before = self.dealt or (0, 0, 0, 0.0)
-            each = (one + more for one, more in zip(before, counts, strict=False))
-            self.dealt = (*each, _value(record, "step_length"))
+            self.dealt = tuple(map(sum, zip(self.dealt or (0, 0, 0), counts, strict=True)))
+            self.step_length = _value(record, "step_length")
         if ages := record.get("ages"):
             self.ages = ages[0], max(ages[1], self.ages[1] if self.ages else 0)
         if not self.lands:
@@ -320,7 +333,7 @@ class Tally:
         if event == "overrun":
             self.overrun = self.overrun or f"{about}: {reason}"
         if event == "reducers":
-            self.reducers = reason
+            self.reducers = units.printable(reason)
         if event == "told":
             self.paused = reason.startswith("paused")
         if event == "correction":
@@ -333,15 +346,27 @@ class Tally:
             self._of(about).standing, self._of(about).reason = event, reason
 
 
+def mean_parts(members: Iterable[MemberData]) -> tuple[float, ...]:
+    """Seconds of PARTS in a mean step of these members; zeros where they have none."""
+    listed = list(members)
+    lines = sum(member.lines for member in listed) or 1
+    sums = zip(*(member.seconds for member in listed), strict=True)
+    return tuple(sum(each) / lines for each in sums) or (0.0,) * len(PARTS)
+
+
 MARKED = ("fault", "absence", "gone", "back", "error")
 """Events that pictures mark in the course of a run."""
 ROUNDING_S = 0.01
 """Tolerance for the sum of a few times that are reported in milliseconds."""
 
-_SUMS = (
-    "lines", "step", "t", *PARTS, "sent_bytes", "received_bytes", "cpu_s", "joules",
+_COUNTED = (
+    "sent_bytes", "received_bytes", "cpu_s", "joules", "above_sent_bytes", "above_received_bytes",
 )  # fmt: skip
-_LAST = ("versions", *(each.name for each in fields(LastReport) if each.name != "throttled"))
+_SUMS = ("lines", "step", "t", "seconds", *_COUNTED)
+_LAST = (
+    "versions", "pace_s", "round_trip_s", "celsius", "disk_free_bytes", "swap_bytes", "mhz",
+    "under_voltage", "wifi_dbm", "clock_s",
+)  # fmt: skip
 _STANDINGS = (
     "joined", "started", "late", "gone", "back", "left", "removed", "finished", "failed",
 )  # fmt: skip

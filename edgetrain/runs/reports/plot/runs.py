@@ -1,32 +1,53 @@
-"""Draw compare.png from run folders: several runs of one job."""
+"""Draw compare.png: several runs of one job, or one."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.errors import ConfigError
-from edgetrain.runs.folder import read_summary
+from edgetrain.runs.data import RunData
+from edgetrain.runs.folder import read_metrics, read_summary
 from edgetrain.runs.reports import units
 from edgetrain.runs.reports.comparison import Comparison, compare
-from edgetrain.runs.reports.plot.bars import draw_stacked, name_bars, unit_of_bytes, write_beside
-from edgetrain.runs.reports.plot.curves import Curve, curve_of, end_of_time, read_tally
+from edgetrain.runs.reports.message import message
+from edgetrain.runs.reports.plot.bars import (
+    draw_stacked,
+    name_bars,
+    unit_of_bytes,
+    write_beside,
+)
 from edgetrain.runs.reports.plot.ends import fits, label_ends
-from edgetrain.runs.reports.plot.headings import draw_header, draw_notes, heading_of
-from edgetrain.runs.reports.plot.marks import legend_of
 from edgetrain.runs.reports.plot.quality import (
+    Curve,
+    curve_of,
     draw_against_steps,
     draw_against_time,
-    step_ends,
+    end_of_time,
+    legend_of,
     time_ends,
+    value_ends,
 )
-from edgetrain.runs.reports.plot.style import INCHES, new_figure, styled
+from edgetrain.runs.reports.plot.style import (
+    INCHES,
+    as_text,
+    legend_points,
+    listed,
+    new_figure,
+    styled,
+    write_heading,
+    write_legend,
+)
 from edgetrain.runs.summary import summarise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_LINES = ("eval", "figure", "event", "round")
+"""Kinds that a curve is made of: all but steps, which are most lines."""
 
 
 def draw_comparison(folders: Sequence[Path]) -> Figure:
@@ -35,7 +56,7 @@ def draw_comparison(folders: Sequence[Path]) -> Figure:
     summaries = [read_summary(folder) or summarise(folder) for folder in folders]
     compared = compare(summaries)
     curves = [
-        curve_of(read_tally(folder), row, compared.metric, place)
+        curve_of(RunData().add_all(read_metrics(folder, *_LINES)), row, compared.metric, place)
         for place, (folder, row) in enumerate(zip(folders, compared.rows, strict=True))
     ]
     with styled():
@@ -56,7 +77,7 @@ def _comparison(
     end = end_of_time(curves)
     at_ends = fits([curve.name for curve in curves])
     draw_against_time(against_time, curves, compared, end)
-    draw_against_steps(against_steps, curves, compared, name_target=not at_ends)
+    draw_against_steps(against_steps, curves, compared)
     _draw_split(figure.add_subplot(below[0, 0]), curves)
     _draw_bytes(figure.add_subplot(below[0, 1]), curves)
     lines: list[Any] = [] if at_ends else against_time.get_legend_handles_labels()[0]
@@ -64,7 +85,7 @@ def _comparison(
     draw_header(figure, compared, summary, heading_of(summary), [*lines, *marks])
     draw_notes(figure, compared)
     if at_ends:
-        steps = step_ends(curves, compared)
+        steps = value_ends(curves, compared, [curve.steps for curve in curves])
         label_ends(figure, {against_time: time_ends(curves, compared, end), against_steps: steps})
     return figure
 
@@ -99,3 +120,64 @@ def _draw_bytes(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.locator_params(axis="x", nbins=5)
     axes.set_title(f"{unit} of all members")
     axes.set_xlabel("at the socket: sent, received (hatched)")
+
+
+# -- above and below the panels ----------------------------------------------------------------
+
+NOTE_CHARACTERS = 120
+"""Characters of a remark that fit beside each other below the panels."""
+
+
+def heading_of(summary: Mapping[str, Any], *more: str | None) -> str:
+    task = str(summary["task"] or "").rpartition(":")[2]
+    members, device = summary["members"], summary["device"]
+    mixed = not isinstance(device, str) or ":" in device or "," in device
+    if device is None:
+        fleet = f"{members} members"
+    else:
+        fleet = f"{members} members ({listed(device)})" if mixed else f"{members} x {device}"
+    network = listed(summary["network"]) if summary["network"] else None
+    network = "no network emulated" if network == "none" else network
+    return ", ".join(as_text(str(part)) for part in (task, *more, fleet, network) if part)
+
+
+def draw_header(
+    figure: Figure,
+    compared: Comparison,
+    summary: Mapping[str, Any],
+    about: str,
+    legend: Sequence[Any] = (),
+) -> None:
+    """Write the heading, what was run below it, and a legend; reserve the room for them."""
+    labels = [str(handle.get_label()) for handle in legend]
+    lines = [about, _remark(compared, summary)]
+    room = write_heading(figure, as_text(message(compared)), lines, legend_points(labels))
+    if labels:
+        write_legend(figure, legend, labels, room)
+
+
+def _remark(compared: Comparison, summary: Mapping[str, Any]) -> str:
+    backend = (summary.get("emulation") or {}).get("backend")
+    parts = [""]
+    if backend == "simulated":
+        parts = ["simulated, in virtual time"]
+    elif backend not in (None, "none"):
+        parts = [f"network emulated by '{as_text(str(backend))}'"]
+    if any(row.speedup is not None for row in compared.rows[1:]):
+        parts.append(f"speed-up against {as_text(compared.rows[0].label)}")
+    return "; ".join(part for part in parts if part)
+
+
+def draw_notes(figure: Figure, compared: Comparison) -> None:
+    """Write remarks at the bottom, as supxlabel: the layout reserves room for that. They are red
+    only if a run failed or is not to be trusted."""
+    untrusted = tuple(f"{row.label}:" for row in compared.rows if row.trusted is False)
+    lines = [
+        ("* " if note.startswith(untrusted) else "") + as_text(note) for note in compared.notes[:4]
+    ]
+    if lines:
+        rows = [row for line in lines for row in textwrap.wrap(line, NOTE_CHARACTERS)]
+        text = "\n".join(rows)
+        wrong = untrusted or any(row.status != "finished" for row in compared.rows)
+        colour = "#B00020" if wrong else "#333333"
+        figure.supxlabel(text, x=0.012, ha="left", fontsize=11.5, color=colour)
