@@ -17,15 +17,15 @@ pytestmark = pytest.mark.real
 
 BOUNDS = {
     "import edgetrain": 100,
-    "help of edgetrain": 11_100,
-    "edgetrain.join": 12_400,
-    "a member": 14_900,
-    "a hub": 18_200,
+    "help of edgetrain": 10_900,
+    "edgetrain.join": 12_300,
+    "a member": 14_700,
+    "a hub": 18_000,
 }
 TRAINED = {
-    "edgetrain.join, trained": 13_700,
-    "a member, trained": 18_900,
-    "a hub, trained": 20_200,
+    "edgetrain.join, trained": 13_600,
+    "a member, trained": 18_700,
+    "a hub, trained": 19_900,
 }
 UNUSED = (
     *(f"codecs.{name}" for name in ("auto", "blocks", "deep", "lowrank", "pieces", "rules")),
