@@ -213,7 +213,7 @@ def keys(tmp_path_factory):
     ring.init(made_up)
     ring.allow(made_up().public, "pi-1")
     ring.issue_token("pi-2", made_up, 1e12)
-    ring.pin_hub("tcp://hub:5555", made_up().public)
+    ring.pin_hubs({"tcp://hub:5555": made_up().public})
     (ring.path / "hosts").write_text("")
     (ring.path / ".lock").unlink()
     return ring.path

@@ -54,7 +54,7 @@ def trained(cwd: Path, hubs: int) -> bytes:
             hub.until("members join")
             public = hub.until("public key is").split()[-1]
             for _, ring in pis:  # as enrolment does
-                Keyring(Path(ring)).pin_hub(addresses[number], public_key(public))
+                Keyring(Path(ring)).pin_hubs({addresses[number]: public_key(public)})
         joined = () if hubs > 1 else ("--hub", addresses[0])
         members = [
             start("member", job, *joined, "--index", str(i), *pi) for i, pi in enumerate(pis)

@@ -141,7 +141,7 @@ def test_with_what_a_hub_is_joined(tmp_path, monkeypatch):
         credentials(far, hub_key)
     own = ring.init(lambda: Pair(b"p" * 32, b"s" * 32))
     assert credentials(far, hub_key) == Credentials(own, bytes(range(32)))
-    ring.pin_hub(near, b"h" * 32)
+    ring.pin_hubs({near: b"h" * 32})
     assert credentials(near) == Credentials(own, b"h" * 32)
 
 

@@ -148,11 +148,11 @@ def test_the_first_address_that_answers_is_joined_and_one_pin_does_for_all(
     monkeypatch.setattr(training, "train", train)
     ring = Keyring(tmp_path / "keys")
     ring.init(lambda: Pair(b"p" * 32, b"s" * 32))
-    ring.pin_hub(NOBODY, b"h" * 32)
+    ring.pin_hubs({NOBODY: b"h" * 32})
     assert member(tmp_path, NOBODY, "--hub", listening, "--keys", str(ring.path)) == 0
     assert joined["hub"] == [listening, NOBODY]
     assert [own.hub for own in joined["credentials"]] == [b"h" * 32]
-    ring.pin_hub(listening, b"i" * 32)
+    ring.pin_hubs({listening: b"i" * 32})
     with pytest.raises(ConfigError, match="these addresses have different keys here"):
         credentials([NOBODY, listening], chosen=ring.path)
 

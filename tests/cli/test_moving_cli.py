@@ -52,7 +52,7 @@ def trained(cwd: Path, capsys, *, moves: bool) -> bytes:
     spare_door = keys(cwd, "spare", "pi-0", "pi-1", "lead")
 
     def pin(ring: str, address: str, said: str) -> None:  # as enrolment does
-        Keyring(Path(ring)).pin_hub(address, public_key(said.split()[-1]))
+        Keyring(Path(ring)).pin_hubs({address: public_key(said.split()[-1])})
 
     with contextlib.ExitStack() as stack:
         start = lambda *words: stack.enter_context(running(*words, cwd=cwd))  # noqa: E731

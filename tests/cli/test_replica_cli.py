@@ -46,7 +46,7 @@ def trained(cwd, *, killed: bool):
         if killed:
             public = public_key(hub.until("public key is").split()[-1])
             for _, ring in (*pis, second):  # as enrolment does
-                Keyring(Path(ring)).pin_hub(hub_at, public)
+                Keyring(Path(ring)).pin_hubs({hub_at: public})
         else:
             hub.until("members join")
         folder = hub_folder(cwd)

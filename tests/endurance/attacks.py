@@ -500,7 +500,7 @@ def attack_all(
     ring, devices, pairs = prepare(folder)
     hub = Hub(folder, descriptors=descriptors)
     for device in devices:
-        Keyring(device).pin_hub(hub.address, ring.pair().public)
+        Keyring(device).pin_hubs({hub.address: ring.pair().public})
     fleet = Fleet(hub.address, devices)
     ring.revoke(spell(pairs[1].public))
     target = Target(hub.address, ring.pair().public, frames, *pairs)

@@ -96,7 +96,7 @@ def test_a_hub_that_is_another_than_the_tokens_changes_no_pin(hub, tmp_path):
     elsewhere.init(new_pair)
     token = elsewhere.issue_token("pi-1", new_pair, time.time())
     device = Keyring(tmp_path / "pi")
-    device.pin_hub(hub.address, hub.ring.pair().public)
+    device.pin_hubs({hub.address: hub.ring.pair().public})
     with pytest.raises(HubUnreachable, match="the hub whose key is pinned"):
         enrol(device, [hub.address, "tcp://127.0.0.1:2"], token)
     assert device.hubs() == {hub.address: hub.ring.pair().public}

@@ -274,12 +274,9 @@ class Keyring:
     def hub_key(self, address: str) -> Public | None:
         return self.hubs().get(address)
 
-    def pin_hub(self, address: str, key: Public) -> None:
-        """From now on accept the hub at this address only with this key."""
-        self.pin_hubs({address: key})
-
     def pin_hubs(self, pins: Mapping[str, Public | None]) -> None:
-        """The same for several addresses; None: the key of the hub there is not known."""
+        """From now on accept the hubs at these addresses only with these keys; None: the key of the
+        hub there is not known."""
         with self.locked():
             known = {a: k for a, k in (self.hubs() | dict(pins)).items() if k is not None}
             self.write("hubs", "".join(f"{a} {spell(k)}\n" for a, k in known.items()), 0o644)

@@ -163,9 +163,9 @@ def test_a_list_may_be_edited_by_hand_and_damage_is_named(ring):
 def test_hubs_are_pinned_by_address(ring):
     a, b = made_up().public, made_up().public
     assert ring.hub_key("tcp://h:1") is None
-    ring.pin_hub("tcp://h:1", a)
-    ring.pin_hub("tcp://h:2", b)
-    ring.pin_hub("tcp://h:1", b)
+    ring.pin_hubs({"tcp://h:1": a})
+    ring.pin_hubs({"tcp://h:2": b})
+    ring.pin_hubs({"tcp://h:1": b})
     assert (ring.hub_key("tcp://h:1"), ring.hub_key("tcp://h:2"), ring.hub_key("tcp://h:3")) == (
         b,
         b,
@@ -369,7 +369,7 @@ def whole(ring):
     ring.init(made_up)
     ring.allow(made_up().public, "pi-1")
     issued(ring, "pi-2")
-    ring.pin_hub("tcp://hub:1", made_up().public)
+    ring.pin_hubs({"tcp://hub:1": made_up().public})
     (ring.path / "hosts").write_text("")
     return ring
 
@@ -397,7 +397,7 @@ def test_a_folder_that_others_can_write_is_neither_used_nor_written(ring, mode):
     for write in (
         lambda: ring.init(made_up, replace=True),
         lambda: ring.allow(made_up().public, "pi-9"),
-        lambda: ring.pin_hub("tcp://hub:2", made_up().public),
+        lambda: ring.pin_hubs({"tcp://hub:2": made_up().public}),
     ):
         with pytest.raises(ConfigError, match="hub keys can be written by others"):
             write()
