@@ -21,7 +21,6 @@ _TAKE_WHILE = ("run", "compare", "sweep", "capacity")
 """Verbs that read a job and load torch."""
 _TAKE_KEYS = ("--key", "--hub-key")
 
-
 _PLAIN = str.maketrans({"…": "...", "×": "x", "–": "-", "→": "->", "±": "+-", "·": "-"})
 
 
@@ -103,6 +102,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def carry_out(run: Callable[[], int], arguments: argparse.Namespace) -> int:
     """Do what was asked for, and turn what it raises into a line and an exit status."""
+    from importlib.util import find_spec
+
     from edgetrain.errors import EdgetrainError, Stopped, in_words, own_frames
 
     try:
@@ -125,9 +126,13 @@ def carry_out(run: Callable[[], int], arguments: argparse.Namespace) -> int:
         sys.stderr.close()
         return 141
     except Exception as error:
-        if arguments.debug or not own_frames(error):
+        lacks = isinstance(error, ImportError) and (error.name or "").split(".")[0] == "torch"
+        if arguments.debug or not (lacks or own_frames(error)):
             raise
-        _say_error(in_words(error))
+        said = f"the torch here lacks what this needs: {error} (another torch: README says which)"
+        if lacks and find_spec("torch") is None:
+            said = "torch is not installed, and this needs it (README says which build to take)"
+        _say_error(said if lacks else in_words(error))
         return 2
 
 

@@ -26,6 +26,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -50,6 +51,14 @@ class ConfigError(EdgetrainError):
 
 class TaskError(EdgetrainError):
     """The task cannot be loaded, or its data is missing or damaged."""
+
+
+def require(what: str, extra: str, *packages: str) -> None:
+    """ConfigError unless these packages, which come with an extra of edgetrain, are installed."""
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise ConfigError(
+            f"{what} needs {' and '.join(missing)}", f"pip install 'edgetrain[{extra}]'"
+        )
 
 
 class NetworkError(EdgetrainError):

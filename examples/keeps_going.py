@@ -11,23 +11,23 @@ import signal
 import sys
 
 import torch
-from sklearn.datasets import load_digits
 
 import edgetrain
+from edgetrain.tasks import digits
 
 STEPS = 1000
 folder = sys.argv[1]
 hub = sys.argv[2] if len(sys.argv) > 2 else "tcp://localhost:5555"
 
-digits = load_digits()
-x = torch.tensor(digits.data / 16, dtype=torch.float32)
-y = torch.tensor(digits.target)
+train, test = digits().train, digits().held_out
+x, unseen = (torch.tensor(part.pixels / 16).float().flatten(1) for part in (train, test))
+y, right = (torch.tensor(part.labels) for part in (train, test))
 
 
 def batch(number: int) -> torch.Tensor:
-    """Batch `number` of an endless shuffled pass over the first 1500 digits: 50 make an epoch."""
-    epoch, place = divmod(number, 50)
-    order = torch.randperm(1500, generator=torch.Generator().manual_seed(epoch))
+    """Batch `number` of an endless shuffled pass over the digits: 47 make an epoch."""
+    epoch, place = divmod(number, 47)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(epoch))
     return order[30 * place : 30 * (place + 1)]
 
 
@@ -51,5 +51,5 @@ for _ in range(member.begins_at, STEPS):
 
 member.close()  # and the checkpoint is gone
 with torch.no_grad():
-    right = (model(x[1500:]).argmax(1) == y[1500:]).float().mean()
-print(f"accuracy on unseen digits: {right:.3f}")
+    accuracy = (model(unseen).argmax(1) == right).float().mean()
+print(f"accuracy on unseen digits: {accuracy:.3f}")

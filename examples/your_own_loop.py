@@ -11,17 +11,17 @@ and give the address that it prints after the number.
 import sys
 
 import torch
-from sklearn.datasets import load_digits
 
 import edgetrain
+from edgetrain.tasks import digits
 
 half = int(sys.argv[1])
 hub = sys.argv[2] if len(sys.argv) > 2 else "tcp://localhost:5555"
 
-digits = load_digits()
-x = torch.tensor(digits.data / 16, dtype=torch.float32)
-y = torch.tensor(digits.target)
-mine = torch.arange(half, 1500, 2)  # what is above 1500 is for testing
+train, test = digits().train, digits().held_out
+x, unseen = (torch.tensor(part.pixels / 16).float().flatten(1) for part in (train, test))
+y, right = (torch.tensor(part.labels) for part in (train, test))
+mine = torch.arange(half, len(x), 2)
 
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
@@ -36,5 +36,5 @@ for _ in range(20):
 
 member.close()  # edgetrain: waits for the last replies; the model is the fleet's now
 with torch.no_grad():
-    right = (model(x[1500:]).argmax(1) == y[1500:]).float().mean()
-print(f"accuracy on unseen digits: {right:.3f}")
+    accuracy = (model(unseen).argmax(1) == right).float().mean()
+print(f"accuracy on unseen digits: {accuracy:.3f}")

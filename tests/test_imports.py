@@ -17,7 +17,7 @@ import edgetrain
 pytestmark = pytest.mark.real
 
 PACKAGE = Path(edgetrain.__file__).parent
-HEAVY = ("torch", "zmq", "numpy", "matplotlib", "rich", "sklearn", "cryptography", "Crypto",
+HEAVY = ("torch", "zmq", "numpy", "matplotlib", "rich", "sklearn", "cryptography",
          "starlette", "uvicorn")  # fmt: skip
 
 TORCH = ("tasks/", "training/")
@@ -27,7 +27,7 @@ DISTRIBUTED = re.compile(r"torch\.distributed|from torch import .*distributed")
 """One folder knows it."""
 LAZY_ONLY = ("matplotlib", "rich", "sklearn", "dp_accounting", "starlette", "uvicorn", "onnx",
              "onnxruntime")  # fmt: skip
-CRYPTOGRAPHY = ("cryptography", "Crypto")
+CRYPTOGRAPHY = ("cryptography",)
 PRIMITIVES = "exchange/masks/primitives.py"
 """The one module that imports them. Nothing loads it before a job is secure."""
 

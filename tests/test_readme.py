@@ -45,6 +45,13 @@ def test_torch_is_bounded_where_a_newer_one_was_tried_and_dies():
     assert not takes("2.10.0", "aarch64")
 
 
+def test_the_line_for_a_hub_takes_all_that_is_needed_but_torch():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    (line,) = re.findall(r"pip install --no-deps \. && pip install ([a-z -]+?) +#", README)
+    wanted = {Requirement(each).name for each in project["dependencies"]}
+    assert {*line.split()} == wanted - {"torch"}
+
+
 def test_commands_are_found():
     assert {"README.md", "docs/jobs.md", "docs/networks.md", "examples/your_own_loop.py"} <= {
         command.page for command in COMMANDS

@@ -10,11 +10,10 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.errors import EdgetrainError
 from edgetrain.runs.reports import units
 from edgetrain.training.simulated import require_simulator
 
@@ -275,8 +274,6 @@ def picture(path: Path, draw: Callable[..., Any], *arguments: Any) -> Path | Non
     from edgetrain.runs.reports.plot import save
 
     try:
-        if find_spec("matplotlib") is None:
-            raise ConfigError("matplotlib is not installed", "pip install 'edgetrain[lab]'")
         with _while_waiting("drawing the picture …"):
             return save(lambda: draw(*arguments), path)
     except Exception as error:

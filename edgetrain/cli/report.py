@@ -6,11 +6,10 @@ import argparse
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from edgetrain.cli import common
-from edgetrain.errors import ConfigError, explain_os_errors
+from edgetrain.errors import ConfigError, explain_os_errors, require
 
 HELP = "run folders as one HTML page: curves, where time went, the timeline of rounds"
 ABOUT = "Make one HTML page of run folders. It opens without a network."
@@ -92,8 +91,7 @@ def _formats(arguments: argparse.Namespace) -> list[str]:
         return []
     from edgetrain.runs.reports.plot import formats_of
 
-    if find_spec("matplotlib") is None:
-        raise ConfigError("--figures needs matplotlib", "pip install 'edgetrain[lab]'")
+    require("--figures", "lab", "matplotlib")
     return formats_of(arguments.format or "pdf")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgetrain import codecs
 from edgetrain.codecs import Codec
-from edgetrain.errors import ConfigError, refuse_first
+from edgetrain.errors import ConfigError, refuse_first, require
 from edgetrain.exchange.addresses import split_address
 from edgetrain.jobs.fallback import quorum_of, steps_in
 from edgetrain.jobs.job import (
@@ -414,9 +414,7 @@ def _check_masked(found: Resolved) -> None:
          "rule compares the contributions of single members, and the hub sees only their sum",
          "choose merge = 'mean', or do without secure"),
     )  # fmt: skip
-    from edgetrain.exchange.masks.terms import require
-
-    require()
+    require("strategy.secure = true, on the hub and on every member,", "private", "cryptography")
 
 
 def _check_merged(found: Resolved) -> None:

@@ -48,7 +48,7 @@ def read_digits(path: Path) -> tuple[Pixels, Labels]:
             text = io.StringIO(lines.read(DIGITS_LIMIT))
         table = np.loadtxt(text, delimiter=",", dtype=np.float32, ndmin=2)
     except FileNotFoundError:
-        raise TaskError(f"no file {path}", "pip install edgetrain[lab] brings it") from None
+        raise TaskError(f"no file {path}", "edgetrain's own, without data.folder") from None
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise damaged(path, f"not a gzipped table of numbers: {error}") from None
     if table.shape != (DIGITS, 65):

@@ -1,4 +1,4 @@
-"""Handwritten digits: `digits` (8 x 8, comes with scikit-learn) and `mnist` (28 x 28).
+"""Handwritten digits: `digits` (8 x 8, beside this file) and `mnist` (28 x 28).
 
 The file formats are read in `formats`; what classifying images means stands in `classification`.
 """
@@ -15,7 +15,6 @@ from edgetrain.tasks.classification import Classification, Images, Recipe, Shift
 from edgetrain.tasks.download import Download, cache_folder, original
 from edgetrain.tasks.formats import read_digits, read_idx_pair
 from edgetrain.tasks.partition import Shards
-from edgetrain.tasks.spelling import DIGITS_FILE, digits_folder
 
 
 def digits(
@@ -23,18 +22,18 @@ def digits(
 ) -> Classification:
     """1,797 real handwritten digits of 8 x 8 pixels; every fifth of a fixed order is held out.
 
-    The data is the file in scikit-learn's wheel, or a copy of it in `folder`: scikit-learn is
-    found, never imported, which in sixteen processes would cost seconds and a gigabyte. `seed`
-    deals the rest out to the members by `partition` ("iid", "dirichlet(0.3)"); the held-out fifth
-    is the same for every seed. Raises TaskError when the file is missing or damaged.
+    The data comes with edgetrain, or is a `digits.csv.gz` in `folder`. `seed` deals the rest out to
+    the members by `partition` ("iid", "dirichlet(0.3)"); the held-out fifth is the same for every
+    seed. Raises TaskError when the file is missing or damaged.
 
     Source: Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998 (the test
-    part). Grey levels go from 0 to 16. Half of the training images are moved by up to a pixel:
-    shards are small, and members that run on through a delay would learn theirs by heart.
+    part, CC BY 4.0). Grey levels go from 0 to 16. Half of the training images are moved by up to a
+    pixel: shards are small, and members that run on through a delay would learn theirs by heart.
     """
     if download:
-        raise TaskError("digits has nothing to download", "pip install edgetrain[lab]")
-    pixels, labels = read_digits(_digits_file(folder))
+        raise TaskError("digits has nothing to download", "it comes with edgetrain")
+    home = Path(__file__).parent if folder is None else Path(folder).expanduser()
+    pixels, labels = read_digits(home / "digits.csv.gz")
     order = np.random.default_rng(0).permutation(len(labels))
     held_out, train = order[: len(order) // 5], order[len(order) // 5 :]
     recipe = Recipe(_digits_model, mean=8.0, spread=8.0, augment=Shift(1, 0.5), target=0.97)
@@ -45,12 +44,6 @@ def digits(
         recipe,
         Shards(labels[train], partition, seed),
     )
-
-
-def _digits_file(folder: str | None) -> Path:
-    if folder is not None:
-        return Path(folder).expanduser() / DIGITS_FILE
-    return Path(digits_folder(), "datasets", "data", DIGITS_FILE)
 
 
 def _digits_model() -> nn.Module:

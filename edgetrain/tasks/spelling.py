@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,6 @@ from edgetrain.errors import TaskError, did_you_mean
 OWN = "edgetrain.tasks"
 FACTORIES = ("char_lm", "cifar10", "digits", "mnist", "sized")
 """The tasks that come with edgetrain."""
-DIGITS_FILE = "digits.csv.gz"
 
 
 def split(spec: str, called: str) -> tuple[str, str]:
@@ -26,7 +24,7 @@ def split(spec: str, called: str) -> tuple[str, str]:
 
 def check(spec: str, data: Mapping[str, Any]) -> None:
     """TaskError for a task that is not module:object; of edgetrain's own tasks also for a name that
-    does not exist, for a partition that is none, and for data that are not installed."""
+    does not exist, and for a partition that is none."""
     module, name = split(spec, spec)
     if module != OWN:
         return
@@ -36,17 +34,3 @@ def check(spec: str, data: Mapping[str, Any]) -> None:
         from edgetrain.tasks.partition import parse_partition
 
         parse_partition(data["partition"])
-    if name == "digits" and data.get("folder") is None:
-        digits_folder()
-
-
-def digits_folder() -> str:
-    """Where scikit-learn is installed, whose wheel has the digits. TaskError if it is not."""
-    found = importlib.util.find_spec("sklearn")
-    if found is None or not found.submodule_search_locations:
-        raise TaskError(
-            "digits lie in scikit-learn's wheel, and scikit-learn is not installed",
-            f"pip install edgetrain[lab], or name the folder of a copy of {DIGITS_FILE} in "
-            "data.folder",
-        )
-    return found.submodule_search_locations[0]

@@ -13,11 +13,10 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.errors import ConfigError, did_you_mean, refuse_first
+from edgetrain.errors import ConfigError, did_you_mean, refuse_first, require
 from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.reading import load
 from edgetrain.runs.folder import JOB, read_summary, runs_in
@@ -95,12 +94,8 @@ def _checked(folder: Path, formats: Sequence[str], target: Path) -> tuple[Job, d
     for name in formats:
         if name not in FILES:
             raise ConfigError(f"no format '{name}' to export", did_you_mean(name, FILES))
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing and set(formats) - {"torch"}:
-        raise ConfigError(
-            f"an ONNX file needs the package {missing[0]}",
-            "pip install 'edgetrain[export]'; --torch needs nothing",
-        )
+    if set(formats) - {"torch"}:
+        require("an ONNX file, other than --torch,", "export", *PACKAGES)
     found = runs_in(folder)
     if found != [folder]:
         raise ConfigError(f"{folder} has {len(found)} runs", f"name one of them: {found[0]}")

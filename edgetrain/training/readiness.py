@@ -58,7 +58,6 @@ def checks(runs: Path, keys: Path, purpose: str = "") -> Iterator[Check]:
         (("run", "simulate", "hub", "member"), _kernels),
         (("run",), _namespaces),
         (("simulate",), lambda: _extra("greenlet", "the simulator", "lab")),
-        (("run", "simulate"), lambda: _extra("sklearn", "the digits data", "lab", "limited")),
         (("run", "simulate"), lambda: _extra("matplotlib", "pictures", "lab", "limited")),
         (("private",), lambda: _extra("cryptography", "masks", "private")),
         (("private",), lambda: _extra("dp_accounting", "epsilon", "private")),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import edgetrain, write_tiny
 
+from edgetrain import errors
 from edgetrain.__main__ import main
 from edgetrain.cli import common
 from edgetrain.files import writing
@@ -97,8 +98,8 @@ def test_a_comparison_with_an_incomplete_run_says_so(tmp_path, monkeypatch, caps
 
 
 def without_matplotlib(monkeypatch):
-    found, hidden = common.find_spec, {"matplotlib"}
-    monkeypatch.setattr(common, "find_spec", lambda name: None if name in hidden else found(name))
+    found, hidden = errors.find_spec, {"matplotlib"}
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name in hidden else found(name))
 
 
 def with_a_broken_matplotlib(monkeypatch):
@@ -151,7 +152,7 @@ def command(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
-        (without_matplotlib, "no picture: matplotlib is not installed (pip install"),
+        (without_matplotlib, "no picture: a picture needs matplotlib (pip install"),
         (with_a_broken_matplotlib, "no picture: ImportError: libfreetype.so.6"),
         (without_room_for_pictures, "No space left on device"),
     ],

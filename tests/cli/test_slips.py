@@ -12,7 +12,7 @@ import sys
 import pytest
 from command_line import EDGETRAIN, edgetrain, environment, running, write_tiny
 
-from edgetrain.__main__ import main
+from edgetrain.__main__ import carry_out, main
 from edgetrain.cli.parser import parser
 from edgetrain.errors import did_you_mean, in_words
 
@@ -61,7 +61,7 @@ for words in {list(SLIPS)!r}:
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
         status = main(words.split())
     spent = time.process_time() - began
-    heavy = [name for name in ("torch", "sklearn", "matplotlib") if name in sys.modules]
+    heavy = [name for name in ("torch", "matplotlib") if name in sys.modules]
     print(json.dumps([words, status, said.getvalue(), heavy, spent]))
 """
     done = subprocess.run(
@@ -92,9 +92,7 @@ def test_a_slip_costs_half_a_second_of_processor_time_at_most(refused):
 
 
 MISSING = {
-    "run": "sklearn",
-    "compare": "sklearn",
-    "run --simulate task=edgetrain.tasks:char_lm": "greenlet",
+    "run --simulate": "greenlet",
     "sweep --rtt 0,50": "greenlet",
 }
 
@@ -121,6 +119,39 @@ for words, package in {MISSING!r}.items():
     assert len(said) == len(MISSING)
     assert all("pip install" in line and "edgetrain[lab]" in line for line in said)
     assert not list(tmp_path.iterdir())
+
+
+WANT_TORCH = ("run", "run --simulate", "compare", "compare --simulate", "sweep --rtt 0,50")
+
+
+def test_without_torch_what_needs_it_says_so_in_a_line(tmp_path):
+    code = f"""
+import os, sys
+sys.modules["torch"] = None
+from edgetrain.__main__ import main
+for words in {WANT_TORCH!r}:
+    if not os.fork():
+        print(words, main(words.split()), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert {f"{words} 2" for words in WANT_TORCH} <= set(done.stdout.splitlines()), done
+    assert [line.count("torch is not installed") for line in done.stderr.splitlines()] == [1] * 5
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_what_the_torch_here_lacks_is_asked_of_it_and_named(capsys):
+    def lacks():
+        from torch.distributed import NoSuchThing  # noqa: F401
+
+    assert carry_out(lacks, argparse.Namespace(debug=False)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("edgetrain: the torch here lacks what this needs: cannot import name")
+    assert said.count("\n") == 1
 
 
 def test_a_task_beside_no_job_file_is_found_in_the_current_folder(tmp_path):
@@ -171,7 +202,7 @@ def test_the_first_line_comes_without_torch():
 import sys
 from edgetrain.cli import common
 def loading(arguments):
-    print([name for name in ("torch", "sklearn", "matplotlib") if name in sys.modules])
+    print([name for name in ("torch", "matplotlib") if name in sys.modules])
     raise SystemExit
 common.say_loading = loading
 from edgetrain.__main__ import main

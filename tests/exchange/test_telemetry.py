@@ -266,7 +266,7 @@ def test_no_loss_and_no_figure_is_on_the_wire(private, masked):
     members = 3 if masked else 1
     hub = children.HubThread(wires, members=members, policy={"status_s": 0.001})
     if masked:
-        pytest.importorskip("Crypto", reason="masks need edgetrain[private]")
+        pytest.importorskip("cryptography", reason="masks need edgetrain[private]")
         row, codec = strategies.find("local-sgd"), codecs.parse("fp32")
         hub.hub = Hub(
             Terms(row, 1), Policy(members, beat_s=0.05, status_s=0.001),

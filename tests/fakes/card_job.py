@@ -10,8 +10,8 @@ from pathlib import Path
 
 import boot_card
 import held
-import sklearn
 
+from edgetrain import tasks
 from edgetrain.provisioning.cards import bootfiles, looking
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f me@host"
@@ -64,8 +64,7 @@ def make_folder(folder: Path, image: Path, steps: int, more: str = "") -> None:
     (folder / "cluster.toml").write_text(more + CLUSTER)
     (folder / "job.toml").write_text(job(steps))
     (folder / "digits").mkdir()
-    data = Path(sklearn.__file__).parent / "datasets/data/digits.csv.gz"
-    shutil.copy(data, folder / "digits")
+    shutil.copy(Path(tasks.__file__).with_name("digits.csv.gz"), folder / "digits")
 
 
 def edgetrain(folder: Path, *words: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from edgetrain import errors
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.delay import APART_SHARE, LANDED_SHARE, SHARE
 from edgetrain.jobs.building import hub_of
@@ -55,10 +56,10 @@ def test_what_masks_do_not_go_with_is_refused_with_the_way_out(overrides, said):
 
 
 def test_masks_without_their_packages_name_what_to_install(monkeypatch):
-    from importlib import util
-
-    real = util.find_spec
-    monkeypatch.setattr(util, "find_spec", lambda name: (name != "Crypto" and real(name)) or None)
+    real = errors.find_spec
+    monkeypatch.setattr(
+        errors, "find_spec", lambda name: None if name == "cryptography" else real(name)
+    )
     with pytest.raises(ConfigError, match=r"edgetrain\[private\]"):
         resolve(load(None, ["secure=true"]))
 

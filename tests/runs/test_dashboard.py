@@ -9,9 +9,12 @@ import http.client
 import json
 import queue
 import re
+import shutil
 import socket
 import statistics
+import subprocess
 import threading
+import time
 from importlib.resources import files
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_runs import DGA, replace, write_comparison, write_run
 
+from edgetrain import errors
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.exchange.hub.steering import NEWS
 from edgetrain.runs.dashboard import app as dashboard
@@ -203,6 +207,12 @@ def test_a_program_reads_metrics_with_the_token_and_nothing_else():
 def test_a_name_that_is_not_known_is_told_the_option():
     answer = asyncio.run(ask(guarded()[0], "GET", "/", {"Host": "lab.example:81"}))
     assert (answer.status, b"--name lab.example:81" in answer.body) == (421, True)
+
+
+def test_an_origin_that_is_not_known_is_told_the_option():
+    answer = enter(guarded()[0], Origin="https://lab.example:81")
+    assert (answer.status, b"--name lab.example:81" in answer.body) == (403, True)
+    assert b"--name" not in enter(guarded()[0], Origin="null").body
 
 
 def test_two_hosts_in_a_request_are_refused():
@@ -733,7 +743,7 @@ def test_a_token_file_is_a_secret_and_no_short_one(tmp_path):
 
 
 def test_without_its_packages_it_says_how_to_get_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(serve, "find_spec", lambda name: None)
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
     assert "edgetrain[dashboard]" in refused(tmp_path, ListensAt("127.0.0.1:0"))
 
 
@@ -828,17 +838,98 @@ def test_a_child_serves_a_run_and_ends_with_its_block(tmp_path):
         after.connect(("127.0.0.1", int(port)))
 
 
-def streamed(port, token):
+FORWARDED = """
+      proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
+      proxy_set_header X-Forwarded-Proto https;
+      proxy_set_header X-Forwarded-Host $http_host;
+      proxy_set_header X-Forwarded-Prefix /edgetrain;"""
+HOSTS = {"": 403, "proxy_set_header Host $http_host;": 421, "proxy_set_header Host $host;": 421}
+"""Lines on the Host that nginx sends on: its own, the browser's, that without its port. The status
+of a request under a name that was not given."""
+
+
+@contextlib.contextmanager
+def nginx(folder, behind, ports):
+    """nginx at `ports`, one for each line of HOSTS, with the server at `behind` on a path."""
+    program = shutil.which("nginx", path="/usr/local/sbin:/usr/sbin:/usr/bin")
+    if program is None:
+        pytest.skip("apt-get install nginx-light")
+    servers = "".join(
+        f"""
+  server {{
+    listen 127.0.0.1:{port};
+    location /edgetrain/ {{
+      proxy_pass http://127.0.0.1:{behind}/;
+      {line}{FORWARDED}
+    }}
+  }}"""
+        for port, line in zip(ports, HOSTS, strict=True)
+    )
+    own = "".join(
+        f"{each}_temp_path {folder};\n"
+        for each in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    (folder / "nginx.conf").write_text(
+        f"daemon off; master_process off; pid {folder}/pid; error_log stderr;\n"
+        f"events {{}}\nhttp {{ access_log off;\n{own}{servers}\n}}\n"
+    )
+    words = [program, "-c", folder / "nginx.conf", "-e", "stderr"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while process.poll() is None:
+                with contextlib.suppress(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", ports[-1])).close()
+                    break
+                time.sleep(0.05)
+            assert process.poll() is None, process.stderr.read()
+            yield
+        finally:
+            process.terminate()
+
+
+@pytest.mark.real
+def test_behind_a_real_proxy_a_page_is_live_and_other_names_are_told_the_option(tmp_path):
+    run = write_run(tmp_path / "20260131-142501-digits", SMALL)
+    with contextlib.ExitStack() as stack:
+        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in HOSTS]
+        ports = [each.getsockname()[1] for each in taken]
+    names = ["lab.example", *(f"lab.example:{port}" for port in ports)]
+    lines: queue.Queue[str] = queue.Queue()
+    words = ["dashboard", str(run), "--bind", "127.0.0.1:0"]
+    words += [word for name in names for word in ("--name", name)]
+    with beside(words, lines.put):
+        address = lines.get(timeout=60)
+        behind, token = re.search(r"127\.0\.0\.1:(\d+)/#token=([\w-]+)&run=", address).groups()
+        with nginx(tmp_path, behind, ports):
+            for port, (line, status) in zip(ports, HOSTS.items(), strict=True):
+                told = streamed(port, token, "/edgetrain/", f"lab.example:{port}")
+                assert told["fleet"]["name"] == ["m0", "m1", "m2"], line
+                end, answer = entered(port, token, "/edgetrain/", f"other.example:{port}")
+                with contextlib.closing(end):
+                    said = answer.read().decode()
+                name = "other.example" if "$host;" in line else f"other.example:{port}"
+                assert (answer.status, f"--name {name}\n" in said) == (status, True), said
+
+
+def entered(port, token, under="/", name=""):
+    """A connection to the server below a path, under a name, and its answer to the token."""
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
+    name = name or f"127.0.0.1:{port}"
+    headers = {"Host": name, "Origin": f"http://{name}", "X-Edgetrain": "1"}
+    headers["Authorization"] = f"Bearer {token}"
+    connection.request("POST", f"{under}enter", headers=headers)
+    return connection, connection.getresponse()
+
+
+def streamed(port, token, under="/", name=""):
     """The first message of the run's stream, over a real connection."""
-    connection = http.client.HTTPConnection("127.0.0.1", int(port))
-    origin = {"Origin": f"http://127.0.0.1:{port}", "X-Edgetrain": "1"}
-    connection.request("POST", "/enter", headers=origin | {"Authorization": f"Bearer {token}"})
-    answer = connection.getresponse()
+    connection, answer = entered(port, token, under, name)
     answer.read()
-    cookie = {"Cookie": answer.headers["set-cookie"].split(";")[0]}
-    connection.request("GET", "/runs", headers=cookie)
+    headers = {"Host": name or f"127.0.0.1:{port}"}
+    headers["Cookie"] = answer.headers["set-cookie"].split(";")[0]
+    connection.request("GET", f"{under}runs", headers=headers)
     (row,) = json.loads(connection.getresponse().read())["runs"]
-    connection.request("GET", f"/stream/{row['id']}", headers=cookie)
+    connection.request("GET", f"{under}stream/{row['id']}", headers=headers)
     answer = connection.getresponse()
     while not (line := answer.readline()).startswith(b"data: "):
         assert line

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_runs import DGA, FEDAVG, SYNC, Clock, write_comparison, write_run
 
+from edgetrain import errors
 from edgetrain.errors import ConfigError
 from edgetrain.runs.folder import metrics_path, read_summary, write_summary
 from edgetrain.runs.metrics.log import MetricsLog
@@ -143,7 +144,7 @@ def test_no_run_and_no_room_are_clear_errors(usual: list[Path], tmp_path: Path) 
 def test_without_matplotlib_the_way_out_is_named(
     usual: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(style, "find_spec", lambda name: None)
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"edgetrain\[lab\]"):
         plot.save(lambda: plot.draw_comparison(usual), tmp_path / "compare.png")
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from edgetrain import errors
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.lookup import task_of
@@ -31,7 +32,7 @@ from edgetrain.training.export import export, holds
 # onnxruntime.quantization puts a folder of its own on sys.path.
 pytestmark = pytest.mark.usefixtures("own_imports")
 ONNX = pytest.mark.skipif(
-    bool([name for name in exporting.PACKAGES if exporting.find_spec(name) is None]),
+    bool([name for name in exporting.PACKAGES if errors.find_spec(name) is None]),
     reason="pip install 'edgetrain[export]'",
 )
 EXAMPLE = Path(__file__).parents[2] / "examples" / "on_a_pi.py"
@@ -345,8 +346,8 @@ def test_a_folder_that_cannot_be_exported_is_refused_by_name(said, tmp_path):
 def test_formats_and_packages_that_are_not_there(line, monkeypatch):
     with pytest.raises(ConfigError, match=r"no format 'onx'.*did you mean 'onnx'"):
         export(line, ["onx"])
-    monkeypatch.setattr(exporting, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs the package onnx \(pip install 'edgetrain\[exp"):
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs onnx and .* \(pip install 'edgetrain\[exp"):
         export(line, ["onnx"])
 
 
@@ -403,6 +404,20 @@ MODELS = {
         Line(ask=lambda model, x: [model(x), model.weight])
     ),
 }
+
+
+@ONNX
+def test_a_package_that_torchs_exporter_lacks_is_not_the_models_fault(tmp_path, monkeypatch):
+    def lacks(*args, **named):
+        try:
+            import no_such_package  # noqa: F401
+        except ImportError as error:
+            raise RuntimeError("cannot translate") from error
+
+    run = finished(tmp_path / "run", f"task={held.spelled(Line())}")
+    monkeypatch.setattr(torch.onnx, "export", lacks)
+    with pytest.raises(ConfigError, match="needs the package no_such_package, which is not"):
+        export(run, ["onnx"])
 
 
 @ONNX

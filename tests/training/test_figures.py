@@ -141,7 +141,7 @@ def test_only_the_member_that_evaluates_speaks_of_it(tmp_path, sent):
 )
 def test_no_figure_leaves_a_member_with_privacy_or_masks(tmp_path, sent, words):
     if "secure=true" in words:
-        pytest.importorskip("Crypto", reason="masks need edgetrain[private]")
+        pytest.importorskip("cryptography", reason="masks need edgetrain[private]")
         words = (*words, "strategy.threshold=2")
     folder = train_fleet(tmp_path, *words)
     told = [unpack(frames) for frames in sent if frames[0] == Figure.kind]

@@ -16,8 +16,8 @@ from command_line import environment
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgetrain import errors
 from edgetrain.__main__ import main
-from edgetrain.cli import common
 from edgetrain.errors import ConfigError, TaskError
 from edgetrain.fleet import networks
 from edgetrain.jobs import grid, reading
@@ -398,12 +398,12 @@ def test_the_command_prints_a_table_and_leaves_files(faked, capsys):
 
 
 def test_without_matplotlib_the_command_prints_its_table_all_the_same(faked, capsys, monkeypatch):
-    found = common.find_spec
+    found = errors.find_spec
     hidden = {"matplotlib"}
-    monkeypatch.setattr(common, "find_spec", lambda n: None if n in hidden else found(n))
+    monkeypatch.setattr(errors, "find_spec", lambda n: None if n in hidden else found(n))
     assert main(["sweep", "--rtt", "0,400", "steps=20"]) == 0
     said = capsys.readouterr()
-    assert "no picture: matplotlib is not installed" in said.err
+    assert "no picture: a picture needs matplotlib" in said.err
     assert "400: 0.38x" in said.out
     assert not list(Path("runs").glob("*/*.png"))
 

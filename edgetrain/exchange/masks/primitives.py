@@ -1,18 +1,19 @@
 """Cryptography that others have built and checked: key agreement, key derivation, keystream and
-authenticated encryption of `cryptography`, secret sharing of `pycryptodome`.
+authenticated encryption of `cryptography`; and Shamir's secret sharing, which it does not have.
 
-The only module that imports these packages. It fixes how they are used, and implements no
-cryptography. It is loaded only if a job is secure.
+The only module that imports this package. It fixes how it is used, and is loaded only if a job is
+secure.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
+import secrets
 from collections.abc import Mapping
 
 import numpy as np
-from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -115,13 +116,61 @@ def unseal(key: bytes, sealed: bytes, told: bytes) -> bytes | None:
 
 
 def split(seed: bytes, threshold: int, places: int) -> list[bytes]:
-    """Shamir shares of a seed, one for each place; `threshold` of them restore it."""
-    if places == 1:
-        return [seed]
-    return [share for _, share in Shamir.split(threshold, places, seed)]
+    """Shamir shares of a seed, one for each place; `threshold` of them restore it: values of a
+    polynomial over GF(2^128) at 1, 2, ..., whose last coefficient is the seed and whose others are
+    drawn."""
+    drawn = [secrets.token_bytes(SEED_BYTES) for _ in range(threshold - 1)]
+    shares = []
+    for at in range(1, places + 1):
+        share = 0
+        for coefficient in (*drawn, seed):
+            share = _product(share, at) ^ int.from_bytes(coefficient)
+        shares.append(share.to_bytes(SEED_BYTES))
+    return shares
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
     """The seed, from shares by place (from 0), exactly as many as the threshold."""
-    pairs = [(place + 1, share) for place, share in sorted(shares.items())]
-    return bytes(Shamir.combine(pairs))
+    seed = 0
+    for factor, place in zip(_factors(tuple(sorted(shares))), sorted(shares), strict=True):
+        seed ^= _product(int.from_bytes(shares[place]), factor)
+    return seed.to_bytes(SEED_BYTES)
+
+
+@functools.lru_cache(8)
+def _factors(places: tuple[int, ...]) -> list[int]:
+    """What the shares of these places are multiplied with in their seed: Lagrange's, at 0."""
+    found = []
+    for place in places:
+        above = below = 1
+        for other in places:
+            if other != place:
+                above = _product(above, other + 1)
+                below = _product(below, (other + 1) ^ (place + 1))
+        found.append(_product(above, _inverse(below)))
+    return found
+
+
+_MODULUS = 1 << 128 | 0x87
+
+
+def _product(secret: int, known: int) -> int:
+    """In GF(2^128), modulo x^128 + x^7 + x^2 + x + 1. Only `known` decides what is done."""
+    product = 0
+    while known:
+        product ^= secret * (known & 1)
+        secret = secret << 1 ^ (secret >> 127) * _MODULUS
+        known >>= 1
+    return product
+
+
+def _inverse(value: int) -> int:
+    """In the same field, by Euclid's algorithm."""
+    low, rest, of_low, of_rest = value, _MODULUS, 1, 0
+    while low != 1:
+        shift = rest.bit_length() - low.bit_length()
+        if shift < 0:
+            low, rest, of_low, of_rest, shift = rest, low, of_rest, of_low, -shift
+        rest ^= low << shift
+        of_rest ^= of_low << shift
+    return of_low

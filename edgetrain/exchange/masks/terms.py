@@ -9,16 +9,11 @@ what it is for, docs/decisions/020 why it keeps its promise.
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
-
-from edgetrain.errors import ConfigError
 
 MOST_MEMBERS = 64
 """In each round the hub restores one secret of every member from shares: work that grows with the
 cube of the members. With more members a round would take seconds."""
-
-PACKAGES = ("cryptography", "Crypto")
 
 
 @dataclass(frozen=True)
@@ -78,13 +73,3 @@ def why_not(members: int, threshold: int, honest_hub: bool = False) -> str:
             "thirds of the members (strategy.honest_hub=true: more than half)"
         )
     return ""
-
-
-def require() -> None:
-    """Raise ConfigError unless the cryptographic packages are installed."""
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            "strategy.secure = true needs the packages cryptography and pycryptodome",
-            "pip install 'edgetrain[private]' on the hub and on every member",
-        )

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgetrain import codecs
 from edgetrain.codecs import Codec, Feedback
-from edgetrain.errors import ConfigError, Refused
+from edgetrain.errors import ConfigError, Refused, require
 from edgetrain.exchange.messages import Contribute, Masking, Reply, Welcome
 from edgetrain.exchange.seam import Request
 from edgetrain.vectors.pool import VectorPool
@@ -246,7 +246,7 @@ def masker_of(welcome: Welcome, request: Request, elements: int) -> Masker | Non
     wanted = request.secure
     if not wanted and not welcome.threshold:
         return None
-    from edgetrain.exchange.masks.terms import MaskTerms, default_threshold, require
+    from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 
     agreed = MaskTerms(welcome.members, welcome.threshold, welcome.span)
     if isinstance(wanted, MaskTerms) and wanted != agreed:
@@ -268,7 +268,7 @@ def masker_of(welcome: Welcome, request: Request, elements: int) -> Masker | Non
         return None
     if not np.isfinite(welcome.span) or welcome.threshold > welcome.members:
         raise ConfigError(f"the hub wants masks by {agreed}, which cannot be")
-    require()
+    require("a hub that masks contributions", "private", "cryptography")
     from edgetrain.exchange.masks.masker import Masker
 
     masker = Masker(agreed, elements)

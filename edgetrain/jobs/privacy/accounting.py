@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, require
 
 ACCOUNTANTS = ("pld", "rdp")
 
@@ -164,15 +164,11 @@ def _check(releases: Releases, delta: float, accountant: str) -> None:
 
 
 def _library() -> Any:
-    try:
-        with _quietly():
-            import dp_accounting
-            import dp_accounting.pld
-            import dp_accounting.rdp
-    except ImportError as error:
-        raise ConfigError(
-            f"the privacy accountant needs {error.name}", "pip install 'edgetrain[private]'"
-        ) from None
+    require("the privacy accountant", "private", "dp_accounting")
+    with _quietly():
+        import dp_accounting
+        import dp_accounting.pld
+        import dp_accounting.rdp
     return dp_accounting
 
 

@@ -13,11 +13,10 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from edgetrain.errors import ConfigError, explain_os_errors
+from edgetrain.errors import ConfigError, explain_os_errors, require
 from edgetrain.files.reading import OTHERS_READ, read_guarded
 from edgetrain.runs.dashboard.app import Tell, application
 from edgetrain.runs.dashboard.guard import Guard
@@ -55,11 +54,7 @@ def serve(
     """Serve the runs below `root`; `say` is given the address, once it is open. `tell` gives the
     orders of a page to the hub of a run; None: the page only looks. ConfigError for what cannot
     be."""
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"the dashboard needs {' and '.join(missing)}", "pip install 'edgetrain[dashboard]'"
-        )
+    require("the dashboard", "dashboard", "starlette", "uvicorn")
     import uvicorn
 
     for name in place.proxied:

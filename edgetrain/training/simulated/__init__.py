@@ -4,12 +4,9 @@
 (pip install edgetrain[lab]).
 """
 
-from importlib.util import find_spec
-
-from edgetrain.errors import ConfigError
+from edgetrain.errors import require
 
 
 def require_simulator() -> None:
     """ConfigError if the simulator cannot run because a library is not installed."""
-    if find_spec("greenlet") is None:
-        raise ConfigError("the simulator needs greenlet", "pip install 'edgetrain[lab]'")
+    require("the simulator", "lab", "greenlet")

@@ -133,7 +133,6 @@ def test_a_base_that_overflows_is_added_up_in_silence():
 @pytest.mark.parametrize("what", ["copied", "low order", "low order in a round"])
 def test_keys_that_would_stop_the_others_are_their_senders_fault(what):
     pytest.importorskip("cryptography")
-    pytest.importorskip("Crypto")
     from edgetrain.exchange.keys.pairs import KEY_BYTES
     from edgetrain.exchange.masks.aggregator import Aggregator
     from edgetrain.exchange.masks.masker import Masker

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO, cast
 
@@ -281,8 +282,8 @@ class LiveView:
 
 
 def _terminal(out: TextIO) -> Console | None:
-    """A console if `out` is a terminal that can move its cursor, else None."""
-    if not out.isatty():
+    """A console if `out` is a terminal that can move its cursor, and rich is there, else None."""
+    if not out.isatty() or find_spec("rich") is None:
         return None
     from rich.console import Console
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.errors import ConfigError, explain_os_errors
+from edgetrain.errors import explain_os_errors, require
 from edgetrain.files.writing import replacing
 from edgetrain.runs.reports import units
 
@@ -146,8 +145,7 @@ def save(
 
     Raises ConfigError if matplotlib is missing or the file cannot be written.
     """
-    if find_spec("matplotlib") is None:
-        raise ConfigError("pictures need matplotlib", "pip install 'edgetrain[lab]'")
+    require("a picture", "lab", "matplotlib")
     figure = draw()
     with explain_os_errors(f"cannot write {path}"), replacing(path) as file, styled(more):
         figure.savefig(file, format=path.suffix.removeprefix("."))
