@@ -28,6 +28,7 @@ TOOLS = (
     Tool("iproute2", "ip", "networks emulated packet by packet", True),
     Tool("iputils-ping", "ping", "commands of the docs", True),
     Tool("user-mode-linux", "linux.uml", "the kernel's own tc", True),
+    Tool("nginx-light", "nginx", "the dashboard behind a proxy", True),
 )
 
 

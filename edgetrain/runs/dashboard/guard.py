@@ -98,7 +98,9 @@ class Guard:
             way_out = f"open the address that it printed, or, if it is yours, --name {host[:100]}"
             return 421, f"this is not a name of this server: {way_out}"
         if origin is not None and not self._is_own(origin.lower(), host.lower()):
-            return 403, "another page may not ask"
+            name = origin.partition("://")[2][:100]
+            way_out = f": if {origin[:100]} is a proxy's, and yours, --name {name}" if name else ""
+            return 403, f"another page may not ask{way_out}"
         if scope["method"] == "POST":
             if "x-edgetrain" not in headers or origin is None:
                 return 403, "a POST needs the header X-Edgetrain and an Origin"
