@@ -196,6 +196,11 @@ def _refused(error: Exception) -> ConfigError:
     while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
         causes.append(cause)
     for each in causes:
+        if isinstance(each, ModuleNotFoundError):
+            return ConfigError(
+                f"torch's exporter needs the package {each.name}, which is not installed",
+                f"pip install {each.name}; --torch writes any model",
+            )
         if operator := _MISSING.search(str(each)):
             return ConfigError(
                 f"ONNX has no operator for {operator[1]}, which the model uses",
