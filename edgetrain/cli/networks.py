@@ -181,17 +181,17 @@ def _run_check(arguments: argparse.Namespace) -> int:
 
     names = arguments.names or profile.names()
     chosen = [profile.load(name) for name in names]
-    choice = probe.choose(arguments.backend, chosen)
+    backend, reason = probe.choose(arguments.backend, chosen)
     if not arguments.json:
-        common.say(f"backend {choice.backend}: {choice.reason}")
+        common.say(f"backend {backend}: {reason}")
     found: list[Finding] = []
     for p in chosen:
-        for finding in check(p, choice.backend, arguments.seconds):
+        for finding in check(p, backend, arguments.seconds):
             found.append(finding)
             if not arguments.json:
                 common.say(finding_line(finding))
     if arguments.json:
-        facts = {"backend": choice.backend, "reason": choice.reason}
+        facts = {"backend": backend, "reason": reason}
         common.say(json.dumps({**facts, "findings": [as_json(f) for f in found]}, indent=2))
     return 0 if all(f.good for f in found) else 1
 

@@ -51,23 +51,20 @@ class Wire:
     gso_segments: int = 0  # 0: the kernel's own limit
 
 
-class Netlink:
+class Netlink(socket.socket):
     """One rtnetlink socket. Each request waits for its answer; OSError names what failed."""
 
     def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        self._socket.bind((0, 0))
+        super().__init__(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self.bind((0, 0))
         self._serial = 0
-
-    def close(self) -> None:
-        self._socket.close()
 
     def _request(self, kind: int, flags: int, payload: bytes, what: str) -> None:
         self._serial += 1
         size = 16 + len(payload)
         head = struct.pack("IHHII", size, kind, _REQUEST | _ACK | flags, self._serial, 0)
-        self._socket.send(head + payload)
-        answer = self._socket.recv(65536)
+        self.send(head + payload)
+        answer = self.recv(65536)
         _, answer_kind, _, _, _, code = struct.unpack_from("IHHIIi", answer)
         if answer_kind == _NLMSG_ERROR and code:
             raise OSError(-code, f"{what}: {os.strerror(-code)}")
@@ -94,7 +91,7 @@ class Netlink:
     def is_running(self, name: str) -> bool:
         """Whether the kernel calls an interface running, which may come a second after `up`."""
         asked = struct.pack("16s24x", name.encode())
-        (flags,) = struct.unpack_from("H", fcntl.ioctl(self._socket, _SIOCGIFFLAGS, asked), 16)
+        (flags,) = struct.unpack_from("H", fcntl.ioctl(self, _SIOCGIFFLAGS, asked), 16)
         return bool(flags & _IFF_RUNNING)
 
     def add_address(self, index: int, address: str, prefix: int) -> None:

@@ -8,6 +8,7 @@ shared uplinks of sites if there are any, and down the link of its receiver (`ne
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import heapq
 import itertools
@@ -125,7 +126,9 @@ class Emulator:
         """Carry traffic until the parent has gone."""
         ports = {port.fileno(): (number, port) for number, port in enumerate(self._ports)}
         timer, heap = self._timer, self._heap
-        with select.epoll() as epoll:
+        with select.epoll() as epoll, contextlib.ExitStack() as closing:
+            for port in self._ports:
+                closing.enter_context(port)
             for fd in (*ports, self._parent.fd):
                 epoll.register(fd, select.EPOLLIN)
             # Edge-triggered: an expiry is reported once and need not be read.

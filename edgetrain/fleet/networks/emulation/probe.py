@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from edgetrain.fleet import interpreters
@@ -19,19 +18,13 @@ from edgetrain.fleet.networks.emulation import fabric, ring
 try:
     how = fabric.become_able()
     hosts = fabric.build(1, "reno")
-    ring.Port(hosts[0].port, 8)
+    ring.Port(hosts[0].port, 8).close()
     print(how)
 except EdgetrainError as error:
     sys.exit(str(error))
 except OSError as error:
     sys.exit(f"no emulated hosts here: {error}")
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    backend: str
-    reason: str
 
 
 @cache
@@ -53,18 +46,18 @@ def packets_possible() -> tuple[bool, str]:
     return False, lines[-1] if lines else f"the trial ended with {trial.returncode}"
 
 
-def choose(backend: str, profiles: Sequence[Profile], needs_links: bool = False) -> Choice:
-    """Choose the requested backend, or for "auto" the best that works here.
+def choose(backend: str, profiles: Sequence[Profile], needs_links: bool = False) -> tuple[str, str]:
+    """The requested backend, or for "auto" the best that works here, and why it is that one.
 
     `packet` comes before `tc`: it keeps order under jitter without bias, measures its own lateness
     and supports faults; both carry real TCP. `needs_links`: sites or faults need an emulator even
     if no profile does.
     """
     if backend != "auto":
-        return Choice(backend, "asked for")
+        return backend, "asked for"
     if all(p.up.is_plain and p.down.is_plain for p in profiles) and not needs_links:
-        return Choice("none", "no member's network changes traffic")
+        return "none", "no member's network changes traffic"
     possible, how = packets_possible()
     if possible:
-        return Choice("packet", f"real TCP over emulated packets, {how}")
-    return Choice("stream", f"approximate: {how}")
+        return "packet", f"real TCP over emulated packets, {how}"
+    return "stream", f"approximate: {how}"

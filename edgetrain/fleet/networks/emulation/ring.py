@@ -26,26 +26,22 @@ _HEADER = struct.Struct("=IIIHHII")
 _STATUS = struct.Struct("=I")
 
 
-class Port:
+class Port(socket.socket):
     """The emulator's end of one host's veth."""
 
     def __init__(self, interface: str, frames: int) -> None:
         frames += -frames % 8
-        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_IP))
-        self._socket.setblocking(False)
-        self._socket.setsockopt(_SOL_PACKET, _PACKET_VERSION, _TPACKET_V2)
-        self._socket.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
+        super().__init__(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_IP))
+        self.setblocking(False)
+        self.setsockopt(_SOL_PACKET, _PACKET_VERSION, _TPACKET_V2)
+        self.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
         request = struct.pack("IIII", _BLOCK, frames // 8, _FRAME, frames)
-        self._socket.setsockopt(_SOL_PACKET, _PACKET_RX_RING, request)
-        self._memory = mmap.mmap(self._socket.fileno(), frames * _FRAME)
-        self._socket.bind((interface, _ETH_P_IP))
+        self.setsockopt(_SOL_PACKET, _PACKET_RX_RING, request)
+        self._memory = mmap.mmap(self.fileno(), frames * _FRAME)
+        self.bind((interface, _ETH_P_IP))
         self._size = frames * _FRAME
         self._place = 0
-        self.send = self._socket.send
         self._oversized = 0
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
 
     def take_packets(self, most: int) -> Iterator[tuple[int, bytes]]:
         """Yield up to `most` packets as (time of arrival on CLOCK_MONOTONIC in ns, packet)."""
@@ -67,6 +63,6 @@ class Port:
 
     def take_dropped(self) -> int:
         """Return how many packets were dropped since the last call: ring full, or too large."""
-        packed = self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)
+        packed = self.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)
         oversized, self._oversized = self._oversized, 0
         return int(struct.unpack("II", packed)[1]) + oversized

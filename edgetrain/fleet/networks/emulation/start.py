@@ -50,9 +50,9 @@ def emulate(
     )  # fmt: skip
     made = {kind.backend: kind for kind in (Bare, Streamed, Packeted, Shaped)}
     needs_links = bool(sites or faults or nat) or not request.bare_hubs
-    choice = probe.choose(backend, request.profiles, needs_links)
-    if choice.backend not in made:
+    chosen, reason = probe.choose(backend, request.profiles, needs_links)
+    if chosen not in made:
         raise ConfigError(f"no backend '{backend}'", did_you_mean(backend, [*made, "auto"]))
-    if choice.backend == "stream":
+    if chosen == "stream":
         control.require_model(congestion, "the stream backend")
-    return made[choice.backend](request, choice.reason)
+    return made[chosen](request, reason)

@@ -291,9 +291,9 @@ def test_an_attachment_travels_by_pickle(backend: str) -> None:
 def test_the_demonstrations_run_on_packets_where_namespaces_are_allowed() -> None:
     job = reading.load(None, DEMO)
     assert job.fleet.backend == "auto"
-    chosen = probe.choose(job.fleet.backend, [load(job.fleet.network)])
-    assert chosen.backend == ("packet" if PACKETS else "stream")
-    assert WHY_NOT in chosen.reason
+    backend, reason = probe.choose(job.fleet.backend, [load(job.fleet.network)])
+    assert backend == ("packet" if PACKETS else "stream")
+    assert WHY_NOT in reason
 
 
 _STATES = """
@@ -505,3 +505,13 @@ def test_hosts_keep_their_windows_where_the_profile_says_so() -> None:
                 for end in ends
             ]  # fmt: skip
         assert "".join(found) == says
+
+
+@needs_packets
+def test_an_emulator_leaves_no_socket_open(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONDEVMODE", "1")
+    with emulate([both(delay_ms=1)] * 3, backend="packet"):
+        pass
+    assert "ResourceWarning" not in capfd.readouterr().err
