@@ -5,8 +5,9 @@ compiler, or with EDGETRAIN_PURE set, the wheel is pure Python and the kernels a
 use instead, or NumPy does their work. An editable install takes that way too.
 
 EDGETRAIN_TARGET=aarch64 (or x86_64) builds for that machine with its cross-compiler, which then
-must be there; the tag says which machine and that the library asks for no newer glibc than 2.17. A
-library of another machine than the tag's is never put into a wheel.
+must be there. The tag says which machine, and the oldest glibc that has what the library asks for
+(2.17 where it asks for less); without glibc it is this platform's. A library of another machine
+than the tag's is never put into a wheel.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import sys
 import sysconfig
@@ -59,9 +61,7 @@ class KernelsBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             )
         build_data["force_include"][str(library)] = "edgetrain/codecs/kernels/_kernels.so"
         build_data["pure_python"] = False
-        here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        tag = f"manylinux_2_17_{target}" if target else here
-        build_data["tag"] = f"py3-none-{tag}"
+        build_data["tag"] = f"py3-none-{platform_of(library)}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if self._folder:
@@ -80,6 +80,14 @@ def machine_of(library: Path) -> str:
     number = int.from_bytes(header[18:20], "little" if header[5] == 1 else "big")
     known = {number: name for name, number in _MACHINES.items()}
     return known.get(number, f"machine {number:#x}")
+
+
+def platform_of(library: Path) -> str:
+    """The platform of a wheel with this library: those whose glibc has the versions of symbols that
+    it names; this one's, if it names none."""
+    asked = [int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)", library.read_bytes())]
+    here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    return f"manylinux_2_{max(17, *asked)}_{machine_of(library)}" if asked else here
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from command_line import TINY, running
+from packaging import tags
 
 from edgetrain import __version__
 from edgetrain.files.toml import to_toml
@@ -86,6 +88,16 @@ def test_the_wheel_has_one_top_level_package_and_the_catalogs(built):
     for kind in ("devices", "netem"):
         inside = {Path(n).stem for n in names if n.startswith(f"edgetrain/_catalog/{kind}/")}
         assert inside >= set(catalog.names(kind))
+
+
+@pytest.mark.real
+def test_a_native_wheel_says_the_oldest_glibc_that_it_runs_on(built):
+    (path,) = built.glob("*.whl")
+    kernels = zipfile.ZipFile(path).read("edgetrain/codecs/kernels/_kernels.so")
+    newest = max(map(int, re.findall(rb"\0GLIBC_2\.(\d+)", kernels)))
+    tag = f"manylinux_2_{max(17, newest)}_{platform.machine()}"
+    assert path.name == f"edgetrain-{__version__}-py3-none-{tag}.whl"
+    assert tag in {each.platform for each in tags.sys_tags()}, "pip takes it here"
 
 
 @pytest.mark.real
