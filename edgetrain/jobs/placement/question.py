@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,8 +39,6 @@ SLOTS = {
     "lamb": 2,
 }
 """Values that optimizers keep of each parameter; others: 1."""
-OLDEST_TORCH = (2, 11)
-"""That groups were tried with. 2.6 has neither the collectives nor the layers that they use."""
 LOCAL = "local"
 NOMINAL_GFLOPS, NOMINAL_DISPATCH_S = 24.0, 32e-6
 """Of a core of a machine without a profile: half of the reference machine's 48 Gflop/s of two cores
@@ -227,27 +223,15 @@ def servers_of(job: Job, beside: Path | None = None) -> Servers | None:
     if not job.servers.cluster:
         if not wants_group(job):
             return None
-        _check_torch()
         here, words = _here(LOCAL, 0, wanted), job.servers.placement
         # Processes of one machine without GPUs may be more than its cores: to try a placement out.
         asked = 1 if words in ("auto", EDGE) else parse(words).ranks
         return Servers((_here(LOCAL, max(here.accelerators, asked), wanted),), LOOPBACK)
     cluster = cluster_of(job, beside)
     assert cluster is not None
-    _check_torch()
     found = tuple(_server(each, bf16, wanted) for each in cluster.servers)
     between = cluster.between
     return Servers(found, RankLink(between.rtt_ms / 2e3, between.rate_mbit * 1e6 / 8))
-
-
-def _check_torch() -> None:
-    found = version("torch")
-    if tuple(int(number) for number in re.findall(r"\d+", found)[:2]) < OLDEST_TORCH:
-        raise ConfigError(
-            "processes that hold one model together need torch "
-            f"{'.'.join(map(str, OLDEST_TORCH))} or newer: here is {found}",
-            "a newer torch; members, loops of your own and simulations do with this one",
-        )
 
 
 def cluster_of(job: Job, beside: Path | None) -> clusters.Cluster | None:
