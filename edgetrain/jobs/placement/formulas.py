@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
 # -- memory ---------------------------------------------------------------------------------------
 
-PROCESS_BYTES = 285e6
+EDGE_PROCESS_BYTES = 285e6
 """A training process before its model: Python, torch for CPUs, the exchange. Measured: the constant
 of a straight line through peaks of members with MLPs of 1, 4 and 16 million parameters."""
+
+
+def is_for_cuda() -> bool:
+    """Whether the torch here is a build for CUDA, wherever it runs."""
+    origin = getattr(find_spec("torch"), "origin", None)
+    return origin is not None and (Path(origin).parent / "lib/libtorch_cuda.so").exists()
+
+
+PROCESS_BYTES = EDGE_PROCESS_BYTES + (285e6 if is_for_cuda() else 0.0)
+"""The same of a rank of a group, with the torch that is here: a build for CUDA takes as much again
+(it imports with 507 MB, one for CPUs with 222)."""
 
 EDGE_BYTES = {"gradient": 18.0, "waits": 25.0, "runs on": 42.0}
 """Bytes a parameter of a member with SGD and momentum, by what its strategy keeps: the gradient and
@@ -27,7 +40,7 @@ and what an allocator cannot fill."""
 def edge_bytes(parameters: float, kind: str, slots: int, activations: float) -> float:
     """A member on a device of its own; `kind` is a key of EDGE_BYTES."""
     of_each = EDGE_BYTES[kind] + SLOT_BYTES * (slots - 1)
-    return PROCESS_BYTES + of_each * parameters + activations
+    return EDGE_PROCESS_BYTES + of_each * parameters + activations
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.pipeline import ACTIVATIONS, StagePlan, pipeline_of, save_every
 from edgetrain.jobs.placement.bars import bars_of, refuse
 from edgetrain.jobs.placement.decision import kept_by
-from edgetrain.jobs.placement.formulas import PROCESS_BYTES, USABLE, RankLink
+from edgetrain.jobs.placement.formulas import EDGE_PROCESS_BYTES, USABLE, RankLink
 from edgetrain.jobs.placement.machines import Server, Servers
 from edgetrain.jobs.placement.question import (
     LOOPBACK,
@@ -111,7 +111,7 @@ def check_batch(job: Job, placement: Placement) -> None:
 
 def _check_whole(found: Resolved, model: Model) -> None:
     """Each member draws the whole model's parameters once, to keep its stage's."""
-    needs = PROCESS_BYTES + 4.0 * model.parameters
+    needs = EDGE_PROCESS_BYTES + 4.0 * model.parameters
     for name, device in found.device_profiles.items():
         if needs > USABLE * device.memory_bytes:
             raise ConfigError(

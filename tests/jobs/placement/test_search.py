@@ -7,6 +7,7 @@ import math
 import random
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -221,6 +222,16 @@ def test_runs_of_layers_compute_the_fewest_seconds_again(count):
             all_of_them += 1
             near += part.longer @ mask <= least * 1.05 + 1e-9
     assert near > 0.95 * all_of_them
+
+
+def test_a_build_of_torch_for_cuda_is_known_by_its_library(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        formulas, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    )
+    assert not formulas.is_for_cuda()
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libtorch_cuda.so").touch()
+    assert formulas.is_for_cuda()
 
 
 def test_what_fits_only_with_its_largest_layer_kept_is_not_refused():
