@@ -36,6 +36,9 @@ inside() {{
 for each in kernel meter guard; do
   inside {python} -c "import edgetrain.fleet.networks.emulation.$each, edgetrain.fleet.networks"
 done
+inside sh -c 'for each in tc ip; do
+  each=$(command -v $each); cat $each $(ldd $each | grep -o "/[^ ]*")
+done > /dev/null'
 echo GUEST-BEGIN
 inside {python} {script}
 echo GUEST-END $?
