@@ -11,6 +11,7 @@
 #   make test-tc  what the kernel's own tc does, under user-mode-linux and QEMU: minutes (TESTS="-k words")
 #   make test-trainers  loops of Accelerate, Lightning, transformers, which are installed into .venv-trainers
 #   make test-trackers  TensorBoard, MLflow and W&B read back what they were given (.venv-trackers)
+#   make test-notebook  interrupt a simulation in a notebook's kernel, at ten drawn moments (.venv-notebook)
 #   make test-commands  run every long command of README, docs and --help, with its seconds (hours)
 #   make test-damages  1,000 drawn damages of run folders, journals and key folders (60 are in make test)
 #   make test-kills  kill 100 sends and updates of devices at random, and 100 over a real sshd (root)
@@ -32,11 +33,12 @@ BIN    := $(VENV)/bin
 WORKERS ?= 2
 TRAINERS ?= .venv-trainers
 TRACKERS ?= .venv-trackers
+NOTEBOOK ?= .venv-notebook
 DOCS ?= .venv-docs
 # Of the tests and of mypy, so that `make demo` and `make test` take one build; an install may have any from 2.6.
 TORCH ?= torch>=2.6,<2.14
 
-.PHONY: demo test test-real test-tc test-examples test-costs chaos test-damages test-trainers test-trackers test-kills test-boot test-fleet test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers install-docs docs
+.PHONY: demo test test-real test-tc test-examples test-costs chaos test-damages test-trainers test-trackers test-notebook test-kills test-boot test-fleet test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers install-notebook install-docs docs
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -66,6 +68,9 @@ test-trainers: install-trainers
 
 test-trackers: install-trackers
 	$(TRACKERS)/bin/python -m pytest -m trackers -p no:cacheprovider tests/trackers
+
+test-notebook: install-notebook
+	$(NOTEBOOK)/bin/python -m pytest -m notebook -p no:cacheprovider tests/notebook
 
 test-damages: install-dev
 	DAMAGES=1000 $(BIN)/pytest tests/cli/test_damages.py
@@ -139,7 +144,7 @@ install-dev: $(BIN)/python
 	$(BIN)/pip install --quiet --editable '.[dev]'
 
 # Sees what is in $(VENV), so that torch stays the one that is there.
-install-trainers install-trackers install-docs: install-dev
+install-trainers install-trackers install-notebook install-docs: install-dev
 	@test -e $(BESIDE)/bin/pip || $(BIN)/python -m venv $(BESIDE)
 	@$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
 	  > $$($(BESIDE)/bin/python -c 'import site; print(site.getsitepackages()[0])')/edgetrain.pth
@@ -148,6 +153,8 @@ install-trainers: BESIDE = $(TRAINERS)
 install-trainers: WANTS = accelerate lightning transformers==5.23.0
 install-trackers: BESIDE = $(TRACKERS)
 install-trackers: WANTS = tensorboard mlflow wandb
+install-notebook: BESIDE = $(NOTEBOOK)
+install-notebook: WANTS = ipykernel jupyter_client
 install-docs: BESIDE = $(DOCS)
 install-docs: WANTS = zensical==0.0.73 mkdocstrings-python==2.0.11
 

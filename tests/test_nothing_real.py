@@ -103,7 +103,8 @@ def test_no_test_depends_on_how_busy_the_machine_is():
         place
         for path in sorted(TESTS.rglob("*.py"))
         if path.relative_to(TESTS).as_posix() not in FILES
-        and path.relative_to(TESTS).parts[0] not in ("endurance", "trainers", "trackers")
+        and path.relative_to(TESTS).parts[0]
+        not in ("endurance", "trainers", "trackers", "notebook")
         for place in in_make_test(path)
     ]
     assert not found, "mark these tests `real`, or pass a clock in:\n" + "\n".join(found)

@@ -35,6 +35,7 @@ OTHERS = {
     "nightly",
     "trainers",
     "trackers",
+    "notebook",
     "uml",
 }
 """Marks of tests that are not in `make test`."""
