@@ -33,7 +33,7 @@ PAGE: dict[str, tuple[str, ...]] = {
     "bounds": (),
     "latency": (), "networks": (), "peers": (), "simulations": (), "round": (), "checkpoint": (),
     "codecs_speed": ("--repeats", "5"), "untouched": (), "whole_job": (), "flash": (),
-    "placements": (), "memory": (), "report": (),
+    "placements": (), "memory": (), "report": (), "draws": (),
 }  # fmt: skip
 """What docs/benchmarks.md shows, in its order, with the flags that it names."""
 PARTS = (
