@@ -43,8 +43,6 @@ FALLBACKS = ("never", "when-needed", "when-faster")
 COMPILERS = ("", "inductor", "aot_eager", "eager")
 """Backends of torch.compile; ones with "eager" show whether a model can be compiled."""
 
-Plain = bool | int | float | str | list[Any] | dict[str, Any]
-
 
 def _sgd() -> dict[str, Any]:
     return {"name": "sgd", "lr": 0.05, "momentum": 0.9}
