@@ -59,11 +59,11 @@ def test_a_plan_carries_them_as_objects(tmp_path):
         ("hub_network=home-fixd", "'home-fixd'.*did you mean 'home-fixed'"),
         ("hub_network=wifi:2", "fleet.hub_network names 2 hubs, the job has 1"),
         ("nat=0-9", "members 0-9 are out of range.*0 to 3"),
-        ("faults=[{kind='down', at_s=1, for_s=1, hubs=[1]}]", "hubs has 1, .*allowed: 0 to 0"),
+        ("faults=[{kind='down', at_s=1, for_s=1, hubs=[1]}]", r"hubs\[0\] = 1 \(allowed.* 0 to 0"),
         ("congestion=cubik", "no congestion control 'cubik'.*did you mean 'cubic'"),
         ("faults=[{kind='dwon', at_s=1, for_s=1}]", r"faults\[0\].kind.*did you mean 'down'"),
         ("faults=[{kind='down', at_s=1, fors=1}]", r"faults\[0\].fors.*did you mean 'for_s'"),
-        ("faults=[{kind='down', at_s=1, for_s=1, members=[4]}]", "has 4.*0 to 3"),
+        ("faults=[{kind='down', at_s=1, for_s=1, members=[4]}]", r"s\[0\] = 4 \(.* 0 to 3"),
         (
             "faults=[{kind='rate', at_s=1, for_s=1, share=0.1}]",
             r"faults\[0\] is a share of the rate of m0, and network 'none' has no fixed rate",
