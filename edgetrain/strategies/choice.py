@@ -41,7 +41,8 @@ class FirstRounds:
     way of all does. So `apart` says both how much of a contribution is not the fleet's, and whether
     that repeats. It is measured on at most 16,384 elements. The default of DGA takes `drift` from
     APART on. Below it takes `leave`, since members swing. The paper's `own`, which costs nothing,
-    where a round touched few blocks of the vector: with it alone a reply costs only these.
+    where a round touched few blocks of the vector: with it alone a reply costs only these. A round
+    in which the member did not move says nothing of its data, and is none of them.
 
     Each member chooses for itself, since a stand-in is its own affair: the base never sees it. So
     nothing is sent or agreed on, and a member whose data are like all data keeps its own progress
@@ -56,17 +57,22 @@ class FirstRounds:
         self._stride = stride_of(elements)
         self._ways = np.zeros((2, len(range(0, elements, self._stride))))
         """Sums of own contributions and of their replies, float64 [2, sampled elements]."""
+        self._way = np.zeros_like(self._ways)
+        """Those of the round in progress."""
         self.rounds = 0
 
     def add_tile(self, here: slice, own: Vector, reply: Vector) -> None:
         """Add a tile of a round: `own` is the whole contribution, `reply` the tile."""
-        for way, piece in zip(self._ways, (own[here], reply), strict=True):
+        for way, piece in zip(self._way, (own[here], reply), strict=True):
             place, elements = sampled(piece, here.start, self._stride)
-            way[place] += elements
+            way[place] = elements
         self._touched += int(np.count_nonzero(touched_blocks(own[here])))
 
     def end_round(self) -> None:
+        if not self._touched:
+            return
         self.rounds += 1
+        self._ways += self._way
         self._touches_many &= FEW * self._touched > block_count(self._elements)
         self._touched = 0
 

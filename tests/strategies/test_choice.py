@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fleet import Fleet, noisy_descent
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_drift import SHAPES
 
@@ -55,6 +55,7 @@ UNTIL_CHOSEN = {0.0: ("dga(leave)", FIRST + ROUNDS), 0.9: ("dga(own)", ROUNDS)}
 """What stands for rounds until the choice, and for how many, by the optimizer's momentum."""
 
 
+@settings(max_examples=10)
 @given(
     every=st.integers(1, 4), more=st.integers(0, 6), rng=st.randoms(use_true_random=False)
 )  # fmt: skip
@@ -175,6 +176,19 @@ def test_contributions_that_a_codec_sends_in_part_are_no_evidence():
     assert live(half, 12, reply=0.25, share=0.5) == []
     assert half.drift.choice.rounds == 0
     assert half.drift.shares == (1, 0)
+
+
+@pytest.mark.parametrize("reply", [0.0, 1.0])
+@pytest.mark.parametrize("still", [1, FIRST + 5])
+def test_rounds_in_which_it_did_not_move_are_no_evidence(still, reply):
+    """A zero-initialised head, a rate that warms up: whether the others move or not."""
+    half = half_of()
+    for _ in range(still):
+        half.after_step()
+        if half.due() is not None:
+            half.apply([np.full(6, reply, np.float32)])
+    (said,) = live(half, FIRST + 12, reply=0.25)
+    assert said.startswith("drift: its first 3 rounds led 3 times")
 
 
 @pytest.mark.parametrize(("rounds", "reply"), [(4, 0.25), (7, 0.25), (15, 0.25), (15, 0.8)])
