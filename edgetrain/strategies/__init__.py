@@ -294,7 +294,7 @@ def _variates(setting: Setting) -> MemberHalf:
     from edgetrain.strategies.variates import Variates
 
     params, gradient, memory = setting.params, setting.gradient, setting.memory
-    return Variates(params, gradient, setting.every, setting.delay, memory, setting.members)
+    return Variates(params, gradient, setting.every, setting.delay, memory)
 
 
 def _streaming(setting: Setting, count: float, alpha: float) -> MemberHalf:

@@ -296,7 +296,7 @@ class Displacement:
         note, self._note = self._note, ""
         return note
 
-    def note_merged(self, merged: int, complete: int, share: float = 1.0) -> None:
+    def note_merged(self, merged: int, complete: int) -> None:
         """A reply answers the contribution to its own round."""
 
     def due(self, ready: int = 0) -> int | None:

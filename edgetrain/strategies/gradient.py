@@ -110,7 +110,7 @@ class Gradient:
         """See MemberHalf: it decides nothing."""
         return ""
 
-    def note_merged(self, merged: int, complete: int, share: float = 1.0) -> None:
+    def note_merged(self, merged: int, complete: int) -> None:
         """A reply answers the gradient of its own step."""
 
     def due(self, ready: int = 0) -> int | None:

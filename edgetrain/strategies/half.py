@@ -84,11 +84,10 @@ class MemberHalf(Protocol):
     def skip_to(self, round: int) -> None:
         """The next contribution is to `round`: the fleet has gone on without this member."""
 
-    def note_merged(self, merged: int, complete: int, share: float = 1.0) -> None:
+    def note_merged(self, merged: int, complete: int) -> None:
         """Out of step, before `apply` or `rebase`: with it this member's contributions with numbers
         below `merged` are in the base, and those of all members below `complete`. Ignored in
-        step, where a reply answers the contribution with its number. `share`: of the most members
-        that a round has had, those that the next reply is the mean of."""
+        step, where a reply answers the contribution with its number."""
 
     def due(self, ready: int = 0) -> int | None:
         """The number of the reply that has to be applied now, or None. Replies before `ready` are

@@ -64,7 +64,7 @@ class OutOfStep(Displacement):
         super().start(applied, applied)
         self.round = round
 
-    def note_merged(self, merged: int, complete: int, share: float = 1.0) -> None:
+    def note_merged(self, merged: int, complete: int) -> None:
         self._merged = max(self._merged, merged)
         self._complete = max(self._complete, complete)
 

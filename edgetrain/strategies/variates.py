@@ -22,8 +22,8 @@ class Variates(Displacement):
     """Displacements whose local steps have their members' label skew taken out of the gradient.
 
     SCAFFOLD's correction (Karimireddy et al., ICML 2020, algorithm 1) with a delay and any
-    optimizer. With g_i the mean of the gradients that member i computed in a round, c the fleet's
-    mean of these, and p the share of the members whose contributions are in a reply::
+    optimizer. With g_i the mean of the gradients that member i computed in its last round, and c
+    the mean of all members'::
 
         a step          the optimizer steps on g + v_i
         a round's end   contribute (y_i - x, g_i - the g_i before)
@@ -36,9 +36,9 @@ class Variates(Displacement):
 
     The contribution has two halves, of the parameters and of the gradient, so `params` is float32
     [2 elements] and c is the second half of `base`: a member that joins, or comes back, finds it
-    there. Where a reply is the mean of a part of the members, c moves by p of it, as in the paper;
-    members remember the difference to `base`, which is theirs. `gradient`, float32 [elements], is
-    shared with the caller and mutated by `before_step`. Four vectors of memory, float32 [elements].
+    there. Where a round lacks members, c moves by as much less as they weigh, as in the paper: the
+    hub sees to it (`Merger.close_round`). `gradient`, float32 [elements], is shared with the caller
+    and mutated by `before_step`. Four vectors of memory, float32 [elements].
     """
 
     adjusts_gradient = True
@@ -50,13 +50,12 @@ class Variates(Displacement):
         every: int = 1,
         delay: int = 0,
         memory: VectorPool | None = None,
-        members: int = 1,
     ) -> None:
         self._knows = False
         self.variates: Vector = zeros(gradient.size)
         """v_i"""
         self._own: Vector = zeros(gradient.size)
-        """c_i, and what `base` has more than c."""
+        """c_i"""
         self._last: Vector = zeros(gradient.size)
         """g_i of the last round that was submitted."""
         self._sum: Vector = zeros(gradient.size)
@@ -66,9 +65,6 @@ class Variates(Displacement):
         """How many gradients a checkpoint had of the round that it was written in; their sum."""
         self._counted = -1
         """The step whose gradient was added last."""
-        self._share = self._usual = np.float32(1)
-        """p of the next reply, and of the last one."""
-        self._without = np.float32(1 - 1 / members if members > 1 else 1)
         self._eases = delay > 0
         self._sent: dict[int, Vector] = {}
         """The gradient's half of contributions that no reply has answered, by round."""
@@ -114,38 +110,24 @@ class Variates(Displacement):
         super().sent(vector)
         self._sent[self.round - 1] = vector[self._half].copy()
 
-    def note_merged(self, merged: int, complete: int, share: float = 1.0) -> None:
-        self._share = np.float32(min(share, 1.0))
-
     def apply(self, reply: Iterable[Vector]) -> None:
         """As Displacement, and move the correction."""
-        before, self._usual = self.base[self._half], self._share
-        if self._usual < 1:
-            before = before.copy()
         super().apply(reply)
-        self._move(before)
+        self._move()
 
     def rebase(self, base: Vector, applied: int) -> None:
-        """See MemberHalf. The base has c; replies that did not come are taken to be of as many
-        members as the last one was, without this one."""
-        before = self.base[self._half].copy()
-        self._usual = min(self._usual, self._without)
+        """See MemberHalf. The base has c."""
         super().rebase(base, applied)
-        self._move(before)
+        self._move()
 
-    def _move(self, before: Vector) -> None:
-        """After replies to the rounds before `applied`: the correction of the base as it is now,
-        whose second half was `before`; p of what was added to it is c's."""
+    def _move(self) -> None:
+        """After replies to the rounds before `applied`: the correction of the base as it is now."""
         for round in [r for r in self._sent if r < self.applied]:
             self._own += self._sent.pop(round)
         self._eases = self._eases or self.delay > 0
         fleet, scratch = self.base[self._half], np.empty(min(TILE, self._own.size), np.float32)
         for here in tiles(self._own.size):
             moved = scratch[: here.stop - here.start]
-            if self._usual < 1:
-                np.subtract(fleet[here], before[here], out=moved)
-                moved *= 1 - self._usual
-                self._own[here] += moved
             np.subtract(fleet[here], self._own[here], out=moved)
             moved -= self.variates[here]
             if self._eases:

@@ -11,8 +11,11 @@ that was lost or counted twice.
 
 from __future__ import annotations
 
+import copy
+import itertools
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -143,6 +146,8 @@ class Merging:
     """What moves the base of a hub that hands out `slices` of a batch, `steps` times."""
     slices: int = 0
     steps: int = 0
+    second: int | None = None
+    """Where the mean gradients of all members begin in the vector; None: they are not in it."""
 
     @classmethod
     def of(cls, found: Resolved) -> Merging:
@@ -168,6 +173,7 @@ class Merging:
             )
         row = found.strategy
         made = cls(rule, found.codec, found.reply_codec, row.outer_rule(), row.ranges)
+        made = replace(made, second=0 if row.has_variates else None)
         if not row.deals:
             return made
         slices = row.argument("slices") * job.fleet.members
@@ -175,8 +181,10 @@ class Merging:
 
     def bound(self, layout: Layout) -> Merging:
         """The same for a vector with this layout; (): the layout is not known."""
+        elements = layout[-1][1] + math.prod(layout[-1][2]) if layout else 0
         return replace(
             self,
+            second=None if self.second is None else elements // 2,
             codec=codecs.bound(self.codec, layout),
             reply_codec=codecs.bound(self.reply_codec, layout),
         )
@@ -188,7 +196,25 @@ class Merging:
         codec, reply_codec = (
             in_pieces(codec, stretch.pieces(elements)) for codec in (self.codec, self.reply_codec)
         )
-        return replace(self, codec=codec, reply_codec=reply_codec)
+        second = self.second and max(0, self.second - stretch.of(elements).start)
+        return replace(self, codec=codec, reply_codec=reply_codec, second=second)
+
+    def steps_of(
+        self, merged: Vector, record: Round, known: Mapping[str, float]
+    ) -> Iterator[Vector]:
+        """What the hub may make of what was merged: the mean gradients count for as many as they
+        are of all members, of whom the record of a round does not say which there were."""
+        if self.second is None:
+            yield merged
+            return
+        there = {each.member: each.weight for each in record.counted}
+        weight = sum(each.weight for each in record.counted)
+        others = [each for name, each in known.items() if name not in there]
+        for n in range(len(others), -1, -1):
+            for more in itertools.combinations(others, n):
+                step = merged.copy()
+                step[self.second :] *= np.float32(weight / sum((*there.values(), *more)))
+                yield step
 
     def merge(
         self, given: Sequence[tuple[Sequence[bytes], float]], out: Vector, first: int
@@ -315,8 +341,9 @@ def _bases(
     replies = codecs.memory(merging.reply_codec, base.size)
     if merging.outer is not None:
         merging.outer.start(base.size)
-    bases, broken = [base.copy()], []
+    bases, broken, weights = [base.copy()], [], dict[str, float]()
     for record in rounds:
+        weights |= {each.member: each.weight for each in record.counted}
         changed = ranges.of(record.round)
         told = np.zeros_like(base[changed])
         given = [(witness.payloads(c.member, c.meant_for), c.weight) for c in record.counted]
@@ -331,8 +358,13 @@ def _bases(
             continue
         if isinstance(replies, OnRungs):
             replies.climb(rung_of(record.reply[0]))
-        reply = [bytes(payload) for payload in replies.encode(told, changed)]
-        if b"".join(reply) != b"".join(map(bytes, record.reply)):
+        before, reply = replies, list[bytes]()
+        for step in merging.steps_of(told, record, weights):
+            replies = before if merging.second is None else copy.deepcopy(before)
+            reply = [bytes(payload) for payload in replies.encode(step, changed)]
+            if b"".join(reply) == b"".join(map(bytes, record.reply)):
+                break
+        else:
             broken.append(f"round {record.round}: merged again, its reply is another")
         for here, payload in zip(merging.reply_codec.slices(told.size), reply, strict=True):
             merging.reply_codec.decode(payload, told[here])

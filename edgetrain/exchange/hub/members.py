@@ -364,7 +364,7 @@ class Away:
     """Departed members that may come back, by name: the newest ones, `most` at most."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self.most = most
         self._records: dict[str, MemberRecord] = {}
 
     def __len__(self) -> int:
@@ -389,7 +389,7 @@ class Away:
         names of those that are forgotten for it."""
         self._records.pop(member.name, None)
         self._records[member.name] = member
-        forgotten = list(self._records)[: max(0, len(self._records) - self._most)]
+        forgotten = list(self._records)[: max(0, len(self._records) - self.most)]
         for name in forgotten:
             del self._records[name]
         return forgotten

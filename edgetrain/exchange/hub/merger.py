@@ -115,8 +115,8 @@ class Merger:
         """Whether a hub above makes the replies, and this is a gateway's."""
         self.ranges = Ranges(0)
         """Ranges of the vector that rounds concern in turn, once there is a model."""
-        self._first = 0
-        """Of the model's vector, the first element that is here."""
+        self._first = self._second = 0
+        """Of the model's vector, the first element that is here; and here, of its second half."""
         self._sums = TileSums(self.ranges)
         self._memory = VectorPool(0)
         self._early = _Early()
@@ -138,6 +138,7 @@ class Merger:
         self.codec, self.reply_codec = codecs
         self._exact = verbatim(self.codec)
         self.ranges, self._first = ranges, stretch.of(elements).start
+        self._second = max(0, elements // 2 - self._first)
 
     def start(self, base: Vector) -> int:
         """Start from these parameters, owned by the merger from now on. Returns their checksum."""
@@ -246,14 +247,15 @@ class Merger:
         given: Sequence[Contribution],
         end: Sum | BatchMean | None = None,
         rung: int | None = None,
+        whole: float = 0.0,
     ) -> RoundResult:
         """Merge a round's contributions, which are in the order of their members' names, and add
         the reply to the base. `end`: the sum of masked ones, or what the batch's slices came to.
-        `rung`: of `auto`, for the reply; None: as the last one. Raises Spoilt, and changes nothing,
-        if a contribution has to be left out."""
+        `rung`: of `auto`, for the reply; None: as the last one. `whole`: the weight of all members.
+        Raises Spoilt, and changes nothing, if a contribution has to be left out."""
         inputs: tuple[tuple[Buffer, ...], ...]
         if isinstance(end, BatchMean):
-            step, inputs = _moved(self.outer, self.base, end, last=self._is_last(round))
+            step, inputs = _moved(self.outer, self.base, end, last=round + 1 == self._terms.steps)
             payloads = self._reply(round, step)
             return RoundResult(given, payloads, self._advance(round, step, payloads), inputs, ())
         counted, merged, cuts = (
@@ -261,6 +263,7 @@ class Merger:
         )
         if counted:
             _check_size(self, merged, counted)
+            _count_missing(self, merged, counted, whole)
         inputs = ()
         if self._keeps_inputs:
             mean = ((merged.data.cast("B"),),)
@@ -279,7 +282,7 @@ class Merger:
         """Merge a round again from a journal's record. Returns the base's checksum."""
         if self._searches:
             end = _told(record.inputs[0])
-            step, _ = _moved(self.outer, self.base, end, last=self._is_last(record.round))
+            step, _ = _moved(self.outer, self.base, end, last=record.round + 1 == self._terms.steps)
             return self._advance(record.round, step, record.reply)
         if not self._keeps_inputs:
             merged = self._borrow(record.round)
@@ -310,9 +313,6 @@ class Merger:
         outer.step(step, self.ranges.of(round).start)
         return step
 
-    def _is_last(self, round: int) -> bool:
-        return round + 1 == self._terms.steps
-
     def merge_site(
         self, round: int, given: Sequence[Contribution]
     ) -> tuple[Sequence[Contribution], Vector]:
@@ -332,9 +332,10 @@ class Merger:
     @property
     def _keeps_mean(self) -> bool:
         """Whether the inputs that are kept are the merged vector: of masked contributions nothing
-        else is known, gateways' are as long, and beside the state of an outer rule it is one vector
-        more. Otherwise they are the contributions, which are small where replies are compressed."""
-        return self._masked or self._terms.gateways or self.outer is not None
+        else is known, gateways' are as long, with variates it is no mean, and beside the state of
+        an outer rule one vector more. Otherwise the contributions, small where replies are."""
+        is_mean = self.outer is None and not self._terms.strategy.has_variates
+        return self._masked or self._terms.gateways or not is_mean
 
     def _merged_again(self, record: Round) -> Vector:
         if self._keeps_mean:
@@ -433,6 +434,14 @@ def _summed(
     if end.vector is None:
         return [], merged, (("hub", 1.0, end.reason),)
     return given, merged, ()
+
+
+def _count_missing(
+    merger: Merger, merged: Vector, counted: Sequence[Contribution], whole: float
+) -> None:
+    """With variates: the base has the mean gradient of all members, of which these are a part."""
+    if merger._terms.strategy.has_variates:
+        merged[merger._second :] *= np.float32(sum(each.weight for each in counted) / whole)
 
 
 def _check_size(merger: Merger, merged: Vector, chosen: Sequence[Contribution]) -> None:

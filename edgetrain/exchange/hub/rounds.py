@@ -29,7 +29,7 @@ from edgetrain.exchange.hub.checksums import BaseChecksums
 from edgetrain.exchange.hub.contributions import BatchMean, Contribution
 from edgetrain.exchange.hub.delay import AgreedDelay, Wish
 from edgetrain.exchange.hub.effects import Closed, Effect, Note, Send, Write, replies_of
-from edgetrain.exchange.hub.members import MemberRecord, Members
+from edgetrain.exchange.hub.members import AWAY, MemberRecord, Members
 from edgetrain.exchange.hub.merger import Merger, RoundResult
 from edgetrain.exchange.hub.open_rounds import OpenRound, OpenRounds
 from edgetrain.exchange.hub.records import Round, Sent, State
@@ -373,7 +373,8 @@ class Rounds:
         rung = None if self.density is None else self.density.next_rung
         round, entry = self.round, due.entry
         ages = () if self.arrivals is None else self.arrivals.weigh(entry, round)
-        result = self.merger.close_round(round, entry.in_order, due.end, rung)
+        whole = _weight_of_all(self._members, entry.in_order)
+        result = self.merger.close_round(round, entry.in_order, due.end, rung, whole)
         before = self.checksums.get(round)
         self.open_rounds.remove(round, len(due.missing))
         effects = mark_late(self._members, round, due.missing)
@@ -390,14 +391,13 @@ class Rounds:
         is_given_up = due.end is not None and not result.counted
         counted, names = ((), ()) if is_given_up else (entry.counted(), entry.members)
         reply, delay, every = tuple(result.payloads), self.delay.delay, self.delay.every
-        kept, _ = self.delay.to_keep()
         complete = None if self.arrivals is None else self.arrivals.close()
         without = sum(c.members for c in entry.in_order if c.weight == NO_WEIGHT)
         count = sum(c.members for c in result.counted) + without if result.counted else 0
         has_sites = any(c.is_exact for c in entry.in_order)
         record = Round(
-            round, counted, delay, before, result.checksum, reply, result.inputs, kept, complete,
-            count if has_sites else 0,
+            round, counted, delay, before, result.checksum, reply, result.inputs,
+            self.delay.to_keep()[0], complete, count if has_sites else 0,
         )  # fmt: skip
         effects.append(Write(record))
         effects += self._answer(record, count)
@@ -504,6 +504,14 @@ def mark_late(members: Members, round: int, missing: tuple[str, ...]) -> list[Ef
             remark = f"round {round} closed at its deadline without it"
             effects.append(Note("late", member.name, remark))
     return effects
+
+
+def _weight_of_all(members: Members, given: Sequence[Contribution]) -> float:
+    """Of those that are in or have left what is `given`, and of the newest that may come back, as
+    many as there are places for."""
+    most, known = members.away.most // AWAY, [*members, *reversed([*members.away])]
+    weights = {member.name: member.weight for member in known[: max(most, len(members))]}
+    return sum(({each.member: each.weight for each in given} | weights).values())
 
 
 def _density_of(codec: Codec) -> AgreedDensity | None:

@@ -510,8 +510,7 @@ class Driver:
         self.rounds_with_fewer = 0 if is_most else self.rounds_with_fewer + 1
         self.most_members = max(self.most_members, reply.members)
         ready = self.clock()
-        share = reply.members / max(self.most_members, 1)
-        self.half.note_merged(reply.merged, reply.complete, share)
+        self.half.note_merged(reply.merged, reply.complete)
         self.half.apply(in_whole_tiles(reply.pieces))
         if reply.checksum and reply.checksum != self.half.checksum:
             raise Diverged(
