@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from every_strategy import OUT_OF_STEP, SPELLED
 from fleet import Fleet, noisy_descent
 from hypothesis import given
 from hypothesis import strategies as st
@@ -440,6 +441,32 @@ def test_a_round_that_is_as_much_longer_as_its_rate_is_higher_has_not_exploded(r
                 half.after_step()
         else:
             half.after_step()
+
+
+STARTS = [(name, True) for name in (*SPELLED, *OUT_OF_STEP, "fedavg | sgd(0.5)")]
+STARTS += [(name, False) for name in SPELLED if name.startswith(("dga", "eager", "stream"))]
+
+
+@pytest.mark.parametrize(("name", "moves"), STARTS)
+def test_no_direction_that_the_first_round_lacks_is_left_out_for_ever(name, moves):
+    """200 steps with gradients that are the same, but for the first round's: these are sparse and
+    of rank one, or (as a whole: for what is measured of all elements) zero."""
+    rng = np.random.default_rng(3)
+    always, apart = rng.uniform(0.5, 1.5, 21), rng.standard_normal(21)
+    columns = np.where(np.arange(10) % 5 == 2, always[:10], 0)
+    first = moves * np.append(np.outer([1, 0.5], columns), 0)
+
+    def local_step(member, step, params):
+        gradient = first if step < 4 else always + (member - 0.5) * apart
+        return (0.01 * gradient).astype(np.float32)
+
+    fleet = Fleet(name, 2, 4, 4, 200, elements=21, local_step=local_step).run()
+    assert [m.state for m in fleet.members] == ["done"] * 2
+    moved = (fleet.initial - fleet.members[0].params).astype(np.float64)
+    if fleet.strategy.outer.startswith(("ada", "yogi")):
+        assert moved.min() > 0.3 * moved.max()
+    else:
+        np.testing.assert_allclose(moved / moved.mean(), always / always.mean(), rtol=0.1)
 
 
 @pytest.mark.parametrize(("every", "delay"), [(0, 0), (-1, 0), (1, -1)])
