@@ -38,9 +38,9 @@ PAGE: dict[str, tuple[str, ...]] = {
 """What docs/benchmarks.md shows, in its order, with the flags that it names."""
 PARTS = (
     "harness", "__main__", "peer", "environments", "processes", "flower_simulation", "kept-500ms",
-    "calibration",
+    "calibration", "lab",
 )  # fmt: skip
-"""Modules, and a network profile, that are no benchmark."""
+"""Modules, a tool and a network profile that are no benchmark."""
 
 
 def names() -> dict[str, Path]:

@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import environments
+import lab
 import peer
 from harness import code_lines, machine
 from processes import Peak, memory_bytes
@@ -48,7 +49,6 @@ from processes import Peak, memory_bytes
 from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.fleet import networks
 from edgetrain.fleet.networks import Direction, Profile
-from edgetrain.fleet.networks.emulation import lab
 from edgetrain.runs.reports import units
 
 HERE = Path(__file__).resolve().parent

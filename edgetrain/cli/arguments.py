@@ -14,6 +14,7 @@ from edgetrain.errors import did_you_mean
 MOVED = {
     "bench": "it is `python benchmarks/codecs_speed.py` in the repository now",
     "chaos": "it is `make chaos` in the repository now",
+    "networks lab": "it is `python benchmarks/lab.py` in the repository now",
 }
 """Verbs of earlier versions, and where they went."""
 
@@ -32,9 +33,8 @@ class Parser(argparse.ArgumentParser):
     def hint_for(self, message: str) -> str:
         """What to write in place of a verb, choice or flag that does not exist; "": not known."""
         if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
-            return MOVED.get(choice[1]) or did_you_mean(
-                choice[1], re.findall(r"[^\s',]+", choice[2])
-            )
+            verb = f"{self.prog} {choice[1]}".partition(" ")[2]
+            return MOVED.get(verb) or did_you_mean(choice[1], re.findall(r"[^\s',]+", choice[2]))
         if unknown := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
             return did_you_mean(unknown[1], sorted(flags_of(self)))
         return ""

@@ -1,4 +1,4 @@
-"""`edgetrain networks list | show | check | lab | apply | clear`: emulated networks.
+"""`edgetrain networks list | show | check | apply | clear`: emulated networks.
 
 Pure functions make the text; the verbs print it.
 """
@@ -24,16 +24,13 @@ if TYPE_CHECKING:
     from edgetrain.fleet.networks.profile import Direction, Profile
 
 _BACKENDS = ("auto", "packet", "tc", "stream")
-HELP = "emulated networks: list, show, check, lab, apply, clear"
-ABOUT = "Emulated networks: their profiles, how true they are here, and labs on them."
+HELP = "emulated networks: list, show, check, apply, clear"
+ABOUT = "Emulated networks: their profiles, how true they are here, and on a real interface."
 EXAMPLES = """\
 examples:
   edgetrain networks list
   edgetrain networks show starlink
   edgetrain networks check wan-200ms 4g-bad
-  edgetrain networks lab --hosts 4 --network 4g-bad \\
-      --hub "sh -c 'for host in 1 2 3 4; do iperf3 -s -p 520\\$host & done; wait'" -- \\
-      sh -c 'sleep 1; iperf3 -c $EDGETRAIN_HUB -p 520$EDGETRAIN_HOST -t 5'
   edgetrain networks apply wan-200ms --dev eth0 --port 5555 --for 10m
   edgetrain networks clear --dev eth0
 """
@@ -59,19 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--seconds", type=float, default=4.0, help="per figure (default: 4)")
     for each in (listing, show, check):
         common.add_json(each, "answer in JSON")
-    text = "run a command in emulated hosts, or open a shell in one"
-    example = "lab --hosts 4 --network 4g-bad -- sh -c 'ping -c 3 $EDGETRAIN_HUB'"
-    lab = verb("lab", _run_lab, text, example)
-    lab.add_argument("--hosts", type=int, default=2, help="members beside the hub (default: 2)")
-    lab.add_argument("--network", default="wan-200ms", help="one profile, or a mix wifi:1, 3g:1")
-    lab.add_argument("--hub", default="", metavar="COMMAND", help="run this in the hub's host")
-    lab.add_argument("--shell", type=int, metavar="HOST", help="a shell in a host, 0: the hub")
-    lab.add_argument("--backend", choices=("packet", "tc"), default="packet")
-    lab.add_argument("--seed", type=int, default=0)
-    # Not "command": that is the attribute for the verb of the whole command line.
-    lab.add_argument(
-        "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --: run by each member"
-    )
     text = "shape a real interface, only the job's ports, with a dead man's switch"
     example = "apply wan-200ms --dev eth0 --port 5555 --for 10m --dry-run"
     apply = verb("apply", _run_apply, text, example)
@@ -203,28 +187,6 @@ def finding_line(f: Finding) -> str:
         f"{mark} {f.network:20} {f.figure:11} target {f.target:9.3f} {f.unit:6} "
         f"measured {f.measured:9.3f}  error {f.error}{note}"
     )
-
-
-def _run_lab(arguments: argparse.Namespace) -> int:
-    from edgetrain.fleet.assignment import networks_of
-    from edgetrain.fleet.networks import profile
-    from edgetrain.fleet.networks.emulation import lab
-
-    if arguments.hosts < 1:
-        raise ConfigError(f"--hosts {arguments.hosts} is out of range", "allowed: 1 or more")
-    names = networks_of(arguments.network, arguments.hosts)
-    profiles = [profile.load(name) for name in names]
-    command = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
-    if arguments.shell is not None:
-        if not 0 <= arguments.shell <= arguments.hosts:
-            raise ConfigError(
-                f"--shell {arguments.shell} is out of range", f"allowed: 0 to {arguments.hosts}"
-            )
-        return lab.shell(profiles, arguments.shell, arguments.backend, arguments.seed)
-    if not command:
-        raise ConfigError("no command to run", "put it after --, or ask for --shell 1")
-    hub = shlex.split(arguments.hub)
-    return lab.run(profiles, command, hub, arguments.backend, arguments.seed)
 
 
 def _run_apply(arguments: argparse.Namespace) -> int:

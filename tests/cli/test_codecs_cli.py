@@ -27,12 +27,17 @@ def test_a_typo_in_a_codec_gets_the_near_miss(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("verb", "where"), [("bench", "python benchmarks/codecs_speed.py"), ("chaos", "make chaos")]
+    ("words", "where"),
+    [
+        ("bench", "python benchmarks/codecs_speed.py"),
+        ("chaos", "make chaos"),
+        ("networks lab", "python benchmarks/lab.py"),
+    ],
 )
 def test_a_verb_that_moved_says_where_it_went(
-    verb: str, where: str, capsys: pytest.CaptureFixture[str]
+    words: str, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([verb, "--help"])
+        main([*words.split(), "--help"])
     assert ended.value.code == 2
-    assert f"'{verb}'; it is `{where}`" in capsys.readouterr().err
+    assert f"'{words.split()[-1]}'; it is `{where}`" in capsys.readouterr().err

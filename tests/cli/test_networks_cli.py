@@ -52,28 +52,6 @@ def test_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert finding["good"]
 
 
-@pytest.mark.real
-@pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}")
-def test_lab(capfd: pytest.CaptureFixture[str]) -> None:
-    told = 'echo "host $EDGETRAIN_HOST of $EDGETRAIN_HOSTS at $EDGETRAIN_ADDRESS"'
-    told += "; exit $EDGETRAIN_HOST"
-    assert run("lab", "--hosts", "2", "--network", "rtt-10ms", "--", "sh", "-c", told) == 2
-    said = capfd.readouterr().out
-    assert "host 1 of 3 at 10.77.0.2" in said
-    assert "host 2 of 3 at 10.77.0.3" in said
-
-
-def test_lab_refuses() -> None:
-    for words, says in (
-        (["--hosts", "0", "--", "true"], "--hosts 0 is out of range"),
-        (["--network", "wifi:3", "--", "true"], "names 3 members, the fleet has 2"),
-        ([], "no command to run"),
-        (["--shell", "5"], "allowed: 0 to 2"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            run("lab", *words)
-
-
 def test_apply_can_be_printed_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("apply", "wan-200ms", "--dev", "eth0", "--port", "5555", "--dry-run") == 0
     said = capsys.readouterr().out

@@ -181,8 +181,6 @@ NIGHTLY = {
     "edgetrain networks check wan-200ms": "wan-200ms",
     "edgetrain networks check wan-200ms 4g-bad": "4g-bad",
     "edgetrain networks check wan-200ms 4g-bad --backend packet": "4g-bad",
-    "edgetrain networks lab --hosts 4 --network 4g-bad -- ip address": "inet",
-    "edgetrain networks lab --hosts 4 --network 4g-bad -- sh -c 'ping -c 3 $EDGETRAIN_HUB'": "rtt",
 }
 
 NEEDS = {"examples/llama.toml": "transformers"}
@@ -318,10 +316,6 @@ ELSEWHERE = {
     "edgetrain networks apply wan-200ms --dev eth0 --port 5555 --for 10m": "root and eth0",
     "edgetrain networks apply wan-200ms --dev eth0 --port 5555 --for 10m --dry-run": "eth0",
     "edgetrain networks clear --dev eth0": "root and eth0",
-    "edgetrain networks lab --hosts 4 --network 4g-bad --hub \"sh -c 'for host in 1 2 3 4; do"
-    " iperf3 -s -p 520\\$host & done; wait'\" -- sh -c 'sleep 1; iperf3 -c $EDGETRAIN_HUB"
-    " -p 520$EDGETRAIN_HOST -t 5'": "iperf3",
-    "edgetrain networks lab --hosts 2 --network wan-200ms --shell 1": "a terminal",
     "edgetrain sweep examples/paper/vision.toml": "fetches CIFAR-10, and hours",
     "edgetrain sweep benchmarks/landing.toml": _BENCHMARK,
     "edgetrain sweep benchmarks/tenfold.toml": _BENCHMARK,

@@ -1,8 +1,9 @@
-"""The lab, and jobs on emulated hosts: they leave no process and no namespace behind."""
+"""benchmarks/lab.py, and jobs on emulated hosts: they leave no process and no namespace behind."""
 
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,9 @@ pytestmark = [
     pytest.mark.skipif(not PACKETS, reason=f"no emulated hosts: {WHY_NOT}"),
 ]
 
+FOLDER = Path(__file__).parents[4] / "benchmarks"
+LAB = (sys.executable, str(FOLDER / "lab.py"))
+
 # Each command has a child; the member's child is in a session of its own.
 SERVER = "sh -c 'sleep 600 & wait'"
 CLIENT = ("sh", "-c", "setsid sleep 600 & echo standing; wait")
@@ -26,8 +30,8 @@ CLIENT = ("sh", "-c", "setsid sleep 600 & echo standing; wait")
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Running]:
     """A lab of two members and a hub, whose commands have started."""
-    words = ("networks", "lab", "--hosts", "2", "--network", "rtt-10ms", "--hub", SERVER, "--")
-    with running(*words, *CLIENT, cwd=tmp_path) as command:
+    words = ("--hosts", "2", "--network", "rtt-10ms", "--hub", SERVER, "--")
+    with running(*words, *CLIENT, cwd=tmp_path, program=LAB) as command:
         for _ in range(2):
             command.until("standing")
         assert wait_for(lambda: sleeping(command) == 3)
@@ -56,21 +60,50 @@ def test_ctrl_c_ends_the_commands(lab: Running) -> None:
 
 
 def test_when_a_command_is_done_its_children_and_the_server_end_too(tmp_path: Path) -> None:
-    words = ("networks", "lab", "--hosts", "1", "--network", "rtt-10ms", "--hub", SERVER, "--")
-    with running(*words, "sh", "-c", "setsid sleep 600 & exit 3", cwd=tmp_path) as command:
+    words = ("--hosts", "1", "--network", "rtt-10ms", "--hub", SERVER, "--")
+    script = "setsid sleep 600 & exit 3"
+    with running(*words, "sh", "-c", script, cwd=tmp_path, program=LAB) as command:
         assert command.finish() == 3
         assert not command.left_behind()
 
 
 def test_lines_of_several_hosts_begin_with_theirs(tmp_path: Path) -> None:
-    words = ("networks", "lab", "--hosts", "2", "--network", "rtt-10ms", "--hub", SERVER, "--")
-    script = "echo I am $EDGETRAIN_HOST; echo no $EDGETRAIN_HOST >&2; printf end"
-    done = edgetrain(*words, "sh", "-c", script, cwd=tmp_path)
+    words = ("--hosts", "2", "--network", "rtt-10ms", "--hub", SERVER, "--")
+    script = "echo I am $EDGETRAIN_HOST of $EDGETRAIN_HOSTS at $EDGETRAIN_ADDRESS"
+    script += "; echo no $EDGETRAIN_HOST >&2; printf end"
+    done = edgetrain(*words, "sh", "-c", script, cwd=tmp_path, program=LAB)
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == [
-        f"host {host} | {said}" for host in (1, 2) for said in (f"I am {host}", "end")
+        f"host {host} | {said}"
+        for host in (1, 2)
+        for said in (f"I am {host} of 3 at 10.77.0.{host + 1}", "end")
     ]
     assert sorted(done.stderr.splitlines()) == ["host 1 | no 1", "host 2 | no 2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--hosts", "0", "--", "true"], "--hosts 0 is out of range"),
+        (["--shell", "3"], "--shell 3 is out of range"),
+        (["--network", "wifi:3", "--", "true"], "names 3 members, the fleet has 2"),
+        ([], "no command to run"),
+    ],
+)
+@pytest.mark.usefixtures("own_imports")
+def test_what_cannot_be_is_one_line(
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    import lab
+
+    assert lab.main(words) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
 
 
 # -- a whole job on emulated hosts -----------------------------------------------------------------

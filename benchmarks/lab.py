@@ -1,12 +1,17 @@
-"""Run any commands inside emulated hosts, on the same links as edgetrain.
+"""Any commands inside emulated hosts, on the same links as edgetrain.
+
+    python benchmarks/lab.py --hosts 4 --network 4g-bad -- sh -c 'ping -c 3 $EDGETRAIN_HUB'
+    python benchmarks/lab.py --hosts 2 --network wan-200ms --shell 1
 
 Host 0 is the hub, the others are members. A command runs in each host; environment variables give
-its own number and the addresses of all hosts.
+its own number and the addresses of all hosts. benchmarks/peers.py runs other tools in one.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +19,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, TextIO
 
-from edgetrain.errors import NetworkError
+from edgetrain.__main__ import carry_out
+from edgetrain.errors import ConfigError, NetworkError
+from edgetrain.fleet import networks
+from edgetrain.fleet.assignment import networks_of
 from edgetrain.fleet.interpreters import PACKAGE_PARENT
 from edgetrain.fleet.networks.emulation.backends import Packeted
 from edgetrain.fleet.networks.emulation.emulation import Attachment, Emulation
@@ -180,3 +188,44 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             continue
     process.wait()
+
+
+def chosen(arguments: argparse.Namespace) -> int:
+    """What the command line asks for; its exit status. Raises ConfigError."""
+    if arguments.hosts < 1:
+        raise ConfigError(f"--hosts {arguments.hosts} is out of range", "allowed: 1 or more")
+    names = networks_of(arguments.network, arguments.hosts)
+    profiles = [networks.load(name) for name in names]
+    command = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    if arguments.shell is not None:
+        if not 0 <= arguments.shell <= arguments.hosts:
+            raise ConfigError(
+                f"--shell {arguments.shell} is out of range", f"allowed: 0 to {arguments.hosts}"
+            )
+        return shell(profiles, arguments.shell, arguments.backend, arguments.seed)
+    if not command:
+        raise ConfigError("no command to run", "put it after --, or ask for --shell 1")
+    hub = shlex.split(arguments.hub)
+    return run(profiles, command, hub, arguments.backend, arguments.seed)
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(debug=False)
+    parser.add_argument("--hosts", type=int, default=2, help="members beside the hub (default: 2)")
+    parser.add_argument("--network", default="wan-200ms", help="one profile, or a mix wifi:1, 3g:1")
+    parser.add_argument("--hub", default="", metavar="COMMAND", help="run this in the hub's host")
+    parser.add_argument("--shell", type=int, metavar="HOST", help="a shell in a host, 0: the hub")
+    parser.add_argument("--backend", choices=("packet", "tc"), default="packet")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --: run by each member"
+    )
+    arguments = parser.parse_args(words)
+    return carry_out(lambda: chosen(arguments), arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
