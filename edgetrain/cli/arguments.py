@@ -15,6 +15,10 @@ MOVED = {
     "bench": "it is `python benchmarks/codecs_speed.py` in the repository now",
     "chaos": "it is `make chaos` in the repository now",
     "networks lab": "it is `python benchmarks/lab.py` in the repository now",
+    **dict.fromkeys(
+        ("devices run", "devices logs", "devices reboot"),
+        "Ansible does it: `edgetrain devices inventory --help` has the line",
+    ),
 }
 """Verbs of earlier versions, and where they went."""
 

@@ -33,7 +33,7 @@ units="edgetrain-member.service edgetrain-hub.service"
 case $(systemctl show $units --property=ActiveState 2> /dev/null) in
   *=active*|*=activating*|*=reloading*)
     echo "its member or hub is at work, and a measurement beside that would be wrong: stop it" \\
-      "(edgetrain devices run --root CLUSTER DEVICE -- systemctl stop $units)" >&2
+      "(there: sudo systemctl stop $units)" >&2
     exit 1;;
 esac
 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/opt/edgetrain/current \\

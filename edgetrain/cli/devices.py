@@ -31,11 +31,8 @@ examples:
   edgetrain devices update cluster.toml --at-once 4     their next version; a bad one goes back
   edgetrain devices status cluster.toml                 how each is
   edgetrain devices provision cluster.toml --check      machines that run: what would change
-  edgetrain devices run cluster.toml -- uptime          a command on all of them
-  edgetrain devices logs cluster.toml pi-3 --follow     what a member says
   edgetrain devices bench cluster.toml --save           how fast each is, for simulations
-  edgetrain devices reboot cluster.toml pi-3            it goes on by itself
-  edgetrain devices inventory cluster.toml              for Ansible: ansible -i FILE.json …
+  edgetrain devices inventory cluster.toml              for Ansible: commands, journals, restarts
   edgetrain devices remove cluster.toml pi-3            nothing of edgetrain is left on it
 """
 

@@ -1,4 +1,4 @@
-"""`edgetrain devices provision | remove | run | logs | reboot | inventory`: devices over ssh."""
+"""`edgetrain devices provision | remove | inventory`: devices over ssh."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import contextlib
 import dataclasses
 import getpass
 import json
-import math
+import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from edgetrain.errors import ConfigError
 if TYPE_CHECKING:
     from edgetrain.exchange.keys.keyring import Keyring
     from edgetrain.fleet.cluster import Cluster, DeviceEntry
-    from edgetrain.fleet.ssh import SshAnswer, SshClient, SshHost
+    from edgetrain.fleet.ssh import SshClient, SshHost
     from edgetrain.provisioning.provision import Provisioned
 
 _PROVISION = """\
@@ -40,13 +40,15 @@ exit status: 0 all are as they should be, 1 some are not (with --check: or would
 2 nothing was begun.
 """
 
-_RUN = """\
+_ANSIBLE = """\
 examples:
-  edgetrain devices run cluster.toml -- uptime
-  edgetrain devices run --root cluster.toml pi-3 -- apt-get -y upgrade
+  edgetrain devices inventory cluster.toml > fleet.json
+  ansible -i fleet.json all -a uptime                   a command on all of them
+  ansible -i fleet.json edgetrain_member --become -a "journalctl -u edgetrain-member -n 20"
+  ansible -i fleet.json pi-3 --become -m reboot         training goes on by itself
 
-Options come before CLUSTER. Each line that is printed has the name of its device. Exit status: 0 if
-the command ended with 0 on all of them, otherwise 1.
+Hosts, users, ports, jump hosts and key files, as ssh's own configuration has them; a group for each
+role (edgetrain_hub, edgetrain_gateway, edgetrain_member) and for each kind of board.
 """
 
 
@@ -58,23 +60,9 @@ def add_verbs(add: AddVerb) -> None:
     remove = add("remove", _remove, "take edgetrain off devices, and their keys off the list")
     add_devices(remove)
     remove.add_argument("--yes", action="store_true", help="do not ask")
-    command = add("run", _run, "run a command on devices", _RUN)
-    command.add_argument(
-        "words", nargs=argparse.REMAINDER, metavar="WORDS", help="CLUSTER [DEVICE…] -- COMMAND"
-    )
-    command.add_argument("--root", action="store_true", help="as root, by sudo")
-    command.add_argument(
-        "--timeout", type=float, default=60.0, metavar="SECONDS", help="of each (default: 60)"
-    )
-    logs = add("logs", _logs, "the member's journal of each device")
-    add_devices(logs)
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
-    logs.add_argument("-n", "--lines", type=int, default=20, help="of each (default: 20)")
-    reboot = add("reboot", _reboot, "restart devices; training goes on by itself")
-    add_devices(reboot)
-    for each in (provision, remove, command, logs, reboot):
+    for each in (provision, remove):
         add_ways(each)
-    inventory = add("inventory", _inventory, "the devices as an inventory of Ansible, JSON")
+    inventory = add("inventory", _inventory, "the devices as Ansible reads them, JSON", _ANSIBLE)
     add_devices(inventory)
 
 
@@ -223,107 +211,37 @@ def _remove(arguments: argparse.Namespace) -> int:
     return int(not all(r.ok for r in results))
 
 
-# -- run, logs, reboot ---------------------------------------------------------------------------
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    words = list(arguments.words)
-    at = words.index("--") if "--" in words else len(words)
-    named, command = words[:at], words[at + 1 :]
-    if not named or not command:
-        raise ConfigError(
-            "which command, on which devices?", "edgetrain devices run CLUSTER [DEVICE…] -- COMMAND"
-        )
-    arguments.cluster, arguments.devices = Path(named[0]), named[1:]
-    if not arguments.timeout > 0:
-        raise ConfigError(f"--timeout {arguments.timeout:g}: more than 0 seconds")
-    return _everywhere(arguments, command, seconds=arguments.timeout, root=arguments.root)
-
-
-def _logs(arguments: argparse.Namespace) -> int:
-    if not 0 <= arguments.lines <= 100_000:
-        raise ConfigError(f"--lines {arguments.lines}: allowed are 0 to 100000")
-    names = ("member", "hub", "first-boot")
-    words = ["journalctl", *(w for n in names for w in ("-u", f"edgetrain-{n}")), "--no-pager"]
-    words += ["-n", str(arguments.lines), *(["-f"] if arguments.follow else [])]
-    seconds = math.inf if arguments.follow else 60.0
-    return _everywhere(arguments, words, seconds=seconds, root=True)
-
-
-def _reboot(arguments: argparse.Namespace) -> int:
-    # Later by a second, so that the answer arrives.
-    words = ["sh", "-c", "(sleep 1; exec systemctl reboot) < /dev/null > /dev/null 2>&1 &"]
-    return _everywhere(arguments, words, seconds=30.0, root=True)
+# -- inventory -----------------------------------------------------------------------------------
 
 
 def _inventory(arguments: argparse.Namespace) -> int:
-    """Print what Ansible's own reader of YAML and JSON takes: `ansible -i FILE.json`."""
+    """Print what Ansible's own reader of YAML and JSON takes."""
     from edgetrain.fleet import cluster
+    from edgetrain.fleet.ssh import configured
     from edgetrain.provisioning.reaching import hosts_of
 
     found = cluster.load(arguments.cluster)
     devices = found.chosen(tuple(arguments.devices))
-    hosts, kinds = {}, dict[str, dict[str, Any]]()
-    for device, host in zip(devices, hosts_of(found, devices), strict=True):
-        hosts[device.name] = {
+    reached = hosts_of(found, devices)
+    assert found.ssh
+    own = [key.with_suffix("") for key in found.ssh.keys if key.suffix == ".pub"]
+    private = next((str(key.absolute()) for key in own if key.exists()), "")
+    hosts, groups = {}, dict[str, dict[str, Any]]()
+    for device, host in zip(devices, reached, strict=True):
+        said = configured(host)
+        jump = said.get("proxyjump", "none")
+        given = {
             "ansible_host": host.address,
+            "ansible_port": int(said.get("port", 22)),
             "ansible_user": host.user,
+            "ansible_ssh_private_key_file": private,
+            "ansible_ssh_common_args": shlex.join(["-o", f"ProxyJump={jump}"] * (jump != "none")),
             "edgetrain_profile": device.profile,
-            **({"edgetrain_index": found.index(device)} if device in found.members else {}),
         }
-        kind = Path(device.profile).stem.replace("-", "_")
-        kinds.setdefault(kind, {"hosts": {}})["hosts"][device.name] = {}
-    common.say(json.dumps({"edgetrain": {"hosts": hosts, "children": kinds}}, indent=2))
+        hosts[device.name] = {key: value for key, value in given.items() if value}
+        if device in found.members:
+            hosts[device.name]["edgetrain_index"] = found.index(device)
+        for name in (f"edgetrain_{device.role}", Path(device.profile).stem.replace("-", "_")):
+            groups.setdefault(name, {"hosts": {}})["hosts"][device.name] = {}
+    common.say(json.dumps({"edgetrain": {"hosts": hosts, "children": groups}}, indent=2))
     return 0
-
-
-def _everywhere(
-    arguments: argparse.Namespace, words: Sequence[str], *, seconds: float, root: bool
-) -> int:
-    from edgetrain.fleet import cluster
-    from edgetrain.fleet.ssh import AT_ONCE, SshAnswer, on_each
-
-    found = cluster.load(arguments.cluster)
-    lock = threading.Lock()
-
-    def work(item: tuple[DeviceEntry, SshHost]) -> SshAnswer:
-        host, rest = item[1], bytearray()
-
-        def heard(chunk: bytes) -> None:
-            rest.extend(chunk)
-            *lines, last = bytes(rest).split(b"\n")
-            rest[:] = last
-            show(lines)
-
-        def show(lines: Sequence[bytes]) -> None:
-            with lock:
-                for text in lines:
-                    common.say(f"{host.name}: {text.decode(errors='replace')}")
-
-        told = None if arguments.json else heard
-        answer = remote.run(host, words, seconds=seconds, root=root, heard=told)
-        show([bytes(rest)] if rest else [])
-        return warn(host, answer)
-
-    def warn(host: SshHost, answer: SshAnswer) -> SshAnswer:
-        if not answer.ok and not arguments.json:
-            with lock:
-                common.warn(f"{host.name}: {answer.why}")
-        return answer
-
-    def failed(item: tuple[DeviceEntry, SshHost], why: str) -> SshAnswer:
-        return warn(item[1], SshAnswer(-1, stderr=why))
-
-    with reach(arguments, found, keeps=False) as (remote, devices):
-        if math.isinf(seconds) and len(devices) > AT_ONCE:
-            raise ConfigError(
-                f"--follow: {len(devices)} devices, and at most {AT_ONCE} are followed", "name them"
-            )
-        answers = on_each(devices, work, failed)
-    if arguments.json:
-        shown = [
-            {"name": host.name, "status": each.status, "stdout": each.text, "why": each.why}
-            for (_, host), each in zip(devices, answers, strict=True)
-        ]
-        common.answer(arguments, shown, "")
-    return int(not all(answer.ok for answer in answers))

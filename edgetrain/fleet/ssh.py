@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import math
 import os
 import resource
 import selectors
@@ -183,15 +182,25 @@ class Remote(Protocol):
         """Run a command, given as a list of words, with these bytes as its input.
 
         seconds: its limit, the connection included, and of a file as input from when a part of it
-        was last taken; inf: none. root: as root, by sudo. heard: is
-        given what it prints as it comes, in place of `SshAnswer.stdout`. Does not raise for what
-        goes wrong on the way or over there. A status of 255 is seen as 254.
+        was last taken. root: as root, by sudo. heard: is given what it prints as it comes, in place
+        of `SshAnswer.stdout`. Does not raise for what goes wrong on the way or over there. A status
+        of 255 is seen as 254.
         """
 
 
 def argv(target: str, script: str, options: Sequence[str] = ()) -> list[str]:
     """The first of two options counts: without one in `options` no connection is shared."""
     return ["ssh", *OPTIONS, *options, "-o", "ControlPath=none", "--", target, script]
+
+
+def configured(host: SshHost) -> dict[str, str]:
+    """What the user's ssh has for a machine, by the names of ssh_config in small letters: its port,
+    its jump host. {} if there is no ssh here."""
+    if shutil.which("ssh") is None:
+        return {}
+    words = ["ssh", "-G", "--", host.target]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
 
 
 def on_each(
@@ -527,7 +536,7 @@ def _drain(pipe: IO[bytes], until: Callable[[], float], take: Callable[[bytes], 
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         while (left := until() - time.monotonic()) > 0:
-            if selector.select(None if math.isinf(left) else left):
+            if selector.select(left):
                 if not (chunk := os.read(pipe.fileno(), CHUNK)):
                     return True
                 take(chunk)

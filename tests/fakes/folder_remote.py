@@ -51,7 +51,7 @@ class FolderRemote:
             cwd=home, env={"PATH": os.environ["PATH"], "HOME": str(home)}, start_new_session=True,
         )  # fmt: skip
         try:
-            out, errors = process.communicate(given[:cut], None if seconds > 1e6 else seconds)
+            out, errors = process.communicate(given[:cut], seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
