@@ -14,6 +14,7 @@ from edgetrain.errors import did_you_mean
 MOVED = {
     "bench": "it is `python benchmarks/codecs_speed.py` in the repository now",
     "chaos": "it is `make chaos` in the repository now",
+    "hubs": "it is `edgetrain tell RUN hubs | add-hub ADDRESS | remove-hub ADDRESS` now",
     "networks lab": "it is `python benchmarks/lab.py` in the repository now",
     **dict.fromkeys(
         ("devices run", "devices logs", "devices reboot"),

@@ -22,7 +22,7 @@ examples:
   edgetrain hub job.toml --bind tcp://eth0:5555 --insecure    whoever reaches the port
   edgetrain hub members=4 strategy=dga --any-job              for loops of your own (edgetrain.join)
   edgetrain hub job.toml --number 2 --bind tcp://eth0:5555    the second of the hubs in hub.hubs
-  edgetrain hub job.toml --spare --bind tcp://eth0:5555       for `edgetrain hubs add`, later
+  edgetrain hub job.toml --spare --bind tcp://eth0:5555       for `tell RUN add-hub`, later
   edgetrain hub --resume runs/20260101-120000-digits          go on after the hub has died
   edgetrain hub job.toml --bind tcp://eth0:5555 --replica-of tcp://b:5555
                                                               take over if the hub at b is gone
@@ -83,7 +83,7 @@ def _add_number(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--spare", action="store_true",
-        help="a hub without ranges yet, for `edgetrain hubs add` while the job trains",
+        help="a hub without ranges yet, for `edgetrain tell RUN add-hub` while the job trains",
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ start here:
 
 VERBS = (
     "compare", "run", "watch", "dashboard", "runs", "report", "track", "export", "init", "hub",
-    "hubs", "tell", "gateway", "member", "keys", "bundle", "privacy", "strategies", "codecs",
+    "tell", "gateway", "member", "keys", "bundle", "privacy", "strategies", "codecs",
     "devices", "networks", "sweep", "capacity", "topology", "plan", "rank", "doctor",
     "completion",
 )  # fmt: skip

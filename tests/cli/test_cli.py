@@ -41,7 +41,7 @@ def test_the_verbs_are_these():
     top = {path[0] for path in VERBS if len(path) == 1}
     assert top == {
         "bundle", "capacity", "codecs", "compare", "completion", "devices", "doctor",
-        "export", "gateway", "hub", "hubs", "init", "keys", "member", "networks", "plan",
+        "export", "gateway", "hub", "init", "keys", "member", "networks", "plan",
         "dashboard", "privacy", "rank", "report", "run", "runs", "strategies", "sweep",
         "tell", "topology", "track", "watch",
     }  # fmt: skip

@@ -39,7 +39,7 @@ def write_job(cwd: Path, **strategy) -> str:
 
 def told(capsys, *words: str):
     capsys.readouterr()
-    assert main(["hubs", *words]) == 0, capsys.readouterr().err
+    assert main(["tell", *words]) == 0, capsys.readouterr().err
     return json.loads(capsys.readouterr().out)
 
 
@@ -74,16 +74,16 @@ def trained(cwd: Path, capsys, *, moves: bool) -> bytes:
             pin(lead_door[1], spare_at, spare.until("public key is"))
             wait_for_rounds(folder, 8)
             assert stat.S_IMODE((folder / ORDERS).stat().st_mode) == 0o600
-            rows = told(capsys, "add", str(folder), spare_at, "--json")["hubs"]
+            rows = told(capsys, str(folder), "add-hub", spare_at, "--json")["hubs"]
             spans = [(row["address"], row["first"], row["end"]) for row in rows]
             assert spans == [("", 0, 2), (spare_at, 2, 3)]
-            assert main(["hubs", "add", str(folder), spare_at]) == 2
+            assert main(["tell", str(folder), "add-hub", spare_at]) == 2
             assert "is a hub of this job already" in capsys.readouterr().err
-            assert main(["hubs", str(folder)]) == 0
+            assert main(["tell", str(folder), "hubs"]) == 0
             assert f"2 to   3  {rows[1]['bytes']:>14,}  {spare_at}" in capsys.readouterr().out
             now = len(list(read_metrics(folder, "round")))
             wait_for_rounds(folder, now + 5)
-            assert len(told(capsys, "remove", str(folder), spare_at, "--json")["hubs"]) == 1
+            assert len(told(capsys, str(folder), "remove-hub", spare_at, "--json")["hubs"]) == 1
             assert spare.finish() == 0, spare.said
         assert [member.finish() for member in members] == [0, 0], [m.said for m in members]
         assert lead.finish() == 0, lead.said
@@ -101,14 +101,15 @@ def test_a_hub_added_and_removed_by_order_changes_no_bit(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("add", "nowhere"), "say `hubs RUN`"),
-        (("add", ".", "c:5555"), "c:5555"),
-        ((".",), ". is no run folder: it has no job.toml"),
-        (("missing",), "missing is no run folder"),
-        (("remove", ".", "tcp://c:5555"), ". is no run folder: it has no job.toml"),
+        (("nowhere", "add-hub"), "`add-hub ADDRESS`"),
+        ((".", "add-hub", "c:5555"), "c:5555"),
+        ((".", "hubs"), ". is no run folder: it has no job.toml"),
+        (("missing", "hubs"), "missing is no run folder"),
+        (("missing", "hubs", "tcp://c:5555"), "stand alone"),
+        ((".", "remove-hub", "tcp://c:5555"), ". is no run folder: it has no job.toml"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(words, said, tmp_path):
-    done = edgetrain("hubs", *words, cwd=tmp_path)
+    done = edgetrain("tell", *words, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert said in done.stderr

@@ -113,7 +113,7 @@ class Steering:
                 last = f"{name} is the last member", "end the job: edgetrain tell RUN stop"
                 return last if names == [name] else None
         why = f"{' '.join(words[:2])[:200]}: this hub takes no such order"
-        return why, "`edgetrain tell` and `edgetrain hubs` say which there are, and where"
+        return why, "`edgetrain tell --help` says which there are, and where"
 
     def turn(self, word: str, now: float) -> list[Effect]:
         """Take the course that this word leads to; nothing where it is that already."""
