@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import platform
 import time
 from pathlib import Path
 
-from edgetrain.cli import common
+from edgetrain.cli import common, hub
 from edgetrain.errors import NetworkError, refuse_first
 from edgetrain.jobs.job import Job
 from edgetrain.training.member.service import told_why
@@ -57,10 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--insecure", action="store_true", help="encrypt nothing, above or at the site"
     )
     common.add_keys(parser)
-    parser.add_argument(
-        "--resume", type=Path, metavar="RUN",
-        help="go on with the job in this run folder, from its journal; give the same --bind",
-    )  # fmt: skip
+    hub.add_resume(parser)
     common.add_output(parser, json=False)
     common.try_again(parser)
 
@@ -96,28 +94,12 @@ def run(arguments: argparse.Namespace) -> int:
             job, arguments.bind, arguments.insecure, keys, resume=arguments.resume,
             runs=arguments.runs, uplink=uplink,
         )  # fmt: skip
-        from edgetrain.cli.screen import Screen
-
-        def say(line: str) -> None:
-            screen.say(line)
-            service.status(line)
-
-        def follow(folder: Path) -> None:
-            service.ready()
-            screen.follow(folder)
-
-        with Screen(f"gateway of {arguments.members} members, {job.strategy.name}") as screen:
-            rounds = serve_job(request, stop, say, common.warn, follow=follow)
-        return 0 if rounds else 1
+        heading = f"gateway of {arguments.members} members, {job.strategy.name}"
+        return hub.shown(arguments, heading, service, functools.partial(serve_job, request, stop))
 
 
 def _job_of(arguments: argparse.Namespace) -> Job:
-    if arguments.resume is None:
-        job = common.job_of(arguments)[0]
-    else:
-        from edgetrain.training.hub import job_to_resume
-
-        job = job_to_resume(arguments.resume, arguments.job)
+    job, _ = hub.job_of(arguments)
     refuse_first(
         (not job.fleet.gateways, "fleet.gateways = false: the hub of this job lets no gateway in",
          "say gateways = true in [fleet], in the job file of all machines"),

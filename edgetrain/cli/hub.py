@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
-from edgetrain.training.member.service import told_why
+from edgetrain.training.member.service import Service, told_why
 from edgetrain.training.stopping import Stop
 
 HELP = "merge what the members of a job learn"
@@ -49,7 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="encrypt nothing and let in whoever reaches the port",
     )  # fmt: skip
     common.add_keys(parser)
-    _add_number(parser)
+    parser.add_argument(
+        "--number", type=int, default=1, metavar="N",
+        help="of several hubs (hub.hubs in the job): which one this is, from 1; the first leads",
+    )  # fmt: skip
+    parser.add_argument(
+        "--spare", action="store_true",
+        help="a hub without ranges yet, for `edgetrain tell RUN add-hub` while the job trains",
+    )  # fmt: skip
     parser.add_argument(
         "--any-job", action="store_true",
         help="take members whatever job they run, if their models are equal",
@@ -61,10 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-journal", action="store_true", help="write none: a hub that dies cannot be resumed"
     )
-    parser.add_argument(
-        "--resume", type=Path, metavar="RUN",
-        help="go on with the job in this run folder, from its journal; give the same --bind",
-    )  # fmt: skip
+    add_resume(parser)
     parser.add_argument(
         "--replica-of", metavar="HUB",
         help="be the replica of the hub at this address, and take over if it is gone: --bind is "
@@ -76,23 +82,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.try_again(parser)
 
 
-def _add_number(parser: argparse.ArgumentParser) -> None:
+def add_resume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--number", type=int, default=1, metavar="N",
-        help="of several hubs (hub.hubs in the job): which one this is, from 1; the first leads",
-    )  # fmt: skip
-    parser.add_argument(
-        "--spare", action="store_true",
-        help="a hub without ranges yet, for `edgetrain tell RUN add-hub` while the job trains",
+        "--resume", type=Path, metavar="RUN",
+        help="go on with the job in this run folder, from its journal; give the same --bind",
     )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     common.check_track(arguments)
     with told_why() as service, Stop().installed() as stop:
+        if arguments.resume and arguments.no_journal:
+            why = "--resume goes on from a journal, and --no-journal says there is none"
+            raise ConfigError(why)
         from edgetrain.jobs.resolved import with_all_members
 
-        job, beside_job = _job_of(arguments)
+        job, beside_job = job_of(arguments)
         job = with_all_members(job)
         from edgetrain.training.hub import HubRequest, serve_job, serve_pipeline
 
@@ -109,52 +114,48 @@ def run(arguments: argparse.Namespace) -> int:
             spare=arguments.spare,
             beside=beside_job,
         )
-        from edgetrain.cli.screen import Screen
-
-        fleet = job.fleet
-        heading = f"hub of {fleet.members} members, {job.strategy.name}"
+        heading = f"hub of {job.fleet.members} members, {job.strategy.name}"
         if not arguments.any_job:
             heading += f", {job.train.steps} steps"
-
-        def say(line: str) -> None:
-            screen.say(line)
-            service.status(line)
-
-        def follow(folder: Path) -> None:
-            service.ready()
-            screen.follow(folder)
-            beside.enter_context(common.beside(arguments, folder, screen.say))
-
-        with Screen(heading) as screen, contextlib.ExitStack() as beside:
-            if arguments.replica_of is None:
-                serve = serve_pipeline if fleet.placement else serve_job
-                rounds = serve(request, stop, say, common.warn, follow=follow)
-            else:
-                _check_replica(arguments)
-                from edgetrain.training.replica import serve_replica
-
-                rounds = serve_replica(
-                    request, arguments.replica_of, stop, say, common.warn, follow=follow
+        if arguments.replica_of is None:
+            serve = serve_pipeline if job.fleet.placement else serve_job
+            return shown(arguments, heading, service, functools.partial(serve, request, stop))
+        for flag in ("resume", "journal", "no_journal", "any_job"):
+            if getattr(arguments, flag):
+                raise ConfigError(
+                    f"--replica-of and --{flag.replace('_', '-')}: a replica has a copy of its "
+                    "hub's journal, in a run folder of its own",
+                    "leave one of them out",
                 )
-        return 0 if rounds else 1
+        from edgetrain.training.replica import serve_replica
+
+        serve = functools.partial(serve_replica, request, arguments.replica_of, stop)
+        return shown(arguments, heading, service, serve)
 
 
-def _check_replica(arguments: argparse.Namespace) -> None:
-    """A replica holds what its hub journals, from the beginning."""
-    for flag in ("resume", "journal", "no_journal", "any_job"):
-        if getattr(arguments, flag):
-            raise ConfigError(
-                f"--replica-of and --{flag.replace('_', '-')}: a replica has a copy of its hub's "
-                "journal, in a run folder of its own",
-                "leave one of them out",
-            )
+def shown(
+    arguments: argparse.Namespace, heading: str, service: Service, serve: Callable[..., int]
+) -> int:
+    """Let a hub serve, show its run, and tell the service manager; its exit status."""
+    from edgetrain.cli.screen import Screen
+
+    def say(line: str) -> None:
+        screen.say(line)
+        service.status(line)
+
+    def follow(folder: Path) -> None:
+        service.ready()
+        screen.follow(folder)
+        beside.enter_context(common.beside(arguments, folder, screen.say))
+
+    with Screen(heading) as screen, contextlib.ExitStack() as beside:
+        return 0 if serve(say, common.warn, follow=follow) else 1
 
 
-def _job_of(arguments: argparse.Namespace) -> tuple[Job, Path]:
+def job_of(arguments: argparse.Namespace) -> tuple[Job, Path]:
+    """The job that is begun or resumed, and the folder beside it. Raises ConfigError."""
     if arguments.resume is None:
         return common.job_of(arguments)
-    if arguments.no_journal:
-        raise ConfigError("--resume goes on from a journal, and --no-journal says there is none")
     from edgetrain.training.hub import job_to_resume
 
     return job_to_resume(arguments.resume, arguments.job), Path.cwd()

@@ -188,11 +188,6 @@ def _why_no_table(first: memoryview) -> str:
     return "is not a disk image: unpacked, it would begin with a partition table, an MBR or a GPT"
 
 
-def required(source: Source, block_map: BlockMap | None) -> int:
-    """Bytes that a card must have; 0: not known before decoding the image."""
-    return (block_map.size if block_map else source.size) or 0
-
-
 # -- the beginning -------------------------------------------------------------------------------
 
 
