@@ -14,7 +14,7 @@ from edgetrain.cli.watch import runs_begun
 from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edgetrain.runs.tracking.handed import HandedRun
+    from edgetrain.runs.tracking.trackers import HandedRun
 
 HELP = "hand a run to TensorBoard, MLflow or Weights & Biases"
 ABOUT = "Hand the curves of a run to a tracker, from its folder."
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Hand over what is there, and what comes."""
     from edgetrain.runs.folder import newest_whole, read_summary, runs_in
     from edgetrain.runs.looking import NICE, when_stdin_ends
-    from edgetrain.runs.tracking.handed import HandedRun
+    from edgetrain.runs.tracking.trackers import HandedRun
 
     if arguments.members < 0:
         raise ConfigError(f"--members {arguments.members}", "0 or more")
@@ -89,18 +89,12 @@ def run(arguments: argparse.Namespace) -> int:
             if is_over:
                 break
             ended.wait(_POLL_S)
-    _tell(arguments, tracked)
-    return 0
-
-
-def _tell(arguments: argparse.Namespace, tracked: dict[Path, HandedRun]) -> None:
     left_out = max((len(each.curves.left_out) for each in tracked.values()), default=0)
     if left_out:
         common.warn(
             f"{left_out} members beyond the first {arguments.members} have no curves of their own "
             "(--members)"
         )
-    lines = [f"{each}: {run.points:,} points to {arguments.to}" for each, run in tracked.items()]
-    common.answer(
-        arguments, {str(each): run.points for each, run in tracked.items()}, "\n".join(lines)
-    )
+    points = {str(each): run.points for each, run in tracked.items()}
+    lines = [f"{each}: {count:,} points to {arguments.to}" for each, count in points.items()]
+    return common.answer(arguments, points, "\n".join(lines))

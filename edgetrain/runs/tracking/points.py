@@ -74,30 +74,24 @@ class Curves:
         for record in records:
             kind = record["kind"]
             told = told_evaluation(record) if kind == "figure" else record
-            if told is not None and kind in ("eval", "figure"):
-                yield from self._figures(told)
-            elif kind in TABLE:
-                yield from self._numbers(record)
-
-    def _figures(self, record: Record) -> Iterator[Point]:
-        who, step = record["member"], record.get("step")
-        self._evaluates = self._evaluates or who
-        member = "" if who == self._evaluates else who
-        if isinstance(step, int) and self._takes(member):
-            for name, value in figures(record).items():
-                yield from _point(f"eval/{name}", member, "step", step, record["t"], value)
-
-    def _numbers(self, record: Record) -> Iterator[Point]:
-        axis, keys = TABLE[record["kind"]]
-        who = record["member"] if record["kind"] != "status" else record.get("about")
-        member = "" if who == HUB else who
-        at = record.get(axis)
-        if not isinstance(at, int) or not isinstance(member, str) or not self._takes(member):
-            return
-        for key, tag in keys.items():
-            value = record.get(key)
-            found = len(value) if isinstance(value, list) else value
-            yield from _point(tag, member, axis, at, record["t"], found)
+            if kind in TABLE:
+                axis, keys = TABLE[kind]
+                who = record.get("about") if kind == "status" else record["member"]
+                member = "" if who == HUB else who
+                there = {tag: record.get(key) for key, tag in keys.items()}
+                found = {tag: len(v) if isinstance(v, list) else v for tag, v in there.items()}
+            elif told is not None and kind in ("eval", "figure"):
+                record, axis, who = told, "step", told["member"]
+                self._evaluates = self._evaluates or who
+                member = "" if who == self._evaluates else who
+                found = {f"eval/{name}": value for name, value in figures(told).items()}
+            else:
+                continue
+            at = record.get(axis)
+            if isinstance(at, int) and isinstance(member, str) and self._takes(member):
+                for tag, value in found.items():
+                    if isinstance(value, int | float):
+                        yield Point(tag, member, axis, at, record["t"], float(value))
 
     def _takes(self, member: str) -> bool:
         if not member or member in self._taken:
@@ -107,11 +101,6 @@ class Curves:
             return True
         self.left_out.add(member)
         return False
-
-
-def _point(tag: str, member: str, axis: str, at: int, t: float, value: Any) -> Iterator[Point]:
-    if isinstance(value, int | float):
-        yield Point(tag, member, axis, at, t, float(value))
 
 
 def parameters(job: Mapping[str, Any], under: str = "") -> dict[str, str]:

@@ -1,23 +1,31 @@
-"""Who takes the points of a run: TensorBoard, MLflow, Weights & Biases, and what a package adds.
+"""A run folder that is handed to a tracker: TensorBoard, MLflow, Weights & Biases, or what a package
+adds.
 
-Each library is imported where it is used, and is an extra. Nothing here reads a run folder.
+Each library is imported where it is used, and is an extra: it is called back through `Tracker`.
 Another tracker is an entry point of the group "edgetrain.trackers": a name, and a function that is
 given an `About` and returns a `Tracker`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from datetime import datetime
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from edgetrain.errors import ConfigError, did_you_mean
-from edgetrain.runs.tracking.points import Point
+from edgetrain.runs.folder import metrics_path, read_job, read_summary
+from edgetrain.runs.metrics.lines import Follower
+from edgetrain.runs.tracking.points import Curves, Point, parameters
+
+_PART = 20_000
+"""Lines whose points are handed over at once."""
 
 
 @dataclass(frozen=True)
@@ -146,16 +154,8 @@ def trackers() -> dict[str, Callable[[About], Tracker]]:
     """All that are known here, by name: ours, and those of other packages."""
     found = dict(OWN)
     for each in entry_points(group="edgetrain.trackers"):
-        found.setdefault(each.name, _loaded_when_used(each))
+        found.setdefault(each.name, lambda about, theirs=each: theirs.load()(about))
     return found
-
-
-def _loaded_when_used(point: EntryPoint) -> Callable[[About], Tracker]:
-    def begin(about: About) -> Tracker:
-        made: Tracker = point.load()(about)
-        return made
-
-    return begin
 
 
 def find_tracker(name: str) -> Callable[[About], Tracker]:
@@ -166,15 +166,6 @@ def find_tracker(name: str) -> Callable[[About], Tracker]:
     if name in OWN and find_spec(name) is None:
         raise _missing(name, name)
     return known[name]
-
-
-def open_tracker(name: str, about: About) -> Tracker:
-    """ConfigError for one that is not known, not installed, or that cannot begin."""
-    begin = find_tracker(name)
-    try:
-        return begin(about)
-    except ImportError as error:
-        raise _missing(name, error.name or name) from None
 
 
 def _missing(name: str, package: str) -> ConfigError:
@@ -190,3 +181,66 @@ def _safe(name: str) -> str:
 def _tag(point: Point) -> str:
     tag = "/".join(map(_safe, point.tag.split("/")))
     return f"{tag}/{_safe(point.member)}" if point.member else tag
+
+
+class HandedRun:
+    """A run, its tracker, and how far it is handed over. A context: leaving it closes the tracker.
+
+    ConfigError, one line, for whatever the tracker's library raises.
+    """
+
+    def __init__(
+        self, folder: Path, to: str, *, into: str, project: str, offline: bool, members: int
+    ) -> None:
+        """`members`: how many have curves of their own."""
+        self.curves = Curves(members)
+        self.points = 0
+        """Handed over so far."""
+        self._folder, self._to = folder, to
+        self._lines = Follower(metrics_path(folder))
+        job = read_job(folder)
+        began = (read_summary(folder) or {}).get("began")
+        at = datetime.fromisoformat(began).timestamp() if began else folder.stat().st_mtime
+        project = project or str(job.get("name") or "edgetrain")
+        about = About(folder.name, project, folder, parameters(job), at, into, offline)
+        with self._faults():
+            begin = find_tracker(to)
+            try:
+                self._tracker = begin(about)
+            except ImportError as error:
+                raise _missing(to, error.name or to) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *rest: object) -> None:
+        after = contextlib.suppress(ConfigError) if error else contextlib.nullcontext()
+        with after, self._faults():
+            self._tracker.close(read_summary(self._folder) is not None)
+
+    def hand_over(self, is_over: bool) -> None:
+        while records := self._lines.read():
+            for at in range(0, len(records), _PART):
+                self._write(records[at : at + _PART])
+        if is_over:
+            self._write(self._lines.rest())
+
+    def _write(self, records: list[dict[str, Any]]) -> None:
+        points = list(self.curves.points(records))
+        self.points += len(points)
+        with self._faults():
+            self._tracker.write(points)
+
+    @contextlib.contextmanager
+    def _faults(self) -> Iterator[None]:
+        """A tracker's library raises what it likes: one line of it."""
+        try:
+            yield
+        except ConfigError:
+            raise
+        except Exception as error:
+            said = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ConfigError(
+                f"{self._to} took no more of {self._folder}: {said}",
+                "the run goes on; track it again when that is mended",
+            ) from error
