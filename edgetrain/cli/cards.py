@@ -154,17 +154,14 @@ def _flash(arguments: argparse.Namespace) -> int:
     def write(targets: Sequence[Target], told: Callable[[CardProgress], None]) -> Written:
         drawn = tokens.draw([target.device.name for target in targets])
         ready = dataclasses.replace(settings, tokens=drawn)
-        finish = {t.device.name: _finisher(found, t.device, ready, archives) for t in targets}
+        finish = {}
+        for device in (target.device for target in targets):
+            me = flashing.person(found, device, ready, secrets.token_bytes(6))
+            load = flashing.load_for(found, device, ready, archives)
+            finish[device.name] = flashing.finisher(me, load)
         return flashing.flash(image, targets, finish, tokens.open, told)
 
     return _Session(arguments, image, devices, write).run()
-
-
-def _finisher(found: Cluster, device: DeviceEntry, settings: Settings, archives: Any) -> Any:
-    from edgetrain.provisioning.cards import flashing, placing
-
-    me = flashing.person(found, device, settings, secrets.token_bytes(6))
-    return placing.finisher(me, flashing.load_for(found, device, settings, archives))
 
 
 def _tokens(arguments: argparse.Namespace, devices: Sequence[DeviceEntry]) -> Tokens:
@@ -217,6 +214,7 @@ class _Session:
 
     def run(self) -> int:
         from edgetrain.exchange.keys.pairs import keys_folder
+        from edgetrain.provisioning.cards import flashing
 
         arguments = self._arguments
         name = self._image.look.describe() if self._image.look else "packed: looked into later"
@@ -232,8 +230,13 @@ class _Session:
             for target in targets:
                 self._left.remove(target.device)
             if arguments.dry_run:
-                self._check_image()
-                self._results += [_planned(target) for target in targets]
+                if self._image.sha256 and not self._results:  # the wrong image, which writing finds
+                    flashing.read_whole(self._image)
+                for target in targets:
+                    name = target.device.name
+                    common.warn(f"{name}  would be written to {target.path}")
+                    done = {"device": name, "card": target.path, "ok": True, "planned": True}
+                    self._results.append(done)
                 continue
             self._turn(targets)
             if arguments.to or not self._left:
@@ -271,13 +274,6 @@ class _Session:
                 }
             )
 
-    def _check_image(self) -> None:
-        """What a dry run cannot find by writing: the wrong image. Raises ConfigError."""
-        from edgetrain.provisioning.cards import flashing
-
-        if self._image.sha256 and not self._results:
-            flashing.read_whole(self._image)
-
     def _targets(self) -> list[Target]:
         """The next cards to write, agreed with the user. Raises ConfigError."""
         from edgetrain.provisioning.cards.flashing import Target
@@ -285,7 +281,16 @@ class _Session:
         arguments = self._arguments
         if arguments.image_out:
             folder = arguments.image_out
-            _make_folder(folder, dry_run=arguments.dry_run)
+            with explain_os_errors(f"cannot write to --image-out {folder}", "the name of a folder"):
+                above = (folder, *folder.absolute().parents)
+                there = next(path for path in above if path.exists())
+                if not there.is_dir():
+                    raise NotADirectoryError(errno.ENOTDIR, f"{there} is a file")
+                if not os.access(there, os.W_OK):
+                    raise PermissionError(errno.EACCES, f"{there} is not writable")
+                if not arguments.dry_run and not folder.is_dir():
+                    with sudo.as_owner_of(folder):  # nobody else may read it
+                        folder.mkdir(mode=0o700, parents=True)
             size = self._image.size or 0
             return [Target(d, str(folder / f"{d.name}.img"), size) for d in self._left]
         disks = self._disks()
@@ -328,24 +333,6 @@ class _Session:
         if reason := disks.why_not(disk, need, larger=self._arguments.larger):
             raise ConfigError(f"{disk.path} {reason}")
         return disk
-
-
-def _make_folder(folder: Path, *, dry_run: bool) -> None:
-    """Make the folder of --image-out, which nobody else may read. Raises ConfigError."""
-    with explain_os_errors(f"cannot write to --image-out {folder}", "the name of a folder"):
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        if not there.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, f"{there} is a file")
-        if not os.access(there, os.W_OK):
-            raise PermissionError(errno.EACCES, f"{there} is not writable")
-        if not dry_run and not folder.is_dir():
-            with sudo.as_owner_of(folder):
-                folder.mkdir(mode=0o700, parents=True)
-
-
-def _planned(target: Target) -> dict[str, Any]:
-    common.warn(f"{target.device.name}  would be written to {target.path}")
-    return {"device": target.device.name, "card": target.path, "ok": True, "planned": True}
 
 
 def _confirm(what: str) -> None:

@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
-
-if TYPE_CHECKING:
-    from edgetrain.jobs.resolved import Resolved
 
 DEMO = (
     "members=8",
@@ -62,7 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run all, compare. After Ctrl-C compare the runs so far; the interrupt is raised again."""
     job, beside = common.job_of(arguments, DEMO)
-    jobs = _variants(arguments, job)
+    from edgetrain.jobs.grid import in_topologies, variants
+    from edgetrain.strategies.spelling import split_list
+
+    if arguments.topologies:
+        jobs = in_topologies(job, split_list(arguments.topologies))
+    else:
+        _refuse_strategy(arguments.job)
+        jobs = variants(job, split_list(arguments.strategies))
     found = common.check_before_torch(arguments, jobs)
     from edgetrain.api import run_several
     from edgetrain.jobs.plan import with_task
@@ -75,7 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
         found = [common.with_host_pace(arguments, each, beside) for each in found]
     planned = [with_task(each, beside) for each in found]
     first = planned[0]
-    names = _names(arguments, planned)
+    if arguments.topologies:
+        fleets = [each.job.fleet for each in planned]
+        names = ["gateways" if fleet.gateways else fleet.topology for fleet in fleets]
+    else:
+        names = [each.job.strategy.name for each in planned]
     heading = (
         f"{first.name}: {job.fleet.members} members, network {job.fleet.network}, "
         f"{job.train.steps} steps each: {', '.join(names)}"
@@ -85,26 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
     view = common.view(arguments, heading, first.metric)
     leave = partial(_report, arguments)
     return run_several(job, planned, names, arguments.runs, run_planned, view, leave)
-
-
-def _variants(arguments: argparse.Namespace, job: Job) -> list[Job]:
-    from edgetrain.jobs.grid import in_topologies, variants
-    from edgetrain.strategies.spelling import split_list
-
-    if arguments.topologies:
-        return in_topologies(job, split_list(arguments.topologies))
-    _refuse_strategy(arguments.job)
-    return variants(job, split_list(arguments.strategies))
-
-
-def _names(arguments: argparse.Namespace, planned: Sequence[Resolved]) -> list[str]:
-    """What tells the runs apart: the key that differs."""
-    if arguments.topologies:
-        return [
-            "gateways" if fleet.gateways else fleet.topology
-            for fleet in (each.job.fleet for each in planned)
-        ]
-    return [each.job.strategy.name for each in planned]
 
 
 def _refuse_strategy(words: Sequence[str]) -> None:

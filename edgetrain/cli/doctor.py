@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from typing import Any
 
 from edgetrain.cli import common
-from edgetrain.training.readiness import PURPOSES, Check, checks
+from edgetrain.training.readiness import PURPOSES, checks
 
 HELP = "check this machine: torch, codecs, emulation, memory, disk, keys, network, sensors"
 ABOUT = "Say what this machine can do, and the way out where it cannot."
@@ -35,33 +34,22 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.exchange.keys.pairs import keys_folder
     from edgetrain.runs.environment import capture
 
-    machine = capture()
-    found = []
+    machine, found, is_lacking = capture(), [], False
     if not arguments.json:
-        common.say(_machine(machine))
+        parts = [machine.get("board") or machine.get("cpu") or machine.get("machine") or "machine"]
+        parts.append(f"{machine.get('usable_cores')} of {machine.get('cores')} cores")
+        if machine.get("memory_bytes"):
+            parts.append(f"{machine['memory_bytes'] / 1e9:.1f} GB")
+        parts += [f"Python {machine.get('python')}", f"edgetrain {machine.get('edgetrain')}"]
+        common.say(", ".join(map(str, parts)))
     for check in checks(arguments.runs, keys_folder(arguments.keys), arguments.purpose):
-        found.append(check)
+        found.append(asdict(check))
+        # Without --for, what only private runs need is no fault of a machine.
+        matters = arguments.purpose or check.purposes != ("private",)
+        is_lacking |= check.verdict == "no" and bool(matters)
         if not arguments.json:
-            common.say(_line(check))
+            line = f"{check.verdict:8} {check.name:13} {check.said}"
+            common.say(line + (f"\n{'':22} {check.way_out}" if check.way_out else ""))
     if arguments.json:
-        common.say(json.dumps({"machine": machine, "checks": [asdict(each) for each in found]}))
-    return int(any(check.verdict == "no" and _matters(check, arguments.purpose) for check in found))
-
-
-def _matters(check: Check, purpose: str) -> bool:
-    """Without --for, what only private runs need is no fault of a machine."""
-    return bool(purpose) or check.purposes != ("private",)
-
-
-def _machine(machine: dict[str, Any]) -> str:
-    parts = [machine.get("board") or machine.get("cpu") or machine.get("machine") or "machine"]
-    parts.append(f"{machine.get('usable_cores')} of {machine.get('cores')} cores")
-    if machine.get("memory_bytes"):
-        parts.append(f"{machine['memory_bytes'] / 1e9:.1f} GB")
-    parts += [f"Python {machine.get('python')}", f"edgetrain {machine.get('edgetrain')}"]
-    return ", ".join(map(str, parts))
-
-
-def _line(check: Check) -> str:
-    line = f"{check.verdict:8} {check.name:13} {check.said}"
-    return line + (f"\n{'':22} {check.way_out}" if check.way_out else "")
+        common.say(json.dumps({"machine": machine, "checks": found}))
+    return int(is_lacking)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain.cli import common
-from edgetrain.cli.arguments import AddVerb, add_verbs
+from edgetrain.cli.arguments import add_verbs
 from edgetrain.errors import ConfigError, explain_os_errors
 
 if TYPE_CHECKING:
@@ -75,7 +75,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="FILE", help="with --cluster: where they go; keep it secret"
     )
     listing = add("list", _list, "this machine's public key, devices, open tokens, hubs")
-    known = _add_known_hosts(add)
+    known = add(
+        "known-hosts",
+        _known_hosts,
+        "the SSH host keys of enrolled devices, as ~/.ssh/known_hosts wants them",
+    )
+    known.add_argument(
+        "--cluster", type=Path, metavar="FILE", help="also by the static addresses of this file"
+    )
     revoke = add(
         "revoke",
         _revoke,
@@ -86,18 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         common.add_keys(each)
         common.try_again(each)
         common.add_json(each)
-
-
-def _add_known_hosts(add: AddVerb) -> argparse.ArgumentParser:
-    known = add(
-        "known-hosts",
-        _known_hosts,
-        "the SSH host keys of enrolled devices, as ~/.ssh/known_hosts wants them",
-    )
-    known.add_argument(
-        "--cluster", type=Path, metavar="FILE", help="also by the static addresses of this file"
-    )
-    return known
 
 
 def _ring(arguments: argparse.Namespace) -> Keyring:
@@ -121,6 +116,8 @@ def _init(arguments: argparse.Namespace) -> int:
 
 
 def _enroll(arguments: argparse.Namespace) -> int:
+    """At the hub: print a token for a device, or put its public key on the list. With --hub, at the
+    device: use one."""
     if arguments.hub:
         return _enroll_here(arguments)
     if arguments.cluster:
@@ -131,11 +128,6 @@ def _enroll(arguments: argparse.Namespace) -> int:
             "at the hub: edgetrain keys enroll NAME; "
             "at the device: edgetrain keys enroll --hub tcp://HOST:PORT --token TOKEN",
         )
-    return _let_in(arguments)
-
-
-def _let_in(arguments: argparse.Namespace) -> int:
-    """At the hub: print a token for a device, or put its public key on the list."""
     from edgetrain.exchange.keys.pairs import public_key, short, spell
     from edgetrain.exchange.zeromq.curve import new_pair
 
@@ -175,21 +167,17 @@ def _let_cluster_in(arguments: argparse.Namespace) -> int:
     listed = set(ring.members().values())
     new = [name for name in names if name not in listed]
     tokens = {n: ring.issue_token(n, new_pair, time.time(), arguments.minutes) for n in new}
-    cannot = explain_os_errors(f"cannot write {arguments.out}")
-    with cannot, os.fdopen(_for_owner(arguments.out), "w", encoding="utf-8") as file:
-        json.dump(tokens, file, indent=1)
+    with explain_os_errors(f"cannot write {arguments.out}"):
+        handle = os.open(arguments.out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.fchmod(handle, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(tokens, file, indent=1)
     known = [name for name in names if name in listed]
     said = f"{len(tokens)} tokens in {arguments.out}; keep it secret, and remove it after use"
     if known:
         said += f"\nno token for {', '.join(known)}: on the list already (keys revoke NAME)"
     found = {"out": str(arguments.out), "devices": new, "listed": known}
     return common.answer(arguments, found | {"minutes": arguments.minutes}, said)
-
-
-def _for_owner(path: Path) -> int:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    os.fchmod(file, 0o600)
-    return file
 
 
 def _enroll_here(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
@@ -77,36 +77,20 @@ def _run_list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         common.say(json.dumps([summary(p) for p in profiles], indent=2))
     else:
-        common.say("\n".join(table([_row(p) for p in profiles], _HEADINGS)))
+        headings = ("network", "rtt ms", "jitter", "up Mbit/s", "down", "loss %", "what it is")
+        rows: list[tuple[str, ...]] = [headings]
+        for p in profiles:
+            rates = (f"{w.mean_rate_mbit:g}" if w.mean_rate_mbit else "-" for w in (p.up, p.down))
+            figures = (f"{p.rtt_ms:g}", f"{p.up.jitter_ms:g}", *rates)
+            rows.append((p.name, *figures, f"{p.up.mean_loss_percent:.2g}", p.title))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            common.say("  ".join(cells).rstrip())
         common.say("Any round trip: rtt-<ms>ms, as rtt-120ms. No emulation: none.")
         possible, how = probe.packets_possible()
         common.say(f"Here: {'packet' if possible else 'stream'} ({how}).")
     return 0
-
-
-_HEADINGS = ("network", "rtt ms", "jitter", "up Mbit/s", "down", "loss %", "what it is")
-
-
-def _row(p: Profile) -> tuple[str, ...]:
-    return (
-        p.name,
-        f"{p.rtt_ms:g}",
-        f"{p.up.jitter_ms:g}",
-        f"{p.up.mean_rate_mbit:g}" if p.up.mean_rate_mbit else "-",
-        f"{p.down.mean_rate_mbit:g}" if p.down.mean_rate_mbit else "-",
-        f"{p.up.mean_loss_percent:.2g}",
-        p.title,
-    )
-
-
-def table(rows: Iterable[Sequence[str]], headings: Sequence[str]) -> list[str]:
-    lines = [tuple(headings), *map(tuple, rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
-    made = []
-    for line in lines:
-        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
-        made.append("  ".join(cells).rstrip())
-    return made
 
 
 def summary(p: Profile) -> dict[str, Any]:
@@ -208,20 +192,14 @@ def _run_apply(arguments: argparse.Namespace) -> int:
         f"{arguments.dev}: TCP port {ports} is on {arguments.name} for {seconds:g} s; process "
         f"{pid} restores it, or `edgetrain networks clear --dev {arguments.dev}`"
     )
-    return _hold(arguments.dev, seconds) if arguments.hold else 0
-
-
-def _hold(device: str, seconds: float) -> int:
-    """Wait until the time is over or Ctrl-C, then restore the interface; also after an error."""
-    from edgetrain.fleet.networks.emulation import guard
-
-    try:
-        time.sleep(seconds)
-    except KeyboardInterrupt:
-        common.say("")
-    finally:
-        guard.clear(device)
-    common.say(f"{device} is restored")
+    if arguments.hold:  # until the time is over or Ctrl-C, and also after an error
+        try:
+            time.sleep(seconds)
+        except KeyboardInterrupt:
+            common.say("")
+        finally:
+            guard.clear(arguments.dev)
+        common.say(f"{arguments.dev} is restored")
     return 0
 
 

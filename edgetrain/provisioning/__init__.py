@@ -6,5 +6,5 @@ Stands above jobs and keys. Nothing that trains may need it.
 nothing of this package but `cards.first_boot`.
 
 Doors: cards.archive, cards.disks, cards.example, cards.flashing, cards.looking, cards.making,
-cards.placing, cards.writing, desk, in_job, outfit, provision, reaching, sets.
+cards.writing, desk, in_job, outfit, provision, reaching, sets.
 """

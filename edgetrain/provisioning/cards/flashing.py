@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet import catalog
@@ -12,13 +14,26 @@ from edgetrain.fleet.cluster import HUB_PORT, Cluster, DeviceEntry
 from edgetrain.provisioning.cards import archive, blockmap, looking, personal, writing
 from edgetrain.provisioning.cards.archive import Manifest, Workers
 from edgetrain.provisioning.cards.blockmap import BlockMap
+from edgetrain.provisioning.cards.bootfiles import BootFiles, Content
 from edgetrain.provisioning.cards.first_boot import HUB_UNIT, UNIT
 from edgetrain.provisioning.cards.looking import ImageDescription
 from edgetrain.provisioning.cards.medium import FileMedium
-from edgetrain.provisioning.cards.placing import Load
+from edgetrain.provisioning.cards.personal import FOLDER, Personal
 from edgetrain.provisioning.cards.source import CHUNK, Source
 from edgetrain.provisioning.cards.writing import CardProgress, CardState, Written
 from edgetrain.provisioning.sets import JobSet
+
+PROGRAM = Path(__file__).with_name("first_boot.py")
+COMMAND_LINE = "cmdline.txt"
+
+
+@dataclass(frozen=True)
+class Load:
+    """The files of a device besides its settings: those below FOLDER, and config.json for them."""
+
+    files: Mapping[str, Content]
+    """Files by their names in FOLDER: "worker.tar", "token", "job.toml", …"""
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -168,6 +183,44 @@ def load_for(
     return load
 
 
+def placed(
+    device: Personal, load: Load, look: ImageDescription, before: bytes
+) -> dict[str, Content]:
+    """All files that go onto the boot partition. `before` is what is in cmdline.txt."""
+    ours: dict[str, Content] = {f"{FOLDER}/{name}": data for name, data in load.files.items()}
+    ours[f"{FOLDER}/first_boot.py"] = PROGRAM.read_bytes()
+    ours[f"{FOLDER}/config.json"] = json.dumps(load.config, indent=1).encode() + b"\n"
+    settings = personal.files(device, look.first_boot)
+    line = personal.command_line(before.decode(errors="replace"), device, look.first_boot)
+    return {**ours, **settings, COMMAND_LINE: line.encode()}
+
+
+def finisher(device: Personal, load_for: Callable[[ImageDescription], Load]) -> writing.Finish:
+    """The function that writes a device's files to its card, for `writing.write` to call.
+
+    load_for: what the device gets on the system that was found; may raise EdgetrainError. After
+    any error the card does not boot.
+    """
+
+    def finish(card: CardState, head: memoryview) -> None:
+        medium = card.medium
+        look = looking.look(medium.name, head, medium.size)
+        boot = BootFiles(medium.name, look.boot)
+        before = boot.read(COMMAND_LINE)
+        if before is None:
+            raise ConfigError(
+                f"partition {look.boot.number} has no {COMMAND_LINE}: the image is not for a "
+                "Raspberry Pi, or it boots from another partition"
+            )
+        files = placed(device, load_for(look), look, before)
+        boot.write(files)
+        medium.flush()
+        medium.forget()
+        boot.check(files)
+
+    return finish
+
+
 def check_network(cluster: Cluster, look: ImageDescription) -> None:
     """Raises ConfigError for a network that the image's system cannot join: netplan knows WPA3
     since 0.107, and with a file that it does not know a device has not even its cable."""
@@ -181,7 +234,7 @@ def check_network(cluster: Cluster, look: ImageDescription) -> None:
 
 def person(
     cluster: Cluster, device: DeviceEntry, settings: Settings, nonce: bytes
-) -> personal.Personal:
+) -> Personal:
     """A device as its card describes it. nonce: another one each time."""
     if cluster.ssh is None:
         raise ConfigError(f"{cluster.path}: [ssh] is missing", "who may log in on the devices?")
@@ -196,7 +249,7 @@ def person(
         cluster.system.dns,
     )
     instance = personal.instance_id(device.name, nonce)
-    return personal.Personal(
+    return Personal(
         device.name, cluster.ssh.user, settings.ssh_keys, network, instance,
         cluster.system.timezone, cluster.system.locale,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from personal_devices import NETWORKS, device
 
 from edgetrain.errors import ConfigError
 from edgetrain.fleet.cluster import Cluster, Wifi
-from edgetrain.provisioning.cards import bootfiles, flashing, looking, personal, placing, writing
+from edgetrain.provisioning.cards import bootfiles, flashing, looking, personal, writing
 from edgetrain.provisioning.cards import first_boot as first_boot_program
 from edgetrain.provisioning.cards.medium import FileMedium
 from edgetrain.provisioning.cards.source import Source
@@ -283,11 +283,11 @@ def test_what_rpi_preseed_reads_has_no_secret_and_only_keys_of_its_schema():
 # -- onto a card ----------------------------------------------------------------------------------
 
 
-def flash(image: Path, card: Path, load: placing.Load) -> writing.CardState:
+def flash(image: Path, card: Path, load: flashing.Load) -> writing.CardState:
     source = Source(image)
     medium = FileMedium(card, image.stat().st_size)
     try:
-        finish = placing.finisher(device(), lambda found: load)
+        finish = flashing.finisher(device(), lambda found: load)
         return writing.write(source, [medium], finish=finish, probe_size=False).cards[0]
     finally:
         medium.close()
@@ -300,7 +300,7 @@ def flash(image: Path, card: Path, load: placing.Load) -> writing.CardState:
 def test_a_card_has_its_devices_files_and_the_image_is_as_it_was(images, name, tmp_path):
     archive = tmp_path / "worker.tar"
     archive.write_bytes(os.urandom(3_000_000))
-    load = placing.Load({"worker.tar": archive, "token": b"secret"}, {"name": "pi-0"})
+    load = flashing.Load({"worker.tar": archive, "token": b"secret"}, {"name": "pi-0"})
     began = time.monotonic()
     done = flash(images[name], tmp_path / "card.img", load)
     assert done.ok, done.error
@@ -312,7 +312,7 @@ def test_a_card_has_its_devices_files_and_the_image_is_as_it_was(images, name, t
     assert boot.read("edgetrain/worker.tar") == archive.read_bytes()
     assert boot.read("edgetrain/token") == b"secret"
     assert json.loads(boot.read("edgetrain/config.json")) == {"name": "pi-0"}
-    assert boot.read("edgetrain/first_boot.py") == placing.PROGRAM.read_bytes()
+    assert boot.read("edgetrain/first_boot.py") == flashing.PROGRAM.read_bytes()
     line = boot.read("cmdline.txt").decode()
     assert line.startswith(pi_images.SYSTEMS[name].line.strip())
     was, now = images[name].read_bytes(), (tmp_path / "card.img").read_bytes()
@@ -325,7 +325,7 @@ def test_a_card_has_its_devices_files_and_the_image_is_as_it_was(images, name, t
 def test_a_card_written_twice_has_only_the_second_settings(images, tmp_path):
     image, card = images["raspberry-pi-os-13"], tmp_path / "card.img"
     for token in (b"first token", b"2nd"):
-        assert flash(image, card, placing.Load({"token": token})).ok
+        assert flash(image, card, flashing.Load({"token": token})).ok
     boot = bootfiles.BootFiles(str(card), look(card).boot)
     assert boot.read("edgetrain/token") == b"2nd"
 
@@ -340,7 +340,7 @@ def test_no_space_for_the_archive(images, tmp_path):
     archive = tmp_path / "worker.tar"
     archive.write_bytes(bytes(25_000_000))
     card = tmp_path / "card.img"
-    done = flash(images["raspberry-pi-os-13"], card, placing.Load({"worker.tar": archive}))
+    done = flash(images["raspberry-pi-os-13"], card, flashing.Load({"worker.tar": archive}))
     assert "MB free, and 26 MB are needed" in done.error
     assert does_not_boot(card)
 
@@ -349,7 +349,7 @@ def test_no_space_for_the_archive(images, tmp_path):
 @needs_tools
 def test_an_image_that_is_refused_leaves_a_card_that_does_not_boot(images, tmp_path):
     card = tmp_path / "card.img"
-    done = flash(images["32-bit"], card, placing.Load({}))
+    done = flash(images["32-bit"], card, flashing.Load({}))
     assert "is for armv7l" in done.error
     assert does_not_boot(card)
 
@@ -364,7 +364,7 @@ def test_files_that_do_not_read_back(images, tmp_path, monkeypatch):
 
     monkeypatch.setattr(bootfiles.BootFiles, "write", damage)
     card = tmp_path / "card.img"
-    done = flash(images["raspberry-pi-os-13"], card, placing.Load({"token": b"secret"}))
+    done = flash(images["raspberry-pi-os-13"], card, flashing.Load({"token": b"secret"}))
     assert "edgetrain/token did not read back from the card" in done.error
     assert does_not_boot(card)
 

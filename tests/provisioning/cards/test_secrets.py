@@ -13,7 +13,7 @@ import media
 import pi_images
 import pytest
 
-from edgetrain.provisioning.cards import archive, blockmap, looking, personal, placing, writing
+from edgetrain.provisioning.cards import archive, blockmap, flashing, looking, personal, writing
 from edgetrain.provisioning.cards.medium import FileMedium
 from edgetrain.provisioning.cards.source import Source
 
@@ -49,7 +49,7 @@ def device(network: personal.DeviceNetwork = NETWORK) -> personal.Personal:
 
 
 @pytest.fixture(scope="module")
-def load(tmp_path_factory) -> placing.Load:
+def load(tmp_path_factory) -> flashing.Load:
     folder = tmp_path_factory.mktemp("worker")
     (folder / "site/edgetrain").mkdir(parents=True)
     (folder / "site/edgetrain/__init__.py").write_text("")
@@ -62,19 +62,19 @@ def load(tmp_path_factory) -> placing.Load:
         "job.toml": JOB,
         "edgetrain-member.service": b"threads @THREADS@\n",
     }
-    return placing.Load(files, {"name": "pi-0", "hubs": ["tcp://hub:5555"], "settings": []})
+    return flashing.Load(files, {"name": "pi-0", "hubs": ["tcp://hub:5555"], "settings": []})
 
 
 def flash(
     image: Path,
     card: Path,
-    load: placing.Load,
+    load: flashing.Load,
     bmap: Path | None = None,
     network: personal.DeviceNetwork = NETWORK,
 ) -> Path:
     source, medium = Source(image), FileMedium(card, image.stat().st_size)
     try:
-        finish = placing.finisher(device(network), lambda found: load)
+        finish = flashing.finisher(device(network), lambda found: load)
         (done,) = writing.write(
             source, [medium], blockmap.read(bmap) if bmap else None, finish=finish, probe_size=False
         ).cards
@@ -125,10 +125,10 @@ def test_a_card_that_is_written_again_keeps_no_secret_of_the_first_time(tmp_path
     full = [at for at in range(0, len(content), 4096) if any(content[at : at + 4096])]
     bmap.write_text(media.block_map(content, [(at // 4096, at // 4096) for at in full]))
     more = {"data.tar": b"x" * 500_000, **load.files}  # the first time, the token lay behind it
-    card = flash(image, tmp_path / "card.img", placing.Load(more, load.config))
+    card = flash(image, tmp_path / "card.img", flashing.Load(more, load.config))
     assert TOKEN.encode() in on_boot_partition(card)
     again = {**load.files, "token": b"the second"}
-    flash(image, card, placing.Load(again, load.config), bmap if with_map else None)
+    flash(image, card, flashing.Load(again, load.config), bmap if with_map else None)
     left = on_boot_partition(card)
     assert b"the second" in left
     assert TOKEN.encode() not in left
