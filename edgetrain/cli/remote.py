@@ -10,7 +10,7 @@ import json
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from edgetrain.fleet.ssh import SshClient, SshHost
     from edgetrain.provisioning.provision import Provisioned
 
+ACCEPTED = "known_hosts"
+"""The file, beside the keys, of SSH host keys that a person said yes to."""
 _PROVISION = """\
 examples:
   edgetrain devices provision cluster.toml --check     what would change; changes nothing
@@ -87,8 +89,10 @@ def reach(
     arguments: argparse.Namespace, found: Cluster, *, keeps: bool = True
 ) -> Iterator[tuple[SshClient, list[tuple[DeviceEntry, SshHost]]]]:
     """The chosen devices of a cluster, and the way to them; keeps: for more than one command."""
+    from edgetrain.exchange.keys.keyring import Keyring
     from edgetrain.exchange.keys.pairs import keys_folder
-    from edgetrain.provisioning.reaching import hosts_of, open_remote
+    from edgetrain.fleet.ssh import SshClient
+    from edgetrain.provisioning.reaching import hosts_of
 
     devices = found.chosen(tuple(arguments.devices))
     if not devices:
@@ -100,7 +104,9 @@ def reach(
         if ask is None:
             raise ConfigError("--ask-sudo, and nobody can be asked", "run it on a terminal")
         password = getpass.getpass("password of sudo on the devices: ")
-    with open_remote(keys_folder(arguments.keys), ask, password, keeps=keeps) as remote:
+    keys = keys_folder(arguments.keys)
+    known, accepted = Keyring(keys).hosts(), keys / ACCEPTED
+    with SshClient(known, accepted=accepted, ask=ask, password=password, keeps=keeps) as remote:
         yield remote, list(zip(devices, hosts, strict=True))
 
 
@@ -156,10 +162,15 @@ def _provision(arguments: argparse.Namespace) -> int:
             ", ".join(result.changed)
         )
 
+    lock = threading.Lock()
+
+    def tell(result: Provisioned) -> None:
+        with lock:  # several threads may
+            common.warn(line(result))
+
     with reach(arguments, found) as (remote, devices):
         work = Provisioner(found, settings, archives, ring, remote)
-        told = _telling(line)
-        results = work.provision(devices, check=arguments.check, told=told)
+        results = work.provision(devices, check=arguments.check, told=tell)
     bad = [result for result in results if not result.ok]
     differ = sum(bool(result.changed) for result in results if result.ok)
     lines = [
@@ -171,17 +182,6 @@ def _provision(arguments: argparse.Namespace) -> int:
         lines.append("the same command goes on with these")
     common.answer(arguments, [dataclasses.asdict(result) for result in results], "\n".join(lines))
     return int(bool(bad) or (arguments.check and differ > 0))
-
-
-def _telling(line: Callable[[Any], str]) -> Callable[[Any], None]:
-    """Says a line as soon as there is one; several threads may."""
-    lock = threading.Lock()
-
-    def told(result: Any) -> None:
-        with lock:
-            common.warn(line(result))
-
-    return told
 
 
 def _remove(arguments: argparse.Namespace) -> int:

@@ -210,7 +210,10 @@ class DeviceDesk:
         with tempfile.TemporaryDirectory(prefix="edgetrain-send-") as name:
 
             def put(content: str | bytes) -> Path:
-                return _put(Path(name), content.encode() if isinstance(content, str) else content)
+                data = content.encode() if isinstance(content, str) else content
+                path = Path(name) / hashlib.sha256(data).hexdigest()
+                path.write_bytes(data)
+                return path
 
             def give(host: SshHost) -> DeviceResult:
                 joined = self.gateways.get(host.name, self.hub)
@@ -220,7 +223,9 @@ class DeviceDesk:
                 files = [packed[self.role(host.name) == "member"], put(units[host.name])]
                 files += [known[text]] if (text := hubs.get(host.name)) else []
                 for path in files:
-                    if not (done := self._copy(host, path)).ok:
+                    target = f"{self._root}opt/edgetrain/incoming/{path.name}"
+                    done = copy(self._remote, host, path, target, digest=path.name, root=True)
+                    if not done.ok:
                         return DeviceResult(host.name, False, done.why)
                 if host.name in lists:
                     done = send_list(self._remote, host, self._root, lists[host.name])
@@ -357,24 +362,18 @@ class DeviceDesk:
             answer = glance.look(self._remote, host, self._root, LOOK_S)
             if not isinstance(answer, SshAnswer):
                 if not answer["trial"]:
-                    return _ended(host.name, answer, digest)
+                    why = answer["outcome"].get("why", "")
+                    if answer["outcome"].get("ended") == "stuck":
+                        said = f"stuck without a way back: {why}"
+                        return DeviceResult(host.name, False, said)
+                    if answer["version"].get("digest") == digest:
+                        return DeviceResult(host.name, True, "updated")
+                    return DeviceResult(host.name, False, f"went back: {why or 'why is not known'}")
                 looks = answer["unit"]["text"].startswith(LOOKING)
                 if looks and not answer["trial"]["strict"] and answer["trial"]["phase"] == "trying":
                     return DeviceResult(host.name, True, "on trial until a hub answers")
             self._sleep(POLL_S)
         return DeviceResult(host.name, False, "its trial has not ended: edgetrain devices status")
-
-    # -- tools --------------------------------------------------------------------------------
-
-    def _copy(self, host: SshHost, path: Path) -> SshAnswer:
-        target = f"{self._root}opt/edgetrain/incoming/{path.name}"
-        return copy(self._remote, host, path, target, digest=path.name, root=True)
-
-
-def _put(folder: Path, content: bytes) -> Path:
-    path = folder / hashlib.sha256(content).hexdigest()
-    path.write_bytes(content)
-    return path
 
 
 def _failed(host: SshHost, why: str) -> DeviceResult:
@@ -387,12 +386,3 @@ def _result(host: SshHost, answer: Any, said: Callable[[Mapping[str, Any]], str]
     if "error" in answer:
         return DeviceResult(host.name, False, str(answer["error"]))
     return DeviceResult(host.name, True, said(answer))
-
-
-def _ended(name: str, answer: Mapping[str, Any], digest: str) -> DeviceResult:
-    outcome = answer["outcome"]
-    if answer["version"].get("digest") == digest and outcome.get("ended") != "stuck":
-        return DeviceResult(name, True, "updated")
-    if outcome.get("ended") == "stuck":
-        return DeviceResult(name, False, f"stuck without a way back: {outcome.get('why', '')}")
-    return DeviceResult(name, False, f"went back: {outcome.get('why', 'why is not known')}")

@@ -275,18 +275,32 @@ class DeviceKeeper:
             folder = self._unpacked_set(digest)
             self._disk.write(due, b"")
             self._disk.link(current, f"jobs/{folder.name}")
-        changed |= bool(unit) and self._write_unit(self._arrived(unit))
-        changed |= bool(hubs) and self._write_hubs(self._arrived(hubs))
+        if unit:  # as the set has it
+            text, place = self._arrived(unit).read_text("utf-8"), self._units / self.name
+            text = text.replace("@THREADS@", str(os.cpu_count() or 1))
+            if _text(place) != text:
+                self._disk.write(due, b"")
+                self._disk.write(place, text.encode())
+                changed = True
+        if hubs:  # known by their keys at these addresses, other hubs as before
+            text, place = self._arrived(hubs).read_text("utf-8"), self._keys / "hubs"
+            if not set(text.splitlines()) <= set(_text(place).splitlines()):
+                self._disk.write(due, b"")
+                self._disk.write(place, with_pins(_text(place), text).encode())
+                changed = True
         is_hub = self.name == HUB_UNIT
         if changed or due.exists() or (is_hub and not self.unit().is_ready):
             self._restart(is_hub=is_hub)
             self._disk.remove(due)
         elif not is_hub:
             self._systemctl("start", "--no-block", UNIT)
-        self._drop_old_sets()
+        facts = self._facts(current / "set.json")
+        for folder in self._sets()[:-2]:  # the newest two stay, and the current one
+            if folder.name != str(facts.get("number")):
+                self._disk.remove(folder)
         for name in {digest, unit, hubs} - {""}:
             self._disk.remove(self.incoming / name)
-        return {"changed": changed, "set": self._facts(current / "set.json")}
+        return {"changed": changed, "set": facts}
 
     def _unpacked_set(self, digest: str) -> Path:
         """The set with this digest, in its place."""
@@ -330,33 +344,6 @@ class DeviceKeeper:
         text = "".join(f"{line}\n" for line in [*lines, f"{digest} {name}".rstrip()])
         self._disk.write(path, text.encode(), 0o600)
 
-    def _write_unit(self, source: Path) -> bool:
-        """Put the member's unit in its place, as the set has it. Returns whether it differed."""
-        text = source.read_text("utf-8").replace("@THREADS@", str(os.cpu_count() or 1))
-        place = self._units / self.name
-        if place.exists() and place.read_text("utf-8") == text:
-            return False
-        self._disk.write(self.settings / "restart.due", b"")
-        self._disk.write(place, text.encode())
-        return True
-
-    def _write_hubs(self, source: Path) -> bool:
-        """Let the member know the hub by its key at each of these addresses, and other hubs as
-        before. Returns whether one was missing."""
-        text, place = source.read_text("utf-8"), self._keys / "hubs"
-        if set(text.splitlines()) <= set(_text(place).splitlines()):
-            return False
-        self._disk.write(self.settings / "restart.due", b"")
-        self._disk.write(place, with_pins(_text(place), text).encode())
-        return True
-
-    def _drop_old_sets(self) -> None:
-        """All but the newest two; the current one is never dropped."""
-        current = self._facts(self.settings / "current" / "set.json").get("number")
-        for folder in self._sets()[:-2]:
-            if folder.name != str(current):
-                self._disk.remove(folder)
-
     def _restart(self, *, is_hub: bool) -> None:
         """A hub or gateway begins a run of its own, and listens before any member is told of the
         job: an older one would refuse it for good."""
@@ -389,12 +376,22 @@ class DeviceKeeper:
         new = "b" if slot == "a" else "a"
         if self._slot_facts(new).get("digest") != digest:
             self._fill(new, digest)
-        self._check_imports(new)
+        # A version that cannot even be loaded is not tried.
+        words = [sys.executable, "-c", "import torch, edgetrain.training.member.train"]
+        environment = {"PYTHONPATH": str(self.slots / new), "PYTHONDONTWRITEBYTECODE": "1"}
+        status, said = self._run(words, environment)
+        if status:
+            last = said.strip().splitlines()[-1:] or [f"exit status {status}"]
+            raise Failed(f"the update does not load on this device: {last[0]}")
         unit = self.unit()
         if slot and (unit.is_ready or (unit.is_done and unit.status == 0 and unit.text)):
             self._put(self.slots / f"{slot}.json", {**self._slot_facts(slot), "ready": True})
         self._disk.remove(self.slots / "outcome.json")
-        self._install_watch()
+        # Whatever happens from now on, each boot goes on with what is on trial.
+        self._disk.write(self.slots / "keeper.pyz", self._program)
+        self._disk.write(self._units / TRIAL_UNIT, _TRIAL_TEXT.encode())
+        for words in (["daemon-reload"], ["enable", TRIAL_UNIT]):
+            self._systemctl(*words)
         self._put_trial(Trial(slot, new, strict=unit.is_ready))
         self._systemctl("start", "--no-block", TRIAL_UNIT)
         self._disk.remove(self.incoming / digest)
@@ -407,7 +404,12 @@ class DeviceKeeper:
             self._disk.remove(path)
         try:
             with first_boot.worker_archive(source) as (manifest, payload):
-                self._check_room(int(manifest["unpacked"]))
+                takes = int(manifest["unpacked"]) + SPARE
+                if (free := shutil.disk_usage(self.slots).free) < takes:
+                    raise Failed(
+                        f"the disk has {free / 1e6:.0f} MB free, and the update takes "
+                        f"{takes / 1e6:.0f} MB"
+                    )
                 self._disk.unpack(payload, part)
         except (tarfile.TarError, EOFError, ValueError, KeyError) as error:
             raise Failed(f"the worker archive cannot be unpacked: {error}") from None
@@ -415,31 +417,6 @@ class DeviceKeeper:
         packages = manifest.get("packages", {})
         versions = {name: packages.get(name, "") for name in ("edgetrain", "torch")}
         self._put(self.slots / f"{slot}.json", {"digest": digest, **versions, "ready": False})
-
-    def _check_room(self, unpacked: int) -> None:
-        free = shutil.disk_usage(self.slots).free
-        if free < unpacked + SPARE:
-            raise Failed(
-                f"the disk has {free / 1e6:.0f} MB free, and the update takes "
-                f"{(unpacked + SPARE) / 1e6:.0f} MB"
-            )
-
-    def _check_imports(self, slot: str) -> None:
-        """A version that cannot even be loaded is not tried."""
-        words = [sys.executable, "-c", "import torch, edgetrain.training.member.train"]
-        path = str(self.slots / slot)
-        environment = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-        status, said = self._run(words, environment)
-        if status:
-            last = said.strip().splitlines()[-1:] or [f"exit status {status}"]
-            raise Failed(f"the update does not load on this device: {last[0]}")
-
-    def _install_watch(self) -> None:
-        """Whatever happens from now on, each boot goes on with what is on trial."""
-        self._disk.write(self.slots / "keeper.pyz", self._program)
-        self._disk.write(self._units / TRIAL_UNIT, _TRIAL_TEXT.encode())
-        for words in (["daemon-reload"], ["enable", TRIAL_UNIT]):
-            self._systemctl(*words)
 
     def _put_trial(self, trial: Trial) -> Trial:
         self._put(self.slots / "trial.json", dataclasses.asdict(trial))

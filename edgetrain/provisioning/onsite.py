@@ -54,7 +54,7 @@ def look(root: Path, user: str) -> dict[str, Any]:
     """All that `provision` wants to know."""
     usage = shutil.disk_usage(root)
     wants = root / UNITS / "multi-user.target.wants" / unit_in(root)
-    boot = os.statvfs(root)
+    boot, account = os.statvfs(root), _account(root, user)
     return {
         "release": _release(root),
         "python": list(sys.version_info[:2]),
@@ -76,7 +76,7 @@ def look(root: Path, user: str) -> dict[str, Any]:
         "enabled": wants.is_symlink(),
         "staged": (root / STAGE).exists(),
         "tuned": all((root / name).exists() for name in _TUNED),
-        "users_keys": _text(_users_keys(root, user)),
+        "users_keys": _text(account[2] / ".ssh/authorized_keys") if account else "",
     }
 
 
@@ -141,9 +141,9 @@ def _systemctl(*words: str) -> int:
     return done.returncode
 
 
-def _text(path: Path | None) -> str:
+def _text(path: Path) -> str:
     try:
-        return path.read_text("utf-8", "replace") if path else ""
+        return path.read_text("utf-8", "replace")
     except OSError:
         return ""
 
@@ -177,11 +177,6 @@ def _account(root: Path, user: str) -> tuple[int, int, Path] | None:
         if name == user:
             return int(uid), int(gid), root / home.lstrip("/")
     return None
-
-
-def _users_keys(root: Path, user: str) -> Path | None:
-    account = _account(root, user)
-    return account[2] / ".ssh/authorized_keys" if account else None
 
 
 def _add_users_keys(root: Path, user: str, wanted: str) -> None:

@@ -168,8 +168,12 @@ class Provisioner:
             "hubs": hubs,
             "list": members_list(self._cluster, self._ring, device),
         }
-        parts = due(facts, wanted, self._listed(device.name), self._settings.ssh_keys)
-        why = wrong(facts, self._now()) or other_hub(facts["hubs"], self._known)
+        members = self._ring.members()
+        listed = next((spell(key) for key, name in members.items() if name == device.name), "")
+        parts = due(facts, wanted, listed, self._settings.ssh_keys)
+        # The hubs of this cluster: this machine's, and those that devices on its list had.
+        known = "".join(f"- {spell(key)}\n" for key in (self._ring.pair().public, *members))
+        why = wrong(facts, self._now()) or other_hub(facts["hubs"], known)
         if (joined := self._cluster.joined_by(device)) and not (hubs or check):
             why = why or f"{joined.name}, which it joins, is not set up, and comes first"
         if parts and (why := why or self._no_room(facts, device, parts)):
@@ -181,21 +185,15 @@ class Provisioner:
             if not answer.ok:
                 return Provisioned(device.name, ok=False, why=_reason(answer))
             facts = {**facts, **_said(answer)}
-        listed = self._allow(public_key(facts["key"]), device)
-        if not listed.ok:
-            return Provisioned(device.name, ok=False, why=f"the hub's list: {_reason(listed)}")
+        allowed = self._allow(public_key(facts["key"]), device)
+        if not allowed.ok:
+            return Provisioned(device.name, ok=False, why=f"the hub's list: {_reason(allowed)}")
         if "start" not in parts:
             return Provisioned(device.name, ok=True, changed=parts)
         started = call(self._remote, host, self._root, "start", seconds=SET_UP_S)
         if not started.ok:
             return Provisioned(device.name, ok=False, changed=parts, why=_reason(started))
         return Provisioned(device.name, ok=True, changed=parts)
-
-    @property
-    def _known(self) -> str:
-        """The hubs of this cluster: this machine's, and those that devices on its list had."""
-        keys = [spell(key) for key in (self._ring.pair().public, *self._ring.members())]
-        return "".join(f"- {key}\n" for key in keys)
 
     def _allow(self, key: Public, device: DeviceEntry) -> SshAnswer:
         """Put a device on the list, also on that of the device that it joins: before it starts,
@@ -228,11 +226,6 @@ class Provisioner:
             )
         return ""
 
-    def _listed(self, name: str) -> str:
-        """The key on the hub's list under this name; "": none."""
-        keys = [spell(key) for key, listed in self._ring.members().items() if listed == name]
-        return keys[0] if keys else ""
-
     def _set_up(
         self,
         device: DeviceEntry,
@@ -252,8 +245,14 @@ class Provisioner:
         files["config.json"] = json.dumps(load.config).encode()
         files["hubs"] = hubs.encode()
         files["users_keys"] = "".join(f"{key}\n" for key in settings.ssh_keys).encode()
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for name, content in files.items():
+                entry = tarfile.TarInfo(name)
+                entry.size, entry.mode = len(content), 0o600
+                tar.addfile(entry, io.BytesIO(content))
         words = ["sh", "-c", _UNPACK, "sh", stage]
-        sent = self._remote.run(host, words, _tar(files), seconds=COPY_S, root=True)
+        sent = self._remote.run(host, words, packed.getvalue(), seconds=COPY_S, root=True)
         worker = load.files["worker.tar"]
         if sent.ok and "worker" in parts and isinstance(worker, Path):
             target = f"{stage}/worker.tar"
@@ -306,13 +305,3 @@ def _look(facts: Mapping[str, Any]) -> ImageDescription:
     none = Partition(0, 0, 0)
     python = (int(facts["python"][0]), int(facts["python"][1]))
     return ImageDescription(facts["release"], python, facts["machine"], "", none, none)
-
-
-def _tar(files: Mapping[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o600
-            tar.addfile(entry, io.BytesIO(content))
-    return out.getvalue()

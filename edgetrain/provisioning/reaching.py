@@ -5,18 +5,15 @@ which they and their hub know each other.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import spell
 from edgetrain.fleet.cluster import Cluster, DeviceEntry
-from edgetrain.fleet.ssh import Remote, SshAnswer, SshClient, SshHost, copy
+from edgetrain.fleet.ssh import Remote, SshAnswer, SshHost, copy
 from edgetrain.provisioning.cards.first_boot import MEMBERS
-
-ACCEPTED = "known_hosts"
-"""The file, beside the keys, of SSH host keys that a person said yes to."""
 
 
 def hosts_of(cluster: Cluster, devices: Sequence[DeviceEntry]) -> list[SshHost]:
@@ -67,18 +64,3 @@ def send_list(remote: Remote, host: SshHost, root: str, members: str) -> SshAnsw
         path = Path(folder) / "members"
         path.write_text(members, "utf-8")
         return copy(remote, host, path, f"{root}{MEMBERS}", root=True)
-
-
-def open_remote(
-    keys: Path,
-    ask: Callable[[str], bool] | None = None,
-    password: str = "",
-    *,
-    keeps: bool = True,
-) -> SshClient:
-    """The way to the devices that enrolled at the hub with these keys. `ask` shows a line with the
-    host key of a machine that is not known, and says whether it is right; None: nobody can be
-    asked. password: of sudo on the devices. keeps: whether connections are kept for more commands.
-    """
-    known = Keyring(keys).hosts()
-    return SshClient(known, accepted=keys / ACCEPTED, ask=ask, password=password, keeps=keeps)

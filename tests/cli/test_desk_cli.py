@@ -19,9 +19,9 @@ from edgetrain.cli import desk as cli_desk
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import spell
 from edgetrain.exchange.messages import PROTOCOL
+from edgetrain.fleet import ssh
 from edgetrain.fleet.ssh import SshTrouble
 from edgetrain.provisioning import desk as desks
-from edgetrain.provisioning import reaching
 from edgetrain.provisioning.keeper import MESSAGES
 from edgetrain.runs.folder import read_metrics, read_summary
 
@@ -32,7 +32,7 @@ PYTHON = ".".join(platform.python_version_tuple()[:2])
 
 
 class Local(FolderRemote):
-    """Devices in folders, which `open_remote` gives."""
+    """Devices in folders, in place of ssh."""
 
     def __enter__(self):
         return self
@@ -62,7 +62,7 @@ def fleet(tmp_path, monkeypatch):
     for name in NAMES:
         flashed(tmp_path / "devices" / name)
     remote = Local(tmp_path / "devices")
-    monkeypatch.setattr(reaching, "open_remote", lambda *words, **more: remote)
+    monkeypatch.setattr(ssh, "SshClient", lambda *words, **more: remote)
     before = desks.DeviceDesk.__init__
 
     def here(self, *words, **more):

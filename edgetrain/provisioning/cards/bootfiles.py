@@ -41,7 +41,8 @@ class BootFiles:
 
         Raises ConfigError before anything is written if there is not enough space.
         """
-        need, free = sum(map(_length, files.values())) + SPARE, self.free()
+        sizes = [c.stat().st_size if isinstance(c, Path) else len(c) for c in files.values()]
+        need, free = sum(sizes) + SPARE, self.free()
         if need > free + sum(len(self.read(name) or b"") for name in files if need > free):
             raise ConfigError(
                 f"the boot partition has {free / 1e6:.0f} MB free, and "
@@ -92,10 +93,6 @@ class BootFiles:
         if program is None:
             raise ConfigError(f"{name} is not installed", "apt install mtools")
         return [program, "-i", self._image, *words]
-
-
-def _length(content: Content) -> int:
-    return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
 def _digest(content: Content) -> bytes:

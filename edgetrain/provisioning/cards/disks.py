@@ -104,7 +104,9 @@ def why_not(disk: Disk, need: int = 0, *, larger: bool = False, loops: bool = Fa
         return "has no card in it"
     if claimed := _claimed(entry):
         return claimed
-    if kind == "disk" and not _removable(entry):
+    buses = {entry.get("tran") or "", *(entry.get("subsystems") or "").split(":")}
+    leaves = _true(entry.get("rm")) or _true(entry.get("hotplug")) or buses & {"usb", "mmc"}
+    if kind == "disk" and not leaves:
         return "is not removable"
     if _true(entry.get("ro")):
         return "is read-only: look at the card's lock switch"
@@ -159,11 +161,6 @@ def _below(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for child in entry.get("children") or ():
         yield child
         yield from _below(child)
-
-
-def _removable(entry: Mapping[str, Any]) -> bool:
-    buses = {entry.get("tran") or "", *(entry.get("subsystems") or "").split(":")}
-    return _true(entry.get("rm")) or _true(entry.get("hotplug")) or bool(buses & {"usb", "mmc"})
 
 
 def _true(value: Any) -> bool:

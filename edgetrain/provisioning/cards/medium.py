@@ -60,7 +60,8 @@ class FileMedium:
         if not self._block and not stat.S_ISREG(mode):
             os.close(self._fd)
             raise ConfigError(f"{path} is neither a block device nor a file")
-        if self._block and _read_only(self._fd):
+        # Some kernels open a device that is write-protected.
+        if self._block and any(fcntl.ioctl(self._fd, _IS_READ_ONLY, bytes(4))):
             os.close(self._fd)
             raise ConfigError(*_explain(self._name, OSError(errno.EROFS, "")))
         if size is not None:
@@ -156,12 +157,6 @@ def _open(path: Path, direct: bool, *, create: bool) -> tuple[int, bool]:
             if error.errno != errno.EINVAL:
                 raise
     return os.open(path, flags, 0o600), False
-
-
-def _read_only(device: int) -> bool:
-    """Whether a block device is write-protected: some kernels open it all the same."""
-    answer = fcntl.ioctl(device, _IS_READ_ONLY, bytes(4))
-    return any(answer)
 
 
 def _explain(name: str, error: OSError) -> tuple[str, str]:
