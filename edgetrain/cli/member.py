@@ -79,13 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="if members average among themselves: where others connect to this one; 'no': they "
         "cannot (default: this machine's address on the way to the hub, any free port)",
     )  # fmt: skip
-    _add_training(parser)
-    common.add_output(parser, json=False)
-    common.add_track(parser)
-    common.try_again(parser)
-
-
-def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint", type=Path, metavar="FOLDER",
         help="keep a checkpoint there, and go on from it if there is one (default: none is kept)",
@@ -105,6 +98,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         help="lengthen steps so that this machine stays below this temperature (default: it does "
         "not)",
     )  # fmt: skip
+    common.add_output(parser, json=False)
+    common.add_track(parser)
+    common.try_again(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

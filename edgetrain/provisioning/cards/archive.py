@@ -94,19 +94,16 @@ class Workers:
             )
         lacking = [need for need in manifest.needs if need not in self.cores[core]]
         if lacking:
+            good = [
+                version
+                for (version, machine), needs in self.torch.items()
+                if machine == manifest.machine and set(needs) <= set(self.cores[core])
+            ]
             raise ConfigError(
                 f"torch {manifest.packages.get('torch')} needs {', '.join(lacking)}, which the "
                 f"{core} of a {profile} does not have: it would die with an illegal instruction",
-                f"an archive with {self._runs_on(core, manifest.machine)}",
+                f"an archive with torch {', '.join(good)}",
             )
-
-    def _runs_on(self, core: str, machine: str) -> str:
-        good = [
-            version
-            for (version, m), needs in self.torch.items()
-            if m == machine and set(needs) <= set(self.cores[core])
-        ]
-        return f"torch {', '.join(good)}"
 
 
 def workers(folder: Path | None = None) -> Workers:

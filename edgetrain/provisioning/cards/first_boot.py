@@ -127,8 +127,13 @@ class FirstBoot:
         if not slot.exists():
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
+            archive = self.ours / "worker.tar"
             try:
-                self._unpack_archive(part)
+                with (
+                    worker_archive(archive) as (_, payload),
+                    tarfile.open(fileobj=payload, mode="r|") as inner,
+                ):
+                    extract(inner, part)
             except (OSError, tarfile.TarError, EOFError, ValueError, KeyError) as error:
                 shutil.rmtree(part, ignore_errors=True)
                 if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -258,13 +263,6 @@ class FirstBoot:
                 raise Later(f"{' '.join(words)} failed")
 
     # -- tools -----------------------------------------------------------------------------------
-
-    def _unpack_archive(self, into: Path) -> None:
-        with (
-            worker_archive(self.ours / "worker.tar") as (_, payload),
-            tarfile.open(fileobj=payload, mode="r|") as inner,
-        ):
-            extract(inner, into)
 
     def _edgetrain(self, *words: str) -> None:
         if status := self._status("edgetrain", *words):

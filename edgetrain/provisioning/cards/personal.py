@@ -202,24 +202,20 @@ def _network_config(network: DeviceNetwork) -> dict[str, Any]:
         "ethernets": {"cable": {"match": {"name": "e*"}, **optional, **cable}},
     }
     if network.ssid:
+        point: dict[str, Any] = {"hidden": True} if network.hidden else {}
+        # WPA3 needs the passphrase itself, in place of the key made of it.
+        if network.security == "wpa3":
+            point["auth"] = {"key-management": "sae", "password": network.passphrase}
+        elif network.security == "wpa2":
+            point["password"] = network.psk
         config["wifis"] = {
             "wlan0": {
                 **addressing,
                 "regulatory-domain": network.country,
-                "access-points": {network.ssid: _access_point(network)},
+                "access-points": {network.ssid: point},
             }
         }
     return config
-
-
-def _access_point(network: DeviceNetwork) -> dict[str, Any]:
-    """As netplan has it. WPA3 needs the passphrase itself, in place of the key made of it."""
-    found: dict[str, Any] = {"hidden": True} if network.hidden else {}
-    if network.security == "wpa3":
-        found["auth"] = {"key-management": "sae", "password": network.passphrase}
-    elif network.security == "wpa2":
-        found["password"] = network.psk
-    return found
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

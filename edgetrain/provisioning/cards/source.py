@@ -49,7 +49,13 @@ class Source:
         except OSError as error:
             raise ConfigError(f"cannot read the image {path}: {error.strerror}") from None
         self._file = _Counted(raw, hash_it=bool(sha256))
-        self._stream = _decoder(self._file, self.kind)
+        self._stream: Any = self._file
+        if self.kind == "xz":
+            self._stream = _XzStreams(self._file)
+        elif self.kind == "gz":
+            self._stream = gzip.GzipFile(fileobj=self._file)  # type: ignore[call-overload]
+        elif self.kind == "zst":
+            self._stream = _zstd(self._file)
         self._decoded = hashlib.sha256()
         self._at = 0
 
@@ -68,8 +74,10 @@ class Source:
         Each is a buffer of its own that begins on a page.
         """
         while True:
-            buffer = aligned(CHUNK)
-            length = self._fill(buffer)
+            buffer, length = aligned(CHUNK), 0
+            with _reading(self.path):
+                while length < len(buffer) and (n := self._stream.readinto(buffer[length:])):
+                    length += n
             if not length:
                 return
             data = buffer[:length]
@@ -99,16 +107,6 @@ class Source:
         with contextlib.suppress(Exception):
             self._stream.close()
         self._file.close()
-
-    def _fill(self, buffer: memoryview) -> int:
-        done = 0
-        with _reading(self.path):
-            while done < len(buffer):
-                count = self._stream.readinto(buffer[done:])
-                if not count:
-                    break
-                done += count
-        return done
 
 
 def partition_starts(head: memoryview | bytes) -> tuple[int, ...]:
@@ -195,16 +193,6 @@ def _kind(magic: bytes, path: Path) -> str:
 def _is_skippable(magic: bytes) -> bool:
     """Whether it begins a frame of zstandard that decodes to nothing."""
     return magic[1:4] == b"\x2a\x4d\x18" and magic[0] >> 4 == 5
-
-
-def _decoder(file: _Counted, kind: str) -> Any:
-    if kind == "xz":
-        return _XzStreams(file)
-    if kind == "gz":
-        return gzip.GzipFile(fileobj=file)  # type: ignore[call-overload]
-    if kind == "zst":
-        return _zstd(file)
-    return file
 
 
 class _XzStreams:

@@ -177,7 +177,9 @@ def write(
     finally:
         for card in cards:
             if card.touched and not card.ok:
-                _disarm(card.medium, head)
+                with contextlib.suppress(OSError):  # a card that failed may still be written
+                    card.medium.write(0, _marked(head)[:ALIGNMENT])
+                    card.medium.flush()
     mapped = len(head) + sum(block.length for block in plan if block.digest)
     return Written(source.position, mapped, tuple(cards))
 
@@ -250,13 +252,6 @@ def _check_probes(card: CardState) -> None:
                 f"it is smaller than it says: what is written at {place} does not stay there",
                 "a false card; throw it away",
             )
-
-
-def _disarm(medium: FileMedium, head: memoryview) -> None:
-    """Blank the beginning of a card that failed, if it still can be written."""
-    with contextlib.suppress(OSError):
-        medium.write(0, _marked(head)[:ALIGNMENT])
-        medium.flush()
 
 
 # -- writing -------------------------------------------------------------------------------------
