@@ -61,8 +61,7 @@ def _joined(argv: list[str]) -> list[str]:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Parse the command line. KEY=VALUE words may be anywhere; argparse takes them in one place."""
-    from edgetrain.cli.arguments import chosen
-    from edgetrain.cli.parser import parser_for
+    from edgetrain.cli.parser import chosen, parser_for
 
     words = _joined(sys.argv[1:] if argv is None else argv)
     top = parser_for(words)

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
-from edgetrain.cli.arguments import AddVerb
+from edgetrain.cli.parser import AddVerb
 from edgetrain.cli.remote import add_devices, add_ways, reach
 from edgetrain.errors import ConfigError
 

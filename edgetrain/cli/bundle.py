@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from edgetrain.cli import common
-from edgetrain.cli.arguments import add_verbs
+from edgetrain.cli.parser import add_verbs
 
 HELP = "a task's code as one file: make, show, allow, list, revoke"
 ABOUT = "Job code whose digest a device's owner allows before any of it is imported."

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common, sudo
-from edgetrain.cli.arguments import AddVerb
+from edgetrain.cli.parser import AddVerb
 from edgetrain.errors import ConfigError, explain_os_errors, refuse_first
 
 if TYPE_CHECKING:

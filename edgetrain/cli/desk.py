@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain.cli import common
-from edgetrain.cli.arguments import AddVerb
+from edgetrain.cli.parser import AddVerb
 from edgetrain.cli.remote import add_devices, add_ways, reach
 from edgetrain.errors import ConfigError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain.cli import bench, cards, common, desk, remote
-from edgetrain.cli.arguments import add_verbs
+from edgetrain.cli.parser import add_verbs
 from edgetrain.errors import ConfigError, explain_os_errors
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgetrain.cli import common
-from edgetrain.cli.arguments import add_verbs
+from edgetrain.cli.parser import add_verbs
 from edgetrain.errors import ConfigError, explain_os_errors
 
 if TYPE_CHECKING:

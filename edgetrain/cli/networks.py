@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
-from edgetrain.cli.arguments import add_verbs
+from edgetrain.cli.parser import add_verbs
 from edgetrain.errors import ConfigError, NetworkError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
-from edgetrain.cli.arguments import AddVerb
+from edgetrain.cli.parser import AddVerb
 from edgetrain.cli.cards import archive_folder
 from edgetrain.errors import ConfigError
 

@@ -121,26 +121,22 @@ def _executor(arguments: argparse.Namespace, chosen: Sweep) -> Iterator[Executor
     if arguments.at_once < 1:
         raise ConfigError(f"--at-once {arguments.at_once}", "allowed are 1 and more")
     if arguments.dask:
-        with _dask(arguments.dask) as client:
+        try:
+            client = importlib.import_module("distributed").Client(arguments.dask, timeout=10)
+        except ImportError:
+            raise ConfigError("--dask needs Dask", "pip install distributed") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"--dask {arguments.dask}: {error}",
+                "the address that the cluster's scheduler printed",
+            ) from None
+        with client:
             yield client.get_executor()
     elif arguments.at_once > 1:
         with ProcessPoolExecutor(arguments.at_once, multiprocessing.get_context("spawn")) as pool:
             yield pool
     else:
         yield None
-
-
-def _dask(address: str) -> Any:
-    try:
-        client_of = importlib.import_module("distributed").Client
-    except ImportError:
-        raise ConfigError("--dask needs Dask", "pip install distributed") from None
-    try:
-        return client_of(address, timeout=10)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"--dask {address}: {error}", "the address that the cluster's scheduler printed"
-        ) from None
 
 
 def driver_of(arguments: argparse.Namespace, chosen: Sweep) -> sweep.Run:
@@ -171,7 +167,11 @@ def sweep_of(arguments: argparse.Namespace) -> tuple[Sweep, Path | None]:
     from edgetrain.jobs.grid import Sweep, is_sweep, load, resume, split
 
     axes = [grid.axis(name, split(text)) for name in AXES if (text := getattr(arguments, name))]
-    axes += [grid.axis(key, split(text)) for key, text in map(_parted, arguments.set)]
+    for text in arguments.set:
+        key, equals, values = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {text}: no axis", "write --set optimizer.lr=0.1,0.2")
+        axes.append(grid.axis(key.strip(), split(values)))
     if arguments.resume is not None:
         if axes or arguments.job or arguments.seeds or arguments.emulate:
             raise ConfigError(
@@ -189,13 +189,6 @@ def sweep_of(arguments: argparse.Namespace) -> tuple[Sweep, Path | None]:
         found = Sweep(reading.load(path).to_dict(), (), beside=beside)
     found = found.joined(reading.parse(found.job, words), axes, arguments.seeds)
     return replace(found, how="emulated") if arguments.emulate else found, None
-
-
-def _parted(text: str) -> tuple[str, str]:
-    key, equals, values = text.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--set {text}: no axis", "write --set optimizer.lr=0.1,0.2")
-    return key.strip(), values
 
 
 def progress_line(chosen: Sweep, progress: SweepProgress) -> str:
@@ -220,6 +213,7 @@ def progress_line(chosen: Sweep, progress: SweepProgress) -> str:
 def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: list[Row]) -> int:
     from edgetrain.files.writing import write_text
     from edgetrain.runs.folder import write_summary
+    from edgetrain.runs.reports.plot import draw_sweep
     from edgetrain.runs.reports.sweep_rows import CSV, to_csv
     from edgetrain.runs.reports.sweep_table import text
     from edgetrain.training.sweep import results_of
@@ -235,7 +229,17 @@ def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: li
     path = folder / CSV
     whole = common.saved(lambda: write_text(path, to_csv(rows)))
     whole = common.saved(lambda: write_summary(folder, summary)) and whole
-    drawn = _draw(summary, folder, _about(chosen))
+    job, varied = chosen.cells()[0].job, {each.name.rpartition(".")[2] for each in chosen.axes}
+    about = chosen.called
+    about += f", {job.fleet.members} members" if "members" not in varied else ""
+    about += f", {job.train.steps} steps" if "steps" not in varied else ""
+    drawn = []
+    for axis in [axis for axis, labels in axes.items() if len(labels) > 1]:
+        title = summary["title"] or f"{about}, along {axis}"
+        name = "".join(char if char.isalnum() or char in "-_" else "-" for char in axis)
+        what = (axis, axes, summary["points"], summary["metric"], title)
+        if picture := common.picture(folder / f"{name}.png", draw_sweep, *what):
+            drawn.append(picture)
     if arguments.json:
         answer = summary | {"rows": rows, "pictures": list(map(str, drawn)), "folder": str(folder)}
         common.say(json.dumps(answer))
@@ -243,29 +247,3 @@ def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: li
         common.say(f"rows: {path}")
         common.say_pictures(drawn)
     return int(bool(failed) or not whole)
-
-
-def _about(chosen: Sweep) -> str:
-    job, varied = chosen.cells()[0].job, {each.name.rpartition(".")[2] for each in chosen.axes}
-    parts = [chosen.called]
-    parts += [f"{job.fleet.members} members"] if "members" not in varied else []
-    parts += [f"{job.train.steps} steps"] if "steps" not in varied else []
-    return ", ".join(parts)
-
-
-def _draw(summary: dict[str, Any], folder: Path, about: str) -> list[Path]:
-    """A picture for each axis with several values, titled `about` by default; their paths."""
-    from edgetrain.runs.reports.plot import draw_sweep
-
-    axes, found, metric, title = (summary[key] for key in ("axes", "points", "metric", "title"))
-    several = [axis for axis, labels in axes.items() if len(labels) > 1]
-    titles = {axis: title or f"{about}, along {axis}" for axis in several}
-    pictures = [
-        common.picture(folder / _file_name(axis), draw_sweep, axis, axes, found, metric, heading)
-        for axis, heading in titles.items()
-    ]
-    return [picture for picture in pictures if picture is not None]
-
-
-def _file_name(axis: str) -> str:
-    return "".join(char if char.isalnum() or char in "-_" else "-" for char in axis) + ".png"

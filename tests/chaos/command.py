@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgetrain.__main__ import carry_out
 from edgetrain.cli import common
-from edgetrain.cli.arguments import Parser
+from edgetrain.cli.parser import Parser
 from edgetrain.errors import ConfigError
 from edgetrain.training.simulated import require_simulator
 
