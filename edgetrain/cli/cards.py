@@ -235,10 +235,22 @@ class _Session:
                 for target in targets:
                     name = target.device.name
                     common.warn(f"{name}  would be written to {target.path}")
-                    done = {"device": name, "card": target.path, "ok": True, "planned": True}
-                    self._results.append(done)
+                    self._results.append(
+                        {"device": name, "card": target.path, "ok": True, "planned": True}
+                    )
                 continue
-            self._turn(targets)
+            done = self._write(targets, _Bar())
+            for target, card in zip(targets, done.cards, strict=True):
+                said = f"done: {card.written / 1e6:.0f} MB written" if card.ok else card.error
+                if card.skipped and card.ok:
+                    said += f", {card.skipped / 1e6:.0f} MB were there"
+                common.warn(f"{target.device.name}  {target.path}  {said}")
+                if arguments.image_out:
+                    sudo.give_to_owner_of(arguments.image_out, Path(target.path))
+                figures = {key: getattr(card, key) for key in ("ok", "error", "written", "skipped")}
+                figures |= {key: round(getattr(card, key), 3) for key in ("write_s", "check_s")}
+                name, path = target.device.name, target.path
+                self._results.append({"device": name, "card": path, **figures})
             if arguments.to or not self._left:
                 break
         self._results += [
@@ -251,28 +263,6 @@ class _Session:
         if not arguments.dry_run and good:
             common.warn("next: put the cards into the devices, and start `edgetrain hub`")
         return 0 if good == len(self._results) else 1
-
-    def _turn(self, targets: Sequence[Target]) -> None:
-        done = self._write(targets, _Bar())
-        for target, card in zip(targets, done.cards, strict=True):
-            said = f"done: {card.written / 1e6:.0f} MB written" if card.ok else card.error
-            if card.skipped and card.ok:
-                said += f", {card.skipped / 1e6:.0f} MB were there"
-            common.warn(f"{target.device.name}  {target.path}  {said}")
-            if self._arguments.image_out:
-                sudo.give_to_owner_of(self._arguments.image_out, Path(target.path))
-            self._results.append(
-                {
-                    "device": target.device.name,
-                    "card": target.path,
-                    "ok": card.ok,
-                    "error": card.error,
-                    "written": card.written,
-                    "skipped": card.skipped,
-                    "write_s": round(card.write_s, 3),
-                    "check_s": round(card.check_s, 3),
-                }
-            )
 
     def _targets(self) -> list[Target]:
         """The next cards to write, agreed with the user. Raises ConfigError."""
@@ -308,7 +298,17 @@ class _Session:
         while True:
             listing = disks.disks(disks.listing())
             if arguments.to:
-                return [self._named(listing, path, need) for path in arguments.to]
+                if len(set(arguments.to)) != len(arguments.to):
+                    raise ConfigError("--to names a card twice")
+                if len(arguments.to) > len(self._left):
+                    raise ConfigError(
+                        f"--to names {len(arguments.to)} cards for {len(self._left)} devices"
+                    )
+                named = [disks.disk_at(str(Path(to).resolve()), listing) for to in arguments.to]
+                for disk in named:
+                    if reason := disks.why_not(disk, need, larger=arguments.larger):
+                        raise ConfigError(f"{disk.path} {reason}")
+                return named
             found = disks.cards(listing, need, larger=arguments.larger)
             if found:
                 return found
@@ -319,20 +319,6 @@ class _Session:
                 raise ConfigError(f"no card was found ({'; '.join(reasons) or 'no disk at all'})")
             names = ", ".join(device.name for device in self._left)
             _confirm(f"put in cards for {names} ({'; '.join(reasons)})")
-
-    def _named(self, listing: list[Disk], path: str, need: int) -> Disk:
-        from edgetrain.provisioning.cards import disks
-
-        if len(set(self._arguments.to)) != len(self._arguments.to):
-            raise ConfigError("--to names a card twice")
-        if len(self._arguments.to) > len(self._left):
-            raise ConfigError(
-                f"--to names {len(self._arguments.to)} cards for {len(self._left)} devices"
-            )
-        disk = disks.disk_at(str(Path(path).resolve()), listing)
-        if reason := disks.why_not(disk, need, larger=self._arguments.larger):
-            raise ConfigError(f"{disk.path} {reason}")
-        return disk
 
 
 def _confirm(what: str) -> None:

@@ -34,6 +34,7 @@ from edgetrain.provisioning.cards.first_boot import (
     UNITS,
     Failed,
     FirstBoot,
+    release_in,
     unit_in,
 )
 from edgetrain.provisioning.keeper import with_pins
@@ -56,7 +57,9 @@ def look(root: Path, user: str) -> dict[str, Any]:
     wants = root / UNITS / "multi-user.target.wants" / unit_in(root)
     boot, account = os.statvfs(root), _account(root, user)
     return {
-        "release": _release(root),
+        "release": release_in(
+            _text(root / "etc/os-release"), is_pi=(root / "etc/rpi-issue").exists()
+        ),
         "python": list(sys.version_info[:2]),
         "machine": platform.machine(),
         "features": _features(root),
@@ -151,16 +154,6 @@ def _text(path: Path) -> str:
 def _public(root: Path) -> str:
     words = _text(root / KEYS / "key").split()
     return words[1] if words[:1] == ["public"] else ""
-
-
-def _release(root: Path) -> str:
-    """As `looking` calls the system of an image."""
-    lines = [line.partition("=") for line in _text(root / "etc/os-release").splitlines()]
-    said = {key: value.strip("\"'") for key, _, value in lines}
-    kind = said.get("ID", "unknown")
-    if kind in ("debian", "raspbian") and (root / "etc/rpi-issue").exists():
-        kind = "raspberry-pi-os"
-    return f"{kind}-{said['VERSION_ID']}" if said.get("VERSION_ID") else kind
 
 
 def _features(root: Path) -> list[str]:

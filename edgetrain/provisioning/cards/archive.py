@@ -23,7 +23,7 @@ from typing import Any
 from edgetrain.errors import ConfigError, did_you_mean, refuse_first
 from edgetrain.files.toml import read_toml
 from edgetrain.fleet import catalog
-from edgetrain.provisioning.cards.first_boot import MOST_MANIFEST
+from edgetrain.provisioning.cards.first_boot import MOST_MANIFEST, worker_archive
 from edgetrain.provisioning.cards.looking import RELEASES, ImageDescription
 
 VERSION = 2
@@ -236,13 +236,11 @@ def read_manifest(path: Path) -> Manifest:
 def check(path: Path) -> Manifest:
     """The manifest of an archive whose payload has the digest it states. Raises ConfigError."""
     manifest = read_manifest(path)
-    with tarfile.open(path) as tar:
-        file = tar.extractfile(PAYLOAD)
-        digest = hashlib.sha256()
-        while file and (data := file.read(1 << 20)):
-            digest.update(data)
-    if digest.hexdigest() != manifest.sha256:
-        raise ConfigError(f"{path} is damaged: its payload has another SHA-256", "make it anew")
+    try:
+        with worker_archive(path):
+            pass
+    except (ValueError, tarfile.TarError, EOFError) as error:
+        raise ConfigError(f"{path} is damaged: {error}", "make it anew") from None
     return manifest
 
 

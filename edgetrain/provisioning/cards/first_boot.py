@@ -279,6 +279,17 @@ def unit_in(root: Path) -> str:
     return HUB_UNIT if (root / UNITS / HUB_UNIT).exists() else UNIT
 
 
+def release_in(text: str, *, is_pi: bool) -> str:
+    """An operating system, "debian-13", from the text of its os-release; is_pi: of a Raspberry Pi's
+    own images."""
+    lines = [line.partition("=") for line in text.splitlines()]
+    said = {key: value.strip("\"'") for key, _, value in lines}
+    kind, version = said.get("ID", "unknown"), said.get("VERSION_ID", "")
+    if kind in ("debian", "raspbian") and is_pi:
+        kind = "raspberry-pi-os"
+    return f"{kind}-{version}" if version else kind
+
+
 def filesystem_of(root: Path, path: str) -> str:
     """The kind of the file system that holds a path, from /proc/mounts below the root."""
     best, kind = "", ""

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edgetrain.errors import ConfigError, refuse_first
+from edgetrain.provisioning.cards.first_boot import release_in
 from edgetrain.provisioning.cards.source import SECTOR, SECTORS_OF_4096
 
 TOOLS = {
@@ -205,12 +206,8 @@ def _release(files: Files) -> str:
             break
     else:
         raise ConfigError("the image has no /usr/lib/os-release: its system is not known")
-    lines = [line for line in content.decode(errors="replace").splitlines() if "=" in line]
-    said = {key: value.strip("\"'") for key, value in (line.split("=", 1) for line in lines)}
-    kind, version = said.get("ID", "unknown"), said.get("VERSION_ID", "")
-    if kind in ("debian", "raspbian") and files.exists("/etc/rpi-issue"):
-        kind = "raspberry-pi-os"
-    return f"{kind}-{version}" if version else kind
+    text = content.decode(errors="replace")
+    return release_in(text, is_pi=files.exists("/etc/rpi-issue"))
 
 
 def _first_boot(files: Files, release: str) -> str:

@@ -305,34 +305,25 @@ def _network_files(network: DeviceNetwork) -> list[str]:
     address = manual if network.address != DHCP else "method=auto"
     if network.ssid:
         hidden = "hidden=true\n" if network.hidden else ""
+        # Key files lose blanks at the ends of a name, "83;83;73;" in them are bytes, and a
+        # backslash begins an escape: anything but plain words stands there as such bytes.
+        ssid, kind, key = network.ssid, "wpa-psk", ""
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", ssid):
+            ssid = "".join(f"{byte};" for byte in ssid.encode())
+        if network.security == "wpa3":
+            kind, key = "sae", network.passphrase.replace("\\", "\\\\").replace(" ", "\\s")
+        elif network.security != "open":
+            key = network.psk
+        secret = f"[wifi-security]\nkey-mgmt={kind}\npsk={key}\n\n" if key else ""
         lines = (
             "[connection]\nid=edgetrain-wifi\ntype=wifi\n\n[wifi]\nmode=infrastructure\n"
-            f"ssid={_nm_ssid(network.ssid)}\n"
-            f"{hidden}\n{_nm_security(network)}[ipv4]\n{address}\n"
+            f"ssid={ssid}\n{hidden}\n{secret}[ipv4]\n{address}\n"
         )
         shell.append(_nm("edgetrain-wifi", lines))
     elif network.address != DHCP:
         lines = f"[connection]\nid=edgetrain-cable\ntype=ethernet\n\n[ipv4]\n{address}\n"
         shell.append(_nm("edgetrain-cable", lines))
     return shell
-
-
-def _nm_ssid(ssid: str) -> str:
-    """The name of a network as NetworkManager's key files have it. Anything but plain words stands
-    there as the numbers of its bytes: blanks at the ends are lost, "83;83;73;" is such numbers, and
-    a backslash begins an escape."""
-    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", ssid):
-        return ssid
-    return "".join(f"{byte};" for byte in ssid.encode())
-
-
-def _nm_security(network: DeviceNetwork) -> str:
-    if network.security == "open":
-        return ""
-    kind, key = "wpa-psk", network.psk
-    if network.security == "wpa3":  # a key file's backslash begins an escape, blanks are lost
-        kind, key = "sae", network.passphrase.replace("\\", "\\\\").replace(" ", "\\s")
-    return f"[wifi-security]\nkey-mgmt={kind}\npsk={key}\n\n"
 
 
 def _nm(name: str, text: str) -> str:
