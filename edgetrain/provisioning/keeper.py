@@ -320,8 +320,17 @@ class DeviceKeeper:
         except (tarfile.TarError, EOFError) as error:
             raise Failed(f"the job's files cannot be unpacked: {error}") from None
         facts = self._facts(part / "set.json")
-        if bundle := facts.get("bundle"):
-            self._allow(bundle, str(facts.get("bundle_name", "")))
+        if bundle := facts.get("bundle"):  # its code may run here, unless the owner revoked it
+            path, name = self._keys / "bundles", str(facts.get("bundle_name", ""))
+            lines = _text(path).splitlines()
+            if not any(line.split()[:1] == [bundle] for line in lines):
+                if any(self._facts(f / "set.json").get("bundle") == bundle for f in self._sets()):
+                    raise Failed(
+                        f"the bundle {bundle[:12]} was revoked on this device; `edgetrain bundle "
+                        "allow` there lets it run again"
+                    )
+                text = "".join(f"{line}\n" for line in [*lines, f"{bundle} {name}".rstrip()])
+                self._disk.write(path, text.encode(), 0o600)
         self._put(part / "set.json", {**facts, "digest": digest, "number": number})
         self._disk.rename(part, sets / str(number))
         return sets / str(number)
@@ -329,20 +338,6 @@ class DeviceKeeper:
     def _sets(self) -> list[Path]:
         folders = (self.settings / "jobs").glob("*")
         return sorted((f for f in folders if f.name.isdecimal()), key=lambda f: int(f.name))
-
-    def _allow(self, digest: str, name: str) -> None:
-        """Let a bundle's code run here, unless the device's owner has revoked it."""
-        path = self._keys / "bundles"
-        lines = _text(path).splitlines()
-        if any(line.split()[:1] == [digest] for line in lines):
-            return
-        if any(self._facts(f / "set.json").get("bundle") == digest for f in self._sets()):
-            raise Failed(
-                f"the bundle {digest[:12]} was revoked on this device; `edgetrain bundle allow` "
-                "there lets it run again"
-            )
-        text = "".join(f"{line}\n" for line in [*lines, f"{digest} {name}".rstrip()])
-        self._disk.write(path, text.encode(), 0o600)
 
     def _restart(self, *, is_hub: bool) -> None:
         """A hub or gateway begins a run of its own, and listens before any member is told of the
@@ -437,23 +432,21 @@ class DeviceKeeper:
                 trial = None
             else:
                 sleep(POLL_S)
-                trial = self._look(trial)
-
-    def _look(self, trial: Trial) -> Trial | None:
-        verdict, after = judge(self.unit(), trial, POLL_S)
-        if verdict == "taken":
-            facts = self._slot_facts(trial.new)
-            self._put(self.slots / f"{trial.new}.json", {**facts, "ready": True})
-            self._end(trial, "taken")
-            return None
-        if verdict == "back" and not self._slot_facts(trial.old).get("ready"):
-            self._end(after, "stuck")
-            return None
-        if verdict == "back":
-            return self._put_trial(dataclasses.replace(after, phase="returning"))
-        if int(after.left_s / 60) < int(trial.left_s / 60):  # a restart must not begin it anew
-            self._put_trial(after)
-        return after
+                verdict, after = judge(self.unit(), trial, POLL_S)
+                if verdict == "taken":
+                    facts = self._slot_facts(trial.new)
+                    self._put(self.slots / f"{trial.new}.json", {**facts, "ready": True})
+                    self._end(trial, "taken")
+                    trial = None
+                elif verdict == "back" and not self._slot_facts(trial.old).get("ready"):
+                    self._end(after, "stuck")
+                    trial = None
+                elif verdict == "back":
+                    trial = self._put_trial(dataclasses.replace(after, phase="returning"))
+                else:
+                    if int(after.left_s / 60) < int(trial.left_s / 60):  # a restart goes on here
+                        self._put_trial(after)
+                    trial = after
 
     def _switch(self, slot: str) -> None:
         name = self.name

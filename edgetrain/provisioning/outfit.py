@@ -101,8 +101,26 @@ def with_job(found: Cluster, path: Path) -> Cluster:
 def set_of(found: Cluster, job: Job) -> JobSet:
     """What the devices of a cluster get of its job. Raises ConfigError."""
     assert found.job
+    bundle = None
+    named = job.task.partition("#")[0] if "#" in job.task else ""
+    if found.job.bundle is not None:
+        if Path(named).name != named or found.job.bundle.name != named:
+            raise ConfigError(
+                f"the job's task is '{job.task}', and job.bundle is {found.job.bundle.name}",
+                "on a device both are in one folder: give the bundle's plain name in both",
+            )
+        try:
+            content = found.job.bundle.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot read {found.job.bundle}: {error.strerror}") from None
+        bundle = (named, content, digest_of(content))
+    elif named:
+        raise ConfigError(
+            f"the job's task is in {named}, and {found.path} has no job.bundle",
+            f'bundle = "{named}"',
+        )
     data = sets.pack_data(found.job.data) if found.job.data else None
-    return sets.make(job, found.job.file.read_bytes(), data, _bundle(found, job))
+    return sets.make(job, found.job.file.read_bytes(), data, bundle)
 
 
 def check_task(
@@ -131,29 +149,6 @@ def check_task(
         except ConfigError as error:
             refused.append(error)
     raise refused[0]
-
-
-def _bundle(found: Cluster, job: Job) -> tuple[str, bytes, str] | None:
-    """The job's own code: its name on the device, content and digest. Raises ConfigError."""
-    assert found.job
-    named = job.task.partition("#")[0] if "#" in job.task else ""
-    if found.job.bundle is None:
-        if named:
-            raise ConfigError(
-                f"the job's task is in {named}, and {found.path} has no job.bundle",
-                f'bundle = "{named}"',
-            )
-        return None
-    if Path(named).name != named or found.job.bundle.name != named:
-        raise ConfigError(
-            f"the job's task is '{job.task}', and job.bundle is {found.job.bundle.name}",
-            "on a device both are in one folder: give the bundle's plain name in both",
-        )
-    try:
-        content = found.job.bundle.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {found.job.bundle}: {error.strerror}") from None
-    return named, content, digest_of(content)
 
 
 class Tokens(Protocol):

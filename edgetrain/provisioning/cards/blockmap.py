@@ -115,7 +115,13 @@ def _parse(path: Path, raw: bytes) -> BlockMap:
     root = ElementTree.fromstring(raw)  # noqa: S314  no entities are declared, none is expanded
     if root.tag != "bmap":
         raise ValueError(f"it begins with <{root.tag}>")
-    _check_itself(root, raw)
+    # Its checksum of itself, which it has since version 1.4.
+    said = (root.findtext("BmapFileChecksum") or root.findtext("BmapFileSHA1") or "").strip()
+    if said:
+        blank = raw.replace(said.encode(), b"0" * len(said))
+        of_length = {64: hashlib.sha256, 40: hashlib.sha1, 32: hashlib.md5}
+        if len(said) not in of_length or of_length[len(said)](blank).hexdigest() != said:
+            raise ValueError("its own checksum is wrong")
     block, size = _number(root, "BlockSize"), _number(root, "ImageSize")
     if block < 512 or size < 0:
         raise ValueError(f"blocks of {block} bytes")
@@ -134,17 +140,6 @@ def _parse(path: Path, raw: bytes) -> BlockMap:
     if not ranges:
         raise ValueError("it has no ranges")
     return BlockMap(path, size, tuple(ranges), kind)
-
-
-def _check_itself(root: ElementTree.Element, raw: bytes) -> None:
-    """Check the map's checksum of itself, which it has since version 1.4."""
-    said = (root.findtext("BmapFileChecksum") or root.findtext("BmapFileSHA1") or "").strip()
-    if not said:
-        return
-    blank = raw.replace(said.encode(), b"0" * len(said))
-    kinds = {64: hashlib.sha256, 40: hashlib.sha1, 32: hashlib.md5}
-    if len(said) not in kinds or kinds[len(said)](blank).hexdigest() != said:
-        raise ValueError("its own checksum is wrong")
 
 
 def _number(root: ElementTree.Element, name: str) -> int:

@@ -405,43 +405,31 @@ def _end(card: CardState) -> None:
 
 
 def _write_blocks(card: CardState) -> None:
-    began = time.monotonic()
-    writer = _Writer(card)
+    """Write blocks to one card, and only where the card differs if that is worth a look."""
+    began, there = time.monotonic(), aligned(CHUNK)
+    compares, different = card.compare, 0
+
+    def write(block: Chunk) -> None:
+        nonlocal compares, different
+        data = _ZEROS[: block.length] if block.data is None else block.data
+        if compares or block.data is None:
+            length = -(-block.length // ALIGNMENT) * ALIGNMENT
+            count = card.medium.read(block.offset, there[:length])
+            if count >= block.length and same(there[: block.length], data):
+                card.skipped += block.length
+                different = 0
+                return
+        different += 1
+        compares = compares and different < TIRED
+        card.medium.write(block.offset, aligned(block.length) if block.data is None else data)
+        card.written += block.length
+
     while (block := card.waiting.get()) is not None:
         if not card.error:
-            _guarded(card, lambda _, block=block: writer.write(block))  # type: ignore[misc]
+            _guarded(card, lambda _, block=block: write(block))  # type: ignore[misc]
     if not card.error:
         _guarded(card, lambda c: c.medium.flush())
     card.write_s = time.monotonic() - began
-
-
-class _Writer:
-    """Writes blocks to one card, and only where the card differs if that is worth a look."""
-
-    def __init__(self, card: CardState) -> None:
-        self._card = card
-        self._there = aligned(CHUNK)
-        self._compare = card.compare
-        self._different = 0
-
-    def write(self, block: Chunk) -> None:
-        data = _ZEROS[: block.length] if block.data is None else block.data
-        if (self._compare or block.data is None) and self._is_there(block.offset, data):
-            self._card.skipped += block.length
-            self._different = 0
-            return
-        self._different += 1
-        if self._different >= TIRED:
-            self._compare = False
-        if block.data is None:
-            data = aligned(block.length)
-        self._card.medium.write(block.offset, data)
-        self._card.written += block.length
-
-    def _is_there(self, offset: int, data: memoryview) -> bool:
-        there = self._there[: -(-len(data) // ALIGNMENT) * ALIGNMENT]
-        count = self._card.medium.read(offset, there)
-        return count >= len(data) and same(there[: len(data)], data)
 
 
 # -- reading back, and the end -------------------------------------------------------------------
@@ -534,18 +522,13 @@ def _guarded(card: CardState, work: Callable[[CardState], None]) -> None:
     except EdgetrainError as error:
         card.fail(str(error))
     except OSError as error:
-        card.fail(_explain(error))
+        said = {
+            **dict.fromkeys((errno.ENODEV, errno.ENXIO, errno.ENOMEDIUM), "it was taken out"),
+            errno.EIO: "it fails (input/output error): broken, or taken out",
+            errno.ENOSPC: "there is no space left",
+        }
+        card.fail(said.get(error.errno or 0) or error.strerror or str(error))
 
 
 def _alive(cards: Sequence[CardState]) -> list[CardState]:
     return [card for card in cards if not card.error]
-
-
-def _explain(error: OSError) -> str:
-    if error.errno in (errno.ENODEV, errno.ENXIO, errno.ENOMEDIUM):
-        return "it was taken out"
-    if error.errno == errno.EIO:
-        return "it fails (input/output error): broken, or taken out"
-    if error.errno == errno.ENOSPC:
-        return "there is no space left"
-    return error.strerror or str(error)
