@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
-from edgetrain.errors import ConfigError, EdgetrainError, Refused, Stopped, refuse_first
+from edgetrain.errors import ConfigError, Refused, refuse_first
 from edgetrain.jobs.job import Job
-from edgetrain.training.member.service import Service
+from edgetrain.training.member.service import Service, told_why
 from edgetrain.training.stopping import Stop
 
 if TYPE_CHECKING:
@@ -105,15 +105,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check that the hub can be reached, then train; a service manager is told how it goes."""
-    service = Service()
-    service.status(f"looking for the hub at {', '.join(arguments.hub) or 'its addresses'}")
-    with Stop().installed() as stop:
-        try:
-            status = _run(arguments, stop, service)
-        except (EdgetrainError, Stopped) as error:
-            service.stopping(str(error) if isinstance(error, EdgetrainError) else "asked to stop")
-            raise
-    service.stopping("done")
+    with told_why() as service, Stop().installed() as stop:
+        service.status(f"looking for the hub at {', '.join(arguments.hub) or 'its addresses'}")
+        status = _run(arguments, stop, service)
+        service.stopping("done")
     return status
 
 

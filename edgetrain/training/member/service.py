@@ -24,7 +24,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from edgetrain.errors import EdgetrainError
+from edgetrain.errors import EdgetrainError, Stopped
 
 SLOWEST = 20.0
 """How many times longer than the longest step so far a step may take, before it counts as hung."""
@@ -38,12 +38,12 @@ AWAY_S = 10.0
 
 @contextlib.contextmanager
 def told_why() -> Iterator[Service]:
-    """A service manager, which is told which error ends this."""
+    """A service manager, which is told which error ends this, or who asked it to stop."""
     service = Service()
     try:
         yield service
-    except EdgetrainError as error:
-        service.stopping(str(error))
+    except (EdgetrainError, Stopped) as error:
+        service.stopping(str(error) if isinstance(error, EdgetrainError) else "asked to stop")
         raise
 
 
