@@ -19,9 +19,9 @@ from edgetrain.cli.parser import AddVerb
 from edgetrain.errors import ConfigError, explain_os_errors, refuse_first
 
 if TYPE_CHECKING:
-    from edgetrain.fleet.cluster import Cluster, DeviceEntry
+    from edgetrain.fleet.cluster import DeviceEntry
     from edgetrain.provisioning.cards.disks import Disk
-    from edgetrain.provisioning.cards.flashing import Image, Settings, Target
+    from edgetrain.provisioning.cards.flashing import Image, Target
     from edgetrain.provisioning.cards.writing import CardProgress, Written
     from edgetrain.provisioning.outfit import Tokens
 

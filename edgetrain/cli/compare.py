@@ -11,7 +11,6 @@ from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
-from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
 
 DEMO = (

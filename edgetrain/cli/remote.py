@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
-from edgetrain.cli.parser import AddVerb
 from edgetrain.cli.cards import archive_folder
+from edgetrain.cli.parser import AddVerb
 from edgetrain.errors import ConfigError
 
 if TYPE_CHECKING:

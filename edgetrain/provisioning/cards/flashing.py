@@ -230,9 +230,7 @@ def check_network(cluster: Cluster, look: ImageDescription) -> None:
         )
 
 
-def person(
-    cluster: Cluster, device: DeviceEntry, settings: Settings, nonce: bytes
-) -> Personal:
+def person(cluster: Cluster, device: DeviceEntry, settings: Settings, nonce: bytes) -> Personal:
     """A device as its card describes it. nonce: another one each time."""
     if cluster.ssh is None:
         raise ConfigError(f"{cluster.path}: [ssh] is missing", "who may log in on the devices?")

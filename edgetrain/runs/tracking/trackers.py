@@ -1,5 +1,4 @@
-"""A run folder that is handed to a tracker: TensorBoard, MLflow, Weights & Biases, or what a package
-adds.
+"""A run folder that is handed to a tracker: TensorBoard, MLflow, Weights & Biases, or a package's.
 
 Each library is imported where it is used, and is an extra: it is called back through `Tracker`.
 Another tracker is an entry point of the group "edgetrain.trackers": a name, and a function that is
