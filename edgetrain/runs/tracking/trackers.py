@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
@@ -153,7 +153,12 @@ def trackers() -> dict[str, Callable[[About], Tracker]]:
     """All that are known here, by name: ours, and those of other packages."""
     found = dict(OWN)
     for each in entry_points(group="edgetrain.trackers"):
-        found.setdefault(each.name, lambda about, theirs=each: theirs.load()(about))
+
+        def begin(about: About, theirs: EntryPoint = each) -> Tracker:
+            made: Tracker = theirs.load()(about)
+            return made
+
+        found.setdefault(each.name, begin)
     return found
 
 
