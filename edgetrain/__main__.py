@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,10 @@ def _say_error(text: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit status."""
     words = sys.argv[1:] if argv is None else argv
+    if argv is None and "_ARGCOMPLETE" in os.environ:
+        from edgetrain.cli.completion import answer_tab
+
+        answer_tab()
     _print_in_any_encoding()
     _say_at_once(words)
     if not words:

@@ -1,12 +1,14 @@
-"""`edgetrain completion`: a script that completes verbs, flags, keys of a job and their names."""
+"""`edgetrain completion`: TAB completes verbs, flags, keys of a job and their names.
+
+argcomplete does it: its script starts this command at each TAB, which `answer_tab` answers.
+"""
 
 from __future__ import annotations
 
 import argparse
-import functools
-import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import os
+from functools import partial
+from pathlib import Path
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError, did_you_mean
@@ -21,8 +23,8 @@ examples:
   edgetrain completion zsh > ~/.edgetrain.zsh    and in ~/.zshrc, after compinit: . ~/.edgetrain.zsh
   edgetrain completion fish > ~/.config/fish/completions/edgetrain.fish
 
-Then TAB knows verbs, flags, keys and names: edgetrain run network=wan-<TAB>. The script holds all
-of them and starts nothing; write it again after an update.
+Then TAB knows verbs, flags, keys and names: edgetrain run network=wan-<TAB>. It is argcomplete's
+script, which asks the command itself: pip install 'edgetrain[completion]'.
 """
 
 
@@ -31,208 +33,104 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the script for all commands of `arguments.top`, the parser of the whole command."""
     if arguments.shell not in SHELLS:
         raise ConfigError(
             f"no completion for the shell '{arguments.shell}'",
             did_you_mean(arguments.shell, SHELLS),
         )
-    commands = list(commands_of(arguments.top))
-    common.say(fish(commands) if arguments.shell == "fish" else bash(commands, arguments.shell))
+    try:
+        from argcomplete import shellcode
+    except ImportError:
+        raise ConfigError(
+            "completion needs argcomplete", "pip install 'edgetrain[completion]'"
+        ) from None
+    common.say(shellcode(["edgetrain"], shell=arguments.shell))
     return 0
 
 
-@dataclass
-class Command:
-    """A command and what may follow it. `path` is empty for `edgetrain` itself."""
+def answer_tab() -> None:
+    """Answer a shell that has pressed TAB, and end this process."""
+    from argcomplete import autocomplete
 
-    path: str
-    verbs: dict[str, str] = field(default_factory=dict)
-    """Verbs by name, with what they do."""
-    flags: dict[str, str] = field(default_factory=dict)
-    values: dict[str, list[str]] = field(default_factory=dict)
-    """What may follow a flag, where that is known."""
-    words: list[str] = field(default_factory=list)
-    """Choices of an argument that has no flag."""
-    takes_job: bool = False
+    from edgetrain.cli.parser import parser_for
+
+    typed = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+    top = parser_for(typed.rpartition(" ")[0].split()[1:])  # a verb is typed when a blank follows
+    _know_names(top, "")
+    autocomplete(top, always_complete_options=False)
 
 
-def commands_of(parser: argparse.ArgumentParser, path: str = "") -> Iterator[Command]:
-    command = Command(path)
-    inner: list[tuple[str, argparse.ArgumentParser]] = []
+_WORDS = {"networks show": "network", "networks check": "network", "devices show": "device",
+          "completion": "shell"}  # fmt: skip
+"""Commands with an argument that is a name of the catalog, or a path."""
+_FLAGS = {"--strategies": "strategy", "--uplink": "network"}
+
+
+def _know_names(parser: argparse.ArgumentParser, path: str) -> None:
+    """Let arguments whose names are known complete them."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            said = {each.dest: each.help or "" for each in action._choices_actions}
-            command.verbs = {name: said.get(name, "") for name in action.choices}
-            inner = [(f"{path} {name}".strip(), each) for name, each in action.choices.items()]
-            continue
-        for flag in action.option_strings:
-            if flag.startswith("--"):
-                command.flags[flag] = action.help or ""
-                if found := _values_of(flag, action):
-                    command.values[flag] = found
-        if not action.option_strings and action.choices:
-            command.words += map(str, action.choices)
-        command.takes_job |= action.dest in ("job", "overrides")
-    if path in _WORDS:
-        command.words += names()[_WORDS[path]]
-    if path == "completion":
-        command.words += SHELLS
-    yield command
-    for name, each in inner:
-        yield from commands_of(each, name)
+            for name, each in action.choices.items():
+                _know_names(each, f"{path} {name}".strip())
+        elif action.dest in ("job", "overrides"):
+            action.completer = _job_words  # type: ignore[attr-defined]
+        elif not action.choices and action.nargs != 0:
+            flag = next(iter(action.option_strings), "")
+            kind = _FLAGS.get(flag) or flag.removeprefix("--").removesuffix("s") or _WORDS.get(path)
+            if kind in KINDS:
+                action.completer = partial(_listed, kind)  # type: ignore[attr-defined]
 
 
-_WORDS = {"networks show": "network", "networks check": "network", "devices show": "device"}
-"""Commands with an argument that is a name of the catalog, or a path."""
+def _listed(kind: str, prefix: str, **_: object) -> list[str]:
+    """Names, one behind the other with commas between them."""
+    before, comma, _last = prefix.rpartition(",")
+    return [f"{before}{comma}{name}" for name in names(kind)]
 
 
-def _values_of(flag: str, action: argparse.Action) -> list[str]:
-    if action.choices:
-        return [str(each) for each in action.choices]
-    singular = flag.removeprefix("--").removesuffix("s")
-    singular = {"strategie": "strategy", "uplink": "network"}.get(singular, singular)
-    return names().get(singular, []) if action.nargs != 0 else []
-
-
-@functools.cache
-def names() -> dict[str, list[str]]:
-    """The names that a job can give to its keys, by key."""
-    from edgetrain import strategies
-    from edgetrain.codecs.table import TABLE as CODECS
-    from edgetrain.fleet import devices, networks
-    from edgetrain.jobs.optimizers import optimizers
-    from edgetrain.strategies import merging, outer
-
-    return {
-        "network": sorted(networks.names()),
-        "device": [*devices.names(), devices.HOST],
-        "strategy": sorted(strategies.TABLE),
-        "codec": sorted(CODECS),
-        "reply_codec": sorted(CODECS),
-        "optimizer": sorted(set(optimizers())),
-        "merge": sorted(merging.TABLE),
-        "outer": sorted(outer.TABLE),
-        "task": [f"edgetrain.tasks:{name}" for name in ("char_lm", "cifar10", "digits", "mnist")],
-        "delay": ["auto"],
-        "secure": ["true", "false"],
-    }
-
-
-def keys() -> list[str]:
+def _job_words(prefix: str, **_: object) -> list[str]:
+    """The words of a job: its file, keys, and the names that a key takes."""
     from edgetrain.jobs import reading
 
+    key, equals, _value = prefix.partition("=")
+    if equals:
+        return [f"{key}={name}" for name in names(key.rpartition(".")[2])]
     full = reading.keys()
-    last = [key.rpartition(".")[2] for key in full]
-    short = {name if last.count(name) == 1 else key for key, name in zip(full, last, strict=True)}
-    return sorted(short | {"strategy", "privacy"})
+    last = [each.rpartition(".")[2] for each in full]
+    short = {name if last.count(name) == 1 else each for each, name in zip(full, last, strict=True)}
+    files = (each for each in Path().glob(f"{prefix}*") if each.is_dir() or each.suffix == ".toml")
+    return [f"{each}=" for each in sorted(short | {"strategy", "privacy"})] + [*map(str, files)]
 
 
-# -- bash and zsh ------------------------------------------------------------------------------
-
-_BASH = r"""# completion of edgetrain, written by `edgetrain completion {shell}`
-_edgetrain() {
-    local line="${COMP_LINE:0:$COMP_POINT}" cur prev before path="" word typed values lead=""
-    cur="${line##*[[:space:]]}"
-    before="${line%"$cur"}"
-    typed=($before)
-    prev="${typed[${#typed[@]}-1]}"
-    for word in "${typed[@]:1}"; do
-        case " $(_edgetrain_verbs "$path") " in
-            *" $word "*) path="${path:+$path }$word" ;;
-        esac
-    done
-    COMPREPLY=()
-    if [[ $cur == --*=* ]]; then
-        prev="${cur%%=*}"; cur="${cur#*=}"
-    fi
-    values="$(_edgetrain_values "$path" "$prev")"
-    if [[ -n $values ]]; then
-        [[ $cur == *,* ]] && lead="${cur%,*},"
-        COMPREPLY=($(compgen -P "$lead" -W "$values" -- "${cur##*,}"))
-        return
-    fi
-    if [[ $cur == -* ]]; then
-        COMPREPLY=($(compgen -W "$(_edgetrain_flags "$path")" -- "$cur"))
-        return
-    fi
-    if [[ $cur == *=* ]] && _edgetrain_takes_job "$path"; then
-        local key="${cur%%=*}"
-        [[ $COMP_WORDBREAKS == *"="* ]] || lead="$key="
-        COMPREPLY=($(compgen -P "$lead" -W "$(_edgetrain_names "${key##*.}")" -- "${cur#*=}"))
-        return
-    fi
-    COMPREPLY=($(compgen -W "$(_edgetrain_verbs "$path") $(_edgetrain_words "$path")" -- "$cur"))
-    if _edgetrain_takes_job "$path"; then
-        COMPREPLY+=($(compgen -S = -W "{keys}" -- "$cur") $(compgen -f -X '!*.toml' -- "$cur"))
-        [[ ${#COMPREPLY[@]} -eq 1 && $COMPREPLY == *= ]] && compopt -o nospace 2> /dev/null
-    fi
-}
-"""
+KINDS = ("network", "device", "strategy", "merge", "outer", "codec", "reply_codec", "optimizer",
+         "task", "delay", "secure", "shell")  # fmt: skip
+"""Keys of a job, and an argument, whose names are known."""
 
 
-def bash(commands: list[Command], shell: str = "bash") -> str:
-    """The script for bash; for zsh, which can use scripts for bash, with a line before it."""
-    verbs = {each.path: list(each.verbs) for each in commands}
-    flags = {each.path: list(each.flags) for each in commands}
-    words = {each.path: each.words for each in commands}
-    values = {
-        f"{each.path} {flag}".strip(): found
-        for each in commands
-        for flag, found in each.values.items()
-    }
-    job = "|".join(shlex.quote(each.path) for each in commands if each.takes_job)
-    main = _BASH.replace("{keys}", " ".join(keys())).replace("{shell}", shell)
-    parts = [
-        main,
-        _table("_edgetrain_verbs", '"$1"', verbs),
-        _table("_edgetrain_flags", '"$1"', flags),
-        _table("_edgetrain_words", '"$1"', words),
-        _table("_edgetrain_values", '"${1:+$1 }$2"', values),
-        _table("_edgetrain_names", '"$1"', names()),
-        f'_edgetrain_takes_job() {{ case "$1" in {job}) return 0 ;; esac; return 1; }}',
-        "complete -o default -F _edgetrain edgetrain",
-    ]
-    if shell == "zsh":
-        parts = ["autoload -U +X bashcompinit && bashcompinit", *parts]
-    return "\n".join(parts)
+def names(kind: str) -> list[str]:
+    """The names that this one of KINDS can have, looked up when they are asked for."""
+    match kind:
+        case "network":
+            from edgetrain.fleet import networks
 
+            return sorted(networks.names())
+        case "device":
+            from edgetrain.fleet import devices
 
-def _table(name: str, key: str, rows: dict[str, list[str]]) -> str:
-    cases = "".join(
-        f"        {shlex.quote(row)}) echo {shlex.quote(' '.join(found))} ;;\n"
-        for row, found in rows.items()
-        if found
-    )
-    return f"{name}() {{\n    case {key} in\n{cases}    esac\n}}"
+            return [*devices.names(), devices.HOST]
+        case "codec" | "reply_codec":
+            from edgetrain.codecs.table import TABLE
 
+            return sorted(TABLE)
+        case "optimizer":
+            from edgetrain.jobs.optimizers import optimizers
 
-# -- fish ---------------------------------------------------------------------------------------
+            return sorted(set(optimizers()))
+        case "strategy" | "merge" | "outer":
+            from edgetrain import strategies
+            from edgetrain.strategies import merging, outer
 
-
-def fish(commands: list[Command]) -> str:
-    lines = ["# completion of edgetrain, written by `edgetrain completion fish`"]
-    for command in commands:
-        seen = _fish_condition(command)
-        start = f"complete -c edgetrain -n {shlex.quote(seen)}"
-        for verb, said in command.verbs.items():
-            lines.append(f"{start} -f -a {verb} -d {shlex.quote(said)}")
-        lines += [f"{start} -f -a {word}" for word in command.words]
-        for flag, said in command.flags.items():
-            words = " ".join(command.values.get(flag, []))
-            takes = f" -x -a {shlex.quote(words)}" if words else ""
-            told = shlex.quote(said.replace("%(default)s", "").split(" (default")[0])
-            lines.append(f"{start} -l {flag[2:]}{takes} -d {told}")
-        if command.takes_job:
-            known = [f"{key}={name}" for key, found in names().items() for name in found]
-            words = " ".join([*(f"{key}=" for key in keys()), *known])
-            lines.append(f"{start} -a {shlex.quote(words)}")
-    return "\n".join(lines)
-
-
-def _fish_condition(command: Command) -> str:
-    """When a command's words are offered: its verbs were typed, and none of its own yet."""
-    typed = [f"__fish_seen_subcommand_from {word}" for word in command.path.split()]
-    if command.verbs:
-        typed.append(f"not __fish_seen_subcommand_from {' '.join(command.verbs)}")
-    return "; and ".join(typed)
+            table = {"strategy": strategies, "merge": merging, "outer": outer}[kind].TABLE
+            return sorted(table)
+        case "task":
+            return [f"edgetrain.tasks:{name}" for name in ("char_lm", "cifar10", "digits", "mnist")]
+    return {"delay": ["auto"], "secure": ["true", "false"], "shell": [*SHELLS]}.get(kind, [])

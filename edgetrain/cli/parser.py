@@ -49,8 +49,6 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
         verb.add_arguments(add_verb(verbs, name, run, verb.HELP, verb.EXAMPLES, verb.ABOUT))
     for name, made in verbs.choices.items():
         _hand_examples_down(name, made)
-    if "completion" in verbs.choices:
-        verbs.choices["completion"].set_defaults(top=top if only is None else parser())
     return top
 
 

@@ -68,9 +68,6 @@ QUICK = {
     "edgetrain networks list": "wan-200ms",
     "edgetrain networks list --json": "wan-200ms",
     "edgetrain networks show starlink": "starlink",
-    "edgetrain completion bash": "complete",
-    "edgetrain completion zsh": "compinit",
-    "edgetrain completion fish": "complete",
 }
 
 NIGHTLY = {
@@ -225,6 +222,9 @@ _DEVICES = "boards and ssh: tests/cli/test_desk_cli.py has folders in their plac
 _DASHBOARD = "serves until Ctrl-C: tests/runs/test_dashboard.py"
 
 ELSEWHERE = {
+    "edgetrain completion bash": "argcomplete's script: tests/cli/test_completion.py",
+    "edgetrain completion zsh": "argcomplete's script: tests/cli/test_completion.py",
+    "edgetrain completion fish": "argcomplete's script: tests/cli/test_completion.py",
     "edgetrain export": _EXPORTED,
     "edgetrain export runs/20260131-142501-digits --onnx --int8 -o for-the-pi": _EXPORTED,
     "edgetrain export runs/20260131-142501-digits --torch": _EXPORTED,

@@ -22,6 +22,7 @@ TOOLS = (
     Tool("gcc-aarch64-linux-gnu", "aarch64-linux-gnu-gcc", "the kernels' NEON build"),
     Tool("libc6-dev-arm64-cross", "aarch64-linux-gnu-gcc", "the kernels' NEON build"),
     Tool("qemu-user-static", "qemu-aarch64-static", "the kernels' NEON build, run"),
+    Tool("python3-argcomplete", "register-python-argcomplete", "completion", True),
     Tool("zsh", "zsh", "completion"),
     Tool("fish", "fish", "completion"),
     Tool("systemd", "systemd-analyze", "units"),
