@@ -281,7 +281,7 @@ def test_a_killed_member_does_not_stop_the_others(name, members, every, delay, r
     assert [m.state for m in survivors] == ["done"] * len(survivors)
     assert len({m.params.tobytes() for m in survivors}) == 1
     assert fleet.hub.finished
-    assert not fleet.hub.statistics().open_rounds, (
+    assert not fleet.hub.rounds.open_rounds.sizes(), (
         "contributions must not be kept for rounds nobody waits for"
     )
 
@@ -293,7 +293,7 @@ def test_a_killed_member_does_not_stop_the_others(name, members, every, delay, r
 def test_an_automatic_delay_is_agreed_on_and_reproducible(members, every, wanted, rng):
     auto = Fleet("dga", members, every, None, 40, rng=rng, wanted_delay=wanted).run()
     assert {m.state for m in auto.members} == {"done"}
-    assert auto.hub.delay == wanted
+    assert auto.hub.rounds.delay.delay == wanted
     assert len({m.params.tobytes() for m in auto.members}) == 1
 
 

@@ -149,7 +149,7 @@ def test_a_killed_member_does_not_stop_the_others(count, members, every, delay, 
     fleet.members = [m for m in fleet.members if m.index not in fleet.dead]
     assert_equal_replicas(fleet)
     assert fleet.hub.finished
-    assert not fleet.hub.statistics().open_rounds
+    assert not fleet.hub.rounds.open_rounds.sizes()
 
 
 @given(

@@ -31,7 +31,7 @@ def test_after_hours_of_churn_a_hub_holds_what_it_held_before(tmp_path):
     assert {kind: count for kind, count in more.items() if count > 30} == {}
     assert (
         after["MemberRecord"] - others
-        <= (1 + AWAY + len(fleet.room.hub.statistics().open_rounds)) * churn.PLACES
+        <= (1 + AWAY + len(fleet.room.hub.rounds.open_rounds.sizes())) * churn.PLACES
     )
     assert fleet.sample(1).descriptors == files
     assert fleet.events["joined"] > 80

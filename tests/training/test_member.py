@@ -249,7 +249,7 @@ def test_every_strategy_trains_to_one_model(strategy):
     assert len(parameters) == 1
     assert {member.steps for _, member in found} == {7}
     assert {member.index for _, member in found} == {0, 1, 2}
-    assert not hub.hub.statistics().open_rounds
+    assert not hub.hub.rounds.open_rounds.sizes()
 
 
 LOSSY = {
@@ -445,7 +445,7 @@ def test_all_start_from_the_first_members_parameters():
 @pytest.mark.parametrize("codec", ["fp32", "topk(0.25) | q2"])
 def test_an_automatic_delay_is_agreed_on(codec):
     found, hub = fleet_of(60, {}, {}, strategy="dga", every=1, delay=None, codec=codec)
-    assert hub.hub.delay > 0
+    assert hub.hub.rounds.delay.delay > 0
     assert len({params.tobytes() for params, _ in found}) == 1
 
 
@@ -695,7 +695,7 @@ def test_whoever_is_not_known_any_more_comes_back_and_sends_again_what_was_not_a
     link.wait(0)
     assert isinstance(script.heard[-1], Contribute)
     assert script.heard[-1].round == 0
-    assert link.statistics().epoch == 3
+    assert link.epoch == 3
 
 
 def test_coming_back_needs_no_package_for_masks(monkeypatch):
@@ -706,7 +706,7 @@ def test_coming_back_needs_no_package_for_masks(monkeypatch):
     with pytest.raises(HubUnreachable):  # there is no reply, but it has come back
         member.step()
     assert isinstance(script.heard[-1], Contribute)
-    assert link.statistics().epoch == 1
+    assert link.epoch == 1
 
 
 class Cut(Script):
@@ -838,13 +838,13 @@ def test_a_contribution_to_a_round_that_is_not_settled_is_kept_until_it_is_merge
         link.submit(Submission(round, member.flat.params, 1.0, 0, 0))
         cut.said.append(pack(Reply(round, 0, 1, 1, 0, 0, round == 1, REPLY)))
     link.poll()
-    assert link.statistics().kept == (0,)
+    assert link.outbox.kept == (0,)
     cut.said.append(pack(Beat(0, 0)))
     link.poll()
-    assert link.statistics().kept == (0,)
+    assert link.outbox.kept == (0,)
     cut.said.append(pack(Beat(0, 1)))
     link.poll()
-    assert link.statistics().kept == ()
+    assert link.outbox.kept == ()
 
 
 def test_a_join_that_nobody_answers_is_sent_again_over_another_connection():

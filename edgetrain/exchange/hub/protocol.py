@@ -19,8 +19,7 @@ Needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
 from edgetrain.codecs import Codec
@@ -69,19 +68,6 @@ MOST_GAPS = 16
 NOBODY = "no member is at its site: rounds do not wait for it until one is back"
 
 ASTRAY = "something was lost on the way: say where you are"
-
-
-@dataclass(frozen=True)
-class HubStatistics:
-    """How much a hub keeps, for tests and people."""
-
-    members: int
-    away: int
-    """Members that were given up and may come back."""
-    open_rounds: Mapping[int, int]
-    """Whole contributions by round, of the rounds that have any."""
-    checksums: int
-    """Bases whose checksums are remembered."""
 
 
 class Hub:
@@ -171,11 +157,6 @@ class Hub:
     def checksum(self, applied: int, default: int = 0) -> int:
         """Of the base after `applied` replies; `default` if the hub does not know it."""
         return self.rounds.checksums.get(applied, default)
-
-    def statistics(self) -> HubStatistics:
-        """How much the hub keeps now."""
-        sizes, checksums = self.rounds.open_rounds.sizes(), len(self.rounds.checksums)
-        return HubStatistics(len(self.members), len(self.members.away), sizes, checksums)
 
     # -- what a driver calls ------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ class Standstill:
         else:
             waited = arrivals.find_missing(entry)
         opened = f", open for {now - entry.opened:.1f} s" if entry else ""
-        open_rounds = sorted(hub.statistics().open_rounds.items())
+        open_rounds = sorted(hub.rounds.open_rounds.sizes().items())
         sizes = ", ".join(f"{round}: {count}" for round, count in open_rounds[:MOST_NAMED])
         members = [m for m in hub.members if m.name in waited or not waited]
         named = "; ".join(self._of(member, now) for member in members[:MOST_NAMED])

@@ -61,20 +61,6 @@ OUTAGE_S = 600.0
 """How long members wait for a hub that they have trained with, and that is away."""
 
 
-@dataclass(frozen=True)
-class LinkStatistics:
-    """Where a link is, for tests and measurements."""
-
-    epoch: int
-    """Restarts of the hub, as far as the link knows."""
-    kept: tuple[int, ...]
-    """Rounds whose contributions are kept for sending again."""
-    waiting: tuple[int, ...]
-    """Rounds whose contributions wait for their masks."""
-    arrived: tuple[int, ...]
-    """Rounds of which parts of a reply are here."""
-
-
 @dataclass
 class Newcomer:
     """A member that asks to be let in, until training starts."""
@@ -342,9 +328,10 @@ class Link(Entrance):
             return 0.0
         return self._clock() - self._silence.heard
 
-    def statistics(self) -> LinkStatistics:
-        outbox = self.outbox
-        return LinkStatistics(self._session.epoch, outbox.kept, outbox.waiting, self.inbox.rounds)
+    @property
+    def epoch(self) -> int:
+        """Restarts of the hub, as far as the link knows."""
+        return self._session.epoch
 
     # -- contributions -------------------------------------------------------------------------
 

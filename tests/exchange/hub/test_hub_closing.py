@@ -97,6 +97,6 @@ def test_a_fleet_trains_with_a_round_for_every_m_contributions(strategy, m, memb
     assert [member.state for member in fleet.members] == ["done"] * members
     given_ = [name for found in fleet.closed for name in found.members]
     assert len(given_) == members * 6, "every contribution counts once"
-    assert not fleet.hub.statistics().open_rounds
+    assert not fleet.hub.rounds.open_rounds.sizes()
     replies = [found.round for found in fleet.closed]
     assert replies == list(range(fleet.hub.round))

@@ -125,7 +125,7 @@ def test_a_payload_that_cannot_be_decoded_expels_its_sender_and_the_round_closes
         assert reply.members == members - 1
         np.testing.assert_array_equal(np.frombuffer(reply.payload, np.float32), 1)
     np.testing.assert_array_equal(desk.hub.base, 1)
-    assert not desk.hub.statistics().open_rounds
+    assert not desk.hub.rounds.open_rounds.sizes()
 
 
 def test_bad_payloads_only_leave_nothing_behind():
@@ -135,7 +135,7 @@ def test_bad_payloads_only_leave_nothing_behind():
     assert refusal(desk, said, "a")[0] == refusal(desk, said, "b")[0] == "payload"
     assert desk.closed == []
     assert desk.hub.finished
-    assert not desk.hub.statistics().open_rounds
+    assert not desk.hub.rounds.open_rounds.sizes()
 
 
 def test_a_bad_payload_of_a_member_that_has_left_is_dropped():

@@ -44,8 +44,8 @@ def test_memory_does_not_grow_with_rounds_or_members(monkeypatch, gradient):
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert desk.hub.round >= 200
-    assert desk.hub.statistics().checksums <= 17
-    assert len(desk.hub.statistics().open_rounds) <= 1
+    assert len(desk.hub.rounds.checksums) <= 17
+    assert len(desk.hub.rounds.open_rounds.sizes()) <= 1
     assert grown < 20_000
 
 
@@ -58,7 +58,7 @@ def test_members_that_name_old_checksums_leave_nothing_behind(monkeypatch):
     for round in range(60):
         desk.give("b", round, applied=round, checksum=round or checksum(ZEROS))
     assert desk.hub.present == ["a", "b"]
-    assert desk.hub.statistics().checksums <= 9
+    assert len(desk.hub.rounds.checksums) <= 9
 
 
 def test_members_that_come_and_go_leave_nothing_behind():
@@ -127,7 +127,7 @@ def test_whatever_arrives_the_hub_stands_and_keeps_its_books(actions, gradient, 
         assert desk.hub.round - before == len(desk.closed) - closed
         assert [c.round for c in desk.closed] == list(range(desk.hub.round))
         assert len(desk.hub.present) == len(desk.hub.members) <= 2
-        kept = desk.hub.statistics().open_rounds
+        kept = desk.hub.rounds.open_rounds.sizes()
         assert all(round >= desk.hub.round for round in kept)
         assert all(kept.values())
 
@@ -150,7 +150,7 @@ def test_one_bad_payload_at_any_time_costs_one_member(members, delay, when, seed
     good = fleet.members[:-1] if spoilt else fleet.members
     assert [m.state for m in good] == ["done"] * len(good)
     assert len({m.params.tobytes() for m in good}) == 1
-    assert not fleet.hub.statistics().open_rounds
+    assert not fleet.hub.rounds.open_rounds.sizes()
     if spoilt:
         expelled = [note for note in fleet.notes if note.event == "refused"]
         assert expelled[0].member == f"m{members - 1}"

@@ -131,7 +131,7 @@ def test_a_late_displacement_counts_once_in_the_next_round():
     np.testing.assert_array_equal(np.frombuffer(the(Reply, said["a"]).payload, np.float32), 4)
     assert desk.closed[1].members == ("a", "b", "b")
     np.testing.assert_array_equal(desk.hub.base, 5)
-    assert not desk.hub.statistics().open_rounds
+    assert not desk.hub.rounds.open_rounds.sizes()
 
 
 def test_a_late_gradient_is_dropped():
@@ -140,7 +140,7 @@ def test_a_late_gradient_is_dropped():
     desk.tick(10)
     desk.give("b", 0, np.full(ELEMENTS, 5))
     assert "dropped" in desk.notes[-1].reason
-    assert not desk.hub.statistics().open_rounds
+    assert not desk.hub.rounds.open_rounds.sizes()
     desk.give("a", 1, np.full(ELEMENTS, 1))
     said = desk.give("b", 1, np.full(ELEMENTS, 3))
     assert np.frombuffer(the(Reply, said["a"]).payload, np.float32)[0] == 2

@@ -101,10 +101,10 @@ def test_a_revoked_key_has_no_way_back_also_after_a_restart():
     lost(desk, at("b"))  # away
     desk.revoke("bc", "a")
     assert [r for r in desk.disk.records() if isinstance(r, Departed) and r.final] != []
-    assert desk.hub.statistics().away == 0
+    assert len(desk.hub.members.away) == 0
     hub = desk.restored()
     assert hub.present == ["a"]
-    assert hub.statistics().away == 0
+    assert len(hub.members.away) == 0
     assert refusal(desk, back(desk, at("b"), session=2), at("b"))[0] == "session"
     assert the(Welcome, desk.join(at("d"), name="c")[at("d")]).name == "c", "the name is free"
 

@@ -170,11 +170,11 @@ def test_no_single_contribution_is_in_the_memory_or_journal_of_a_hub(strategy, s
             for member in range(MEMBERS):
                 if member != held_back:
                     submit(member, round)
-            fleet.pump(lambda heard: not any(link.statistics().waiting for link in links))
+            fleet.pump(lambda heard: not any(link.outbox.waiting for link in links))
             fleet.wait_for_beats()
             searched.look_at(hub.process.pid, folder, [round])
             submit(held_back, round)
-            fleet.pump(lambda heard, r=round: all(r in link.statistics().arrived for link in links))
+            fleet.pump(lambda heard, r=round: all(r in link.inbox.rounds for link in links))
         searched.look_at(hub.process.pid, folder, range(ROUNDS))
         for link in links:
             link.leave("done")
