@@ -173,6 +173,14 @@ class RoundReply:
     checksums: Sequence[tuple[slice, int, str]] = ()
     """Of pieces of the base after this reply, where several hubs have one each; and who says it."""
 
+    def add_to(self, base: Vector) -> Vector:
+        """Add the vector to `base`, in place, piece by piece; returns it."""
+        at = 0
+        for piece in self.pieces:
+            base[at : at + piece.size] += piece
+            at += piece.size
+        return base
+
 
 @dataclass(frozen=True)
 class CatchUp:

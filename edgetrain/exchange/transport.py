@@ -7,7 +7,7 @@ process. Both pass the same tests (tests/exchange/test_transport.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from edgetrain.exchange.keys.pairs import KEY_BYTES
@@ -56,6 +56,10 @@ class Traffic:
             sum(traffic.retransmitted_bytes for traffic in found),
             max(traffic.round_trip_s for traffic in found),
         )
+
+    def after(self, *past: Traffic) -> Traffic:
+        """With what earlier connections carried: sums, and the round trip of this one."""
+        return replace(Traffic.of_all([*past, self]), round_trip_s=self.round_trip_s)
 
 
 class HubTransport(Protocol):

@@ -351,10 +351,7 @@ def _sum_of(link: Link, whole: Vector) -> int:
 
 def _add(reply: RoundReply, standing: _Standing, first: int) -> None:
     """Add the next reply to a base from element `first` on, as members and hubs do."""
-    at = 0
-    for piece in reply.pieces:
-        standing.base[at : at + piece.size] += piece
-        at += piece.size
+    reply.add_to(standing.base)
     standing.applied += 1
     standing.delay, standing.every = reply.delay, reply.every or standing.every
     if reply.checksum and checksum(standing.base, first) != reply.checksum:

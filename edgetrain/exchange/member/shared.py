@@ -254,7 +254,7 @@ class SharedExchange(RangedExchange):
             for name, key, _ in rows
         }
         for name in before.keys() - links.keys():
-            self._gone = _sum(self._gone, before[name].traffic())
+            self._gone = Traffic.of_all([self._gone, before[name].traffic()])
             before[name].leave("its ranges are with another hub")
         self._names, self._links = [*links], [*links.values()]
         self._lead, self._number = links[LEAD], map.number
@@ -294,7 +294,7 @@ class SharedExchange(RangedExchange):
         return link
 
     def traffic(self) -> Traffic:
-        return _sum(super().traffic(), self._gone)
+        return Traffic.of_all([super().traffic(), self._gone])
 
 
 @dataclass
@@ -335,12 +335,3 @@ class _Kept:
         for round, head in self.heads.items():
             payloads = [self.parts[round][start] for start in starts]
             link.adopt(head, payloads or [b""])
-
-
-def _sum(one: Traffic, other: Traffic) -> Traffic:
-    return Traffic(
-        one.sent_bytes + other.sent_bytes,
-        one.received_bytes + other.received_bytes,
-        one.retransmitted_bytes + other.retransmitted_bytes,
-        max(one.round_trip_s, other.round_trip_s),
-    )

@@ -121,7 +121,7 @@ class StandbyEnd:
 
     def _stay(self) -> None:
         assert self._replica is not None
-        self._before = _sum(self._before, self._hub.traffic())
+        self._before = self._hub.traffic().after(self._before)
         self._hub.close()
         self._hub, self._replica, self._told = self._replica, None, None
 
@@ -207,8 +207,8 @@ class StandbyEnd:
     def traffic(self) -> Traffic:
         """See MemberTransport: of all ends."""
         other = self._hub if self._end is not self._hub else self._replica
-        known = self._before if other is None else _sum(self._before, other.traffic())
-        return _sum(known, self._end.traffic())
+        known = self._before if other is None else other.traffic().after(self._before)
+        return self._end.traffic().after(known)
 
     def close(self) -> None:
         for end in (self._hub, self._replica):
@@ -219,12 +219,3 @@ class StandbyEnd:
 def _renew(end: MemberTransport) -> None:
     if isinstance(end, Reconnecting):
         end.reconnect()
-
-
-def _sum(one: Traffic, other: Traffic) -> Traffic:
-    return Traffic(
-        one.sent_bytes + other.sent_bytes,
-        one.received_bytes + other.received_bytes,
-        one.retransmitted_bytes + other.retransmitted_bytes,
-        other.round_trip_s,
-    )

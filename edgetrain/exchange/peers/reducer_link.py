@@ -89,7 +89,7 @@ class ReducerLink(Link):
                 self.merged = self._base_merged
         else:
             if self._caught is not None:
-                self._caught = reply.round + 1, _added(self._caught[1], reply)
+                self._caught = reply.round + 1, reply.add_to(self._caught[1])
             place.applied, place.checksum = reply.round + 1, reply.checksum
             self._drop(self._own_merged)
             self.merged |= dict(self._heads[round].merged)
@@ -153,7 +153,7 @@ class ReducerLink(Link):
         if self._caught is not None:
             applied, base[:] = self._caught
         elif reply is not None and reply.round == applied:
-            applied, _ = applied + 1, _added(base, reply)
+            applied, _ = applied + 1, reply.add_to(base)
         return applied
 
     def stand_still(self) -> int:
@@ -173,11 +173,3 @@ class ReducerLink(Link):
 
 _OTHER_BASE = "ahead", "diverged"
 """Codes of refusals of a member with another base than a reducer has."""
-
-
-def _added(base: Vector, reply: RoundReply) -> Vector:
-    at = 0
-    for piece in reply.pieces:
-        base[at : at + piece.size] += piece
-        at += piece.size
-    return base

@@ -13,8 +13,7 @@ import socket
 import struct
 import sys
 import termios
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 from edgetrain.exchange.descriptors import is_out_of_descriptors, reserve
@@ -63,7 +62,7 @@ class ConnectionTo:
         """Of all connections so far; zeros before the first one stands."""
         if not self.is_established() or self._connection is None:
             return self._past
-        return _sum([self._past], _traffic(_tcp_info(self._connection)))
+        return _traffic(_tcp_info(self._connection)).after(self._past)
 
     def hang_up(self) -> None:
         """Shut the connection down, in libzmq's hands too: nothing more arrives on it."""
@@ -75,7 +74,7 @@ class ConnectionTo:
     def let_go(self) -> None:
         """Close the duplicate, and keep its counts. Works twice."""
         if self._connection is not None:
-            self._past = _sum([self._past], _traffic(_tcp_info(self._connection)))
+            self._past = _traffic(_tcp_info(self._connection)).after(self._past)
             self._connection.close()
             self._connection = None
 
@@ -104,7 +103,7 @@ class ConnectionsAt:
         except OSError:
             return
         gone = [traffic for inode, traffic in self._seen.items() if inode not in found]
-        self._past = _sum([self._past, *gone], NO_TRAFFIC)
+        self._past = NO_TRAFFIC.after(self._past, *gone)
         self._seen = found
 
     def traffic(self) -> Traffic:
@@ -116,7 +115,7 @@ def traffic_of_process() -> Traffic:
     found = NO_TRAFFIC
     for _, connection in _connections():
         with connection, contextlib.suppress(OSError):
-            found = _sum([found], _traffic(_tcp_info(connection)))
+            found = _traffic(_tcp_info(connection)).after(found)
     return found
 
 
@@ -185,10 +184,6 @@ def _traffic(info: bytes) -> Traffic:
     acked, received = _BYTES.unpack_from(info, 120)
     sent, again = _SENT.unpack_from(info, 200) if len(info) >= 216 else (acked, 0)
     return Traffic(sent, received, again, round_trip_us * 1e-6)
-
-
-def _sum(past: Iterable[Traffic], now: Traffic) -> Traffic:
-    return replace(Traffic.of_all([*past, now]), round_trip_s=now.round_trip_s)
 
 
 def _connections() -> Iterator[tuple[str, socket.socket]]:

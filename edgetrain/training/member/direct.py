@@ -8,16 +8,18 @@ import time
 
 from edgetrain.exchange.addresses import join_address, listen_on, split_address
 from edgetrain.exchange.keys.pairs import Credentials, Pair
-from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.member.link import OUTAGE_S, PATIENCE_S, Link
 from edgetrain.exchange.messages import CLIENT
-from edgetrain.exchange.peers.direct import DirectExchange
+from edgetrain.exchange.peers.beside import THREADS, Beside
+from edgetrain.exchange.peers.dialled import Clock
+from edgetrain.exchange.peers.direct import DirectExchange, Listen
 from edgetrain.exchange.peers.listener import Listener, listen
 from edgetrain.exchange.peers.peering import MappedEnd, Peering
 from edgetrain.exchange.peers.reducer_link import ReducerLink
 from edgetrain.exchange.peers.together import LOST_S, CollectiveExchange
 from edgetrain.exchange.transport import MemberTransport
 from edgetrain.jobs.building import message_limit, reducer_of
-from edgetrain.jobs.job import DIRECT, Job
+from edgetrain.jobs.job import DIRECT
 from edgetrain.jobs.resolved import Resolved
 
 
@@ -33,26 +35,34 @@ def peer_exchange(
     """
     pair = None if credentials is None else credentials.pair
     listener, address = _listen(found, pair, at) if at else (None, CLIENT)
-    peering = Peering(listener, pair)
-    waits = time.monotonic, patience_s, found.job.hub.outage_s
+    another = functools.partial(_listen, found, pair, _at_any_port(at))
+    waits_s, peering = (patience_s, found.job.hub.outage_s), Peering(listener, pair)
+    return exchange_among(found, hub, peering, another, time.monotonic, waits_s), address
+
+
+def exchange_among(
+    found: Resolved,
+    hub: MemberTransport,
+    peering: Peering,
+    another: Listen,
+    clock: Clock,
+    waits_s: tuple[float, float] = (PATIENCE_S, OUTAGE_S),
+    beside: Beside = THREADS,
+) -> DirectExchange | CollectiveExchange:
+    """The same, for a member that others can connect to by `peering`. `another` listens at another
+    port; `waits_s` as for a Link."""
     if found.job.fleet.topology != DIRECT:
         outer = found.strategy.outer_rule()
-        return CollectiveExchange(hub, peering, *waits, lost_after(found.job), outer), address
+        # The hub notices first that one has died: then nobody has to be blamed for its silence.
+        lost_s = max(LOST_S, 2 * found.job.hub.gone_s)
+        return CollectiveExchange(hub, peering, clock, *waits_s, lost_s, outer, beside)
 
     def link_over(end: MemberTransport) -> ReducerLink:
-        return ReducerLink(end, *waits)
+        return ReducerLink(end, clock, *waits_s)
 
-    open_another = functools.partial(_listen, found, pair, _at_any_port(at))
+    lead = Link(MappedEnd(hub, peering), clock, *waits_s)
     reducer = functools.partial(reducer_of, found)
-    lead = Link(MappedEnd(hub, peering), *waits)
-    way = DirectExchange(lead, peering, link_over, reducer, open_another, time.monotonic)
-    return way, address
-
-
-def lost_after(job: Job) -> float:
-    """Seconds of silence after which another member is lost. The hub notices first that one has
-    died: then nobody has to be blamed for its silence."""
-    return max(LOST_S, 2 * job.hub.gone_s)
+    return DirectExchange(lead, peering, link_over, reducer, another, clock)
 
 
 def _listen(found: Resolved, pair: Pair | None, at: str) -> tuple[Listener, str]:

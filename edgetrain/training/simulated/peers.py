@@ -5,24 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
-from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import CLIENT, Peer
 from edgetrain.exchange.peers.beside import Flag
 from edgetrain.exchange.peers.dialled import Dialled
 from edgetrain.exchange.peers.direct import DirectExchange
 from edgetrain.exchange.peers.listener import Listener
 from edgetrain.exchange.peers.neighbours import Neighbours
-from edgetrain.exchange.peers.peering import MappedEnd, Peering
-from edgetrain.exchange.peers.reducer_link import ReducerLink
+from edgetrain.exchange.peers.peering import Peering
 from edgetrain.exchange.peers.together import CollectiveExchange
 from edgetrain.exchange.peers.wrapped import WrappedEnd
 from edgetrain.exchange.transport import MemberTransport, Traffic
-from edgetrain.jobs.building import reducer_of
 from edgetrain.jobs.job import COLLECTIVES
 from edgetrain.jobs.resolved import Resolved
-from edgetrain.training.member.direct import lost_after
+from edgetrain.training.member.direct import exchange_among
 from edgetrain.training.simulated.virtual import Mailbox, Process, World
 from edgetrain.training.simulated.wires import HubWire, MemberWire, SimulatedNetwork
 from edgetrain.vectors.vector import Buffer
@@ -129,18 +125,7 @@ class SimulatedPeers:
         listener, address = (None, CLIENT) if is_client else host.listen()
         clock = self.world.clock
         peering = Peering(listener, None, host.dial, clock, host)
-        if self.planned.job.fleet.topology in COLLECTIVES:
-            outer = self.planned.strategy.outer_rule()
-            lost_s = lost_after(self.planned.job)
-            together = CollectiveExchange(
-                wire, peering, clock, lost_s=lost_s, outer=outer, beside=host
-            )
-            return together, address, host
-        reducer = partial(reducer_of, self.planned)
-        lead = Link(MappedEnd(wire, peering), clock)
-        way = DirectExchange(
-            lead, peering, lambda end: ReducerLink(end, clock), reducer, host.listen, clock
-        )
+        way = exchange_among(self.planned, wire, peering, host.listen, clock, beside=host)
         return way, address, host
 
 
