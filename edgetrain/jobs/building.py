@@ -5,7 +5,6 @@ Needs no torch. Nothing is started here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.delay import CHOSEN
-from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.protocol import Hub, HubPart
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import MAX_ELEMENTS, MAX_HEADER_BYTES
 from edgetrain.jobs.fallback import NAME, quorum_of, steps_in
@@ -24,8 +23,8 @@ from edgetrain.vectors.parts import BASE_PART_ELEMENTS
 from edgetrain.vectors.ranges import Stretch, shared
 
 if TYPE_CHECKING:
-    from edgetrain.exchange.hub.dealing import DealingHub
-    from edgetrain.exchange.hub.reducer import ReducerHub
+    from edgetrain.strategies.lbfgs import Lbfgs
+    from edgetrain.strategies.outer_rules import OuterRule
     from edgetrain.vectors.noise import Source
 
 
@@ -38,7 +37,7 @@ def hub_of(
     quick_bytes: float | None = None,
     site: int = 0,
     number: int | None = 0,
-    kind: Callable[..., Hub] = Hub,
+    part: HubPart | None = None,
 ) -> Hub:
     """A fresh hub of a job, as `rules.resolve` found it: the one with this number, if there are
     several (`hub.hubs`); None: one that has no ranges yet.
@@ -47,8 +46,8 @@ def hub_of(
     the hub adds it; None: the system's. `most_elements`: of the largest model, where the job says
     none.
     `quick_bytes`: see `Delay`; None: as the job's network profiles say. `site`: of the gateway of
-    a site with this many members. `kind` makes the hub of its parts. ConfigError if its noise
-    cannot be worked out.
+    a site with this many members. `part`: where the job has none. ConfigError if its
+    noise cannot be worked out.
     """
     job = found.job
     masks = None
@@ -58,52 +57,40 @@ def hub_of(
         masks = Aggregator(found.mask_terms)
     terms = _terms(found, any_job, quick_bytes, number)
     terms = replace(terms, gateways=job.fleet.gateways and not site)
-    parts = _policy(job, most_elements, site), _merge_rule(found, source)
-    if found.strategy.deals:
-        return _dealing_hub(found, terms, parts[0])
-    codecs, outer = (found.codec, found.reply_codec), found.strategy.outer_rule()
-    # A kind of hub is loaded by the jobs that have it.
-    if job.fleet.topology == DIRECT:
-        from edgetrain.exchange.hub.direct import DirectHub, share_out
+    codecs, strategy = (found.codec, found.reply_codec), found.strategy
+    outer: OuterRule | Lbfgs | None = strategy.outer_rule()
+    # A part is loaded by the jobs that have it.
+    if strategy.deals:
+        from edgetrain.exchange.hub.dealing import DealingPart
 
-        assign = partial(share_out, ranges=job.strategy.ranges)
-        return DirectHub(terms, *parts, *codecs, outer=outer, assign=assign)
-    if (topology := job.fleet.topology) in COLLECTIVES:
-        from edgetrain.exchange.hub.collective import CollectiveHub
+        slices, copies = strategy.argument("slices"), strategy.argument("copies")
+        terms = replace(terms, steps=job.train.steps)  # which are its rounds, whoever may join
+        outer, stretches = strategy.search(), shared(job.strategy.ranges, found.hubs)
+        part = DealingPart(outer, slices * job.fleet.members, copies, stretches)
+    elif job.fleet.topology == DIRECT:
+        from edgetrain.exchange.hub.direct import DirectPart, share_out
 
-        return CollectiveHub(terms, *parts, *codecs, outer=outer, topology=topology)
-    return kind(terms, *parts, *codecs, masks, outer=outer)
+        part = DirectPart(partial(share_out, ranges=job.strategy.ranges))
+    elif job.fleet.topology in COLLECTIVES:
+        from edgetrain.exchange.hub.collective import CollectivePart
 
-
-def _dealing_hub(found: Resolved, terms: Terms, policy: Policy) -> DealingHub:
-    """A hub that hands out work; the run's steps are its rounds, whoever may join."""
-    from edgetrain.exchange.hub.dealing import DealingHub
-
-    strategy, codecs = found.strategy, (found.codec, found.reply_codec)
-    slices = strategy.argument("slices") * found.job.fleet.members
-    terms = replace(terms, steps=found.job.train.steps)
-    stretches = shared(found.job.strategy.ranges, found.hubs)
-    return DealingHub(
-        terms, policy, *codecs, strategy.search(), slices, strategy.argument("copies"), stretches
-    )
+        part = CollectivePart(job.fleet.topology, job.strategy.ranges)
+    policy, merge = _policy(job, most_elements, site), _merge_rule(found, source)
+    hub = Hub(terms, policy, merge, *codecs, masks, outer=outer)
+    return hub if part is None else part.attach(hub)
 
 
-def reducer_of(found: Resolved, first: int, end: int) -> ReducerHub:
+def reducer_of(found: Resolved, first: int, end: int) -> Hub:
     """A hub of the ranges [first, end) of the vector, for a member to host. It waits for members
     that are lost as long as for those of a hub that comes back: its own member is one of them."""
-    from edgetrain.exchange.hub.reducer import ReducerHub
+    from edgetrain.exchange.hub.reducer import HostedPart
 
-    job, stretch = found.job, Stretch(found.job.strategy.ranges, first, end)
-    terms = _terms(found)
+    job = found.job
+    terms = replace(_terms(found), stretch=Stretch(job.strategy.ranges, first, end))
     policy = replace(_policy(job, MAX_ELEMENTS), deserted_s=job.hub.return_s, status_s=0.0)
-    return ReducerHub(
-        replace(terms, stretch=stretch),
-        policy,
-        _merge_rule(found, None),
-        found.codec,
-        found.reply_codec,
-        outer=found.strategy.outer_rule(),
-    )
+    rules = _merge_rule(found, None), found.codec, found.reply_codec
+    hub = Hub(terms, policy, *rules, outer=found.strategy.outer_rule())
+    return HostedPart().attach(hub)
 
 
 def _policy(job: Job, most_elements: int, site: int = 0) -> Policy:

@@ -284,7 +284,7 @@ def gateway_process(
     carried: SynchronizedArray[float],
 ) -> None:
     """The gateway of a site of an emulated job. It keeps no journal and no run folder."""
-    from edgetrain.exchange.gateway.site import SiteHub
+    from edgetrain.exchange.gateway.site import SitePart
     from edgetrain.exchange.hub.effects import Closed, Note, Observed
     from edgetrain.exchange.hub.serve import serve
     from edgetrain.exchange.zeromq.hub_socket import HubSocket
@@ -295,7 +295,7 @@ def gateway_process(
     socket = HubSocket(attachment.address)
     uplink = Uplink([above], f"site {number}", members, time.monotonic)
     uplink.wake = socket.wake_for
-    site = SiteHub(hub_of(planned, site=members), uplink.name, uplink.connect)
+    site = hub_of(planned, site=members, part=SitePart(uplink.name, uplink.connect))
 
     def observe(effect: Observed) -> None:
         if isinstance(effect, Closed | Note):  # a connection is counted while it stands

@@ -29,7 +29,7 @@ from edgetrain.exchange.delay import FIRST_WINDOW_BYTES
 from edgetrain.exchange.descriptors import RESERVED, raise_limit
 from edgetrain.exchange.hub.effects import Note
 from edgetrain.exchange.hub.journal import LOCK, Journal
-from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.protocol import Hub, HubPart
 from edgetrain.exchange.hub.serve import Observer, serve
 from edgetrain.exchange.hub.terms import ANY_JOB
 from edgetrain.exchange.keys.pairs import spell
@@ -403,37 +403,35 @@ def _maker(
     if not request.stretch.is_whole and not request.spare:
         say(f"hub {request.number} of {found.hubs}: {request.stretch} of the vector")
     most_elements = max(1, free_memory() // (4 * LARGEST_SHARE))
-    kind: Callable[..., Hub] = Hub
+    part: Callable[[], HubPart] | None = None
+    name_of, uplink = _names(gate), request.uplink
     if found.job.hub.replica:
-        from edgetrain.exchange.hub.replicated import ReplicatedHub
+        from edgetrain.exchange.hub.replicated import ReplicatedPart
 
-        name_of = _names(gate)
-        kind = partial(
-            ReplicatedHub,
-            address=found.job.hub.replica,
-            is_replica=lambda sender: gate is None or name_of(sender) == REPLICA,
-        )
+        part = partial(
+            ReplicatedPart, found.job.hub.replica,
+            lambda sender: gate is None or name_of(sender) == REPLICA,
+        )  # fmt: skip
     elif found.job.strategy.ranges > 1 or request.spare:
-        from edgetrain.training.several import Ways, shared_kind, why_fixed
+        from edgetrain.training.several import Ways, shared_part, why_fixed
 
-        if (why := why_fixed(found, request.uplink is not None)) is None:
+        if (why := why_fixed(found, uplink is not None)) is None:
             leads = request.number == 1 and not request.spare
             ways = Ways(request.keys, request.insecure, wake)
-            kind = shared_kind(found, leads, ways, _names(gate), gate is not None)
+            part = shared_part(found, leads, ways, name_of, gate is not None)
         elif request.spare:
             raise ConfigError(f"--spare: {why}", "only several hubs that share ranges may change")
-    quick_bytes = FIRST_WINDOW_BYTES if restarts_after_idle() else math.inf
-    made = partial(
-        hub_of, found, most_elements=most_elements, quick_bytes=quick_bytes,
-        kind=kind, number=None if request.spare else request.number - 1,
-    )  # fmt: skip
-    if (uplink := request.uplink) is None:
-        return made
-    from edgetrain.exchange.gateway.site import SiteHub
+    if uplink is not None:
+        from edgetrain.exchange.gateway.site import SitePart
 
-    return lambda any_job: SiteHub(
-        made(any_job=any_job, site=uplink.members), uplink.name, uplink.connect
-    )
+        part = partial(SitePart, uplink.name, uplink.connect)
+    quick_bytes = FIRST_WINDOW_BYTES if restarts_after_idle() else math.inf
+    return lambda any_job: hub_of(
+        found, any_job=any_job, most_elements=most_elements, quick_bytes=quick_bytes,
+        site=0 if uplink is None else uplink.members,
+        number=None if request.spare else request.number - 1,
+        part=None if part is None else part(),
+    )  # fmt: skip
 
 
 def _check_connections(members: int, warn: Say) -> None:

@@ -1,4 +1,4 @@
-"""Hubs whose ranges may move while they run: which kind of hub a machine serves, and its ways to
+"""Hubs whose ranges may move while they run: which part of a hub has which machine, and its ways to
 the others.
 
 What moves when is in `exchange.hub.lead`; a member's way to them is `member.several`.
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from edgetrain.exchange.hub.lead import LeadHub
-from edgetrain.exchange.hub.protocol import Hub
-from edgetrain.exchange.hub.shared import SharedHub
+from edgetrain.exchange.hub.lead import LeadPart
+from edgetrain.exchange.hub.protocol import HubPart
+from edgetrain.exchange.hub.shared import SharedPart
 from edgetrain.exchange.keys.credentials import credentials
 from edgetrain.exchange.keys.pairs import spell
 from edgetrain.exchange.zeromq.member_socket import MemberSocket
@@ -58,19 +58,19 @@ def why_fixed(found: Resolved, is_gateway: bool) -> str | None:
     return None if refused is None else refused[0]
 
 
-def shared_kind(
+def shared_part(
     found: Resolved,
     leads: bool,
     ways: Ways,
     name_of: Callable[[bytes], str],
     encrypted: bool,
-) -> Callable[..., Hub]:
-    """Makes the hub of its parts: the lead, or one that it leads."""
+) -> Callable[[], HubPart]:
+    """Makes the part of the lead, or of one that it leads."""
     if not leads:
-        return partial(SharedHub, is_lead=lambda sender: not encrypted or name_of(sender) == LEAD)
+        return partial(SharedPart, lambda sender: not encrypted or name_of(sender) == LEAD)
     hubs = found.job.hub.hubs
     stretches = shared(found.job.strategy.ranges, len(hubs) or 1)[1:]
     rows = [
         (address, "", own.first, own.end) for address, own in zip(hubs[1:], stretches, strict=True)
     ]
-    return partial(LeadHub, connect=ways, address=hubs[0] if hubs else "", rows=rows)
+    return partial(LeadPart, ways, hubs[0] if hubs else "", rows)

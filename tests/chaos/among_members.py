@@ -264,8 +264,8 @@ def _judged(room: ShakyRoom) -> list[str]:
     for span, hubs in room.histories().items():
         counted = Counter()
         for hub, following in zip(hubs, [*hubs[1:], None], strict=True):
-            end = float("inf") if following is None else following.began_at
-            counted.update(each for number, each in hub.counted if number < end)
+            end = float("inf") if following is None else following.part.began_at
+            counted.update(each for number, each in hub.part.counted if number < end)
         broken += [f"{span}: {key} counts {n} times" for key, n in counted.items() if n > 1]
         if hubs[-1].round != most:
             broken.append(f"{span}: {hubs[-1].round} rounds, and the last to end has {most}")

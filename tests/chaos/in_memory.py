@@ -438,7 +438,7 @@ class ChaosTown(Town):
         """Whether the replica is in, and all that train have heard so."""
         hub = self.first.hub
         others = [member for member in self.members if not member.is_over]
-        return hub.replica == "in" and all(
+        return hub.part.replica == "in" and all(
             member.state == "training" and member.way.ballot.link and not member.way.ballot.is_out
             for member in others
         )

@@ -9,7 +9,7 @@ import pytest
 from chaos import among_members, averaging, schedule
 from chaos.command import SIMULATED
 from edgetrain.exchange.hub.effects import Send
-from edgetrain.exchange.hub.reducer import ReducerHub
+from edgetrain.exchange.hub.reducer import HostedPart
 from edgetrain.exchange.hub.turns import Turns
 from edgetrain.exchange.messages import Start
 from edgetrain.jobs import reading
@@ -45,7 +45,7 @@ def test_drawn_schedules_of_members_that_average_break_no_law(topology):
 
 def test_a_base_that_does_not_say_whose_contributions_it_has_shows(monkeypatch):
     """A member that goes on from it in place of a lost reducer lets some count twice."""
-    monkeypatch.setattr(ReducerHub, "handle", without_names(ReducerHub.handle))
+    monkeypatch.setattr(HostedPart, "handle", without_names(HostedPart.handle))
     assert any(direct(seed, 10) for seed in range(40))
 
 

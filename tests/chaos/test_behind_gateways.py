@@ -7,7 +7,7 @@ import pytest
 from chaos import behind_gateways, schedule
 from chaos.behind_gateways import CALM_S, KINDS
 from chaos.command import SIMULATED
-from edgetrain.exchange.gateway.site import SiteHub
+from edgetrain.exchange.gateway.site import SitePart
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
 
@@ -27,11 +27,11 @@ def test_drawn_schedules_break_no_law(words):
 
 
 def test_a_gateway_that_sends_nothing_again_shows(monkeypatch):
-    real = SiteHub.restore
+    real = SitePart.restore
 
     def forget(self, *args):
         real(self, *args)
         self.rounds.kept.clear()
 
-    monkeypatch.setattr(SiteHub, "restore", forget)
+    monkeypatch.setattr(SitePart, "restore", forget)
     assert broken(12, kinds=("hub", "disk", "cut"))

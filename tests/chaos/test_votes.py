@@ -56,7 +56,7 @@ def members_back_at_the_hub_behind_their_votes(town: ChaosTown) -> None:
 def a_hub_that_dies_behind_an_out(town: ChaosTown) -> None:
     """The replica is out, the hub goes on without it, and then the hub is gone."""
     apart(town, HUB, SECOND)
-    until(town, lambda: town.first.hub.replica == "out")
+    until(town, lambda: town.first.hub.part.replica == "out")
     began = town.first.hub.round
     until(town, lambda: town.first.hub.round > began + 1)
     apart(town, HUB, "m0 m1 m2")

@@ -275,7 +275,7 @@ class Mutator:
         if draw < 0.75:
             hub = self._attack.hub
             near = max(0, hub.round + rng.choice((-2, -1, 0, 0, 1, 2, 5, 2000)))
-            return rng.choice((near, near, hub.epoch, hub.delay, self._sum()))
+            return rng.choice((near, near, hub.epoch, hub.rounds.delay.delay, self._sum()))
         return rng.choice(ODD)
 
     def _sum(self) -> int:

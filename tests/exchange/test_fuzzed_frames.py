@@ -19,8 +19,8 @@ from fakes.town import REPLICA, town
 
 from edgetrain.errors import BadMessage, EdgetrainError, Refused
 from edgetrain.exchange import messages
-from edgetrain.exchange.hub.lead import LeadHub
-from edgetrain.exchange.hub.shared import SharedHub
+from edgetrain.exchange.hub.lead import LeadPart
+from edgetrain.exchange.hub.shared import SharedPart
 from edgetrain.exchange.member.standby import Ballot
 from edgetrain.exchange.messages import (
     PROTOCOL,
@@ -91,11 +91,10 @@ def direct_hub(room):
 def shared_hubs(room):
     """A hub with ranges that may move, whose members' sessions are known; a spare; the lead."""
     known = unpack(examples()[Handover]).session
-    kinds = {(0, 8): SharedHub, (0, 0): SharedHub, (0, 16): LeadHub}
-    for span, kind in kinds.items():
+    parts = {(0, 8): SharedPart(), (0, 0): SharedPart(), (0, 16): LeadPart(lambda address: None)}
+    for span, part in parts.items():
         terms = replace(room.terms, stretch=Stretch(16, *span))
-        other = {"connect": lambda address: None} if kind is LeadHub else {}
-        hub = room.hub(terms, kind, **other)
+        hub = room.hub(terms, part)
         for index in range(len(room.members) if span[1] else 0):
             join = Join(
                 PROTOCOL, "", "model", room.elements, f"m{index}", 1.0, checksum(room.initial),

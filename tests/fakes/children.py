@@ -204,14 +204,17 @@ class HubThread:
 
     def __init__(
         self, transport, strategy="local-sgd", members=2, *, every=1, delay=0, journal=None,
-        kind=Hub, **other,
+        part=None, **other,
     ):  # fmt: skip
         row = strategies.find(strategy)
         policy = Policy(members, **({"beat_s": 0.05, "gone_s": 0.3} | other.pop("policy", {})))
         codec = codecs.parse(other.pop("codec", "fp32"))
         reply_codec = codecs.parse(other.pop("reply_codec", codec.name))
         terms = Terms(row, every, Delay(delay or 0, delay is None), **other)
-        self.hub = kind(terms, policy, row.merge_rule(), codec, reply_codec, outer=row.outer_rule())
+        merge, outer = row.merge_rule(), row.outer_rule()
+        self.hub = Hub(terms, policy, merge, codec, reply_codec, outer=outer)
+        if part is not None:
+            part.attach(self.hub)
         self.transport = transport
         self.notes: list[Note] = []
         self.closed: list[Closed] = []

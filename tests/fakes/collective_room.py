@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from edgetrain.errors import Refused
-from edgetrain.exchange.hub.collective import CollectiveHub
+from edgetrain.exchange.hub.collective import CollectivePart
 from edgetrain.exchange.hub.effects import Send, Write
 from edgetrain.exchange.hub.records import Round
 from edgetrain.exchange.messages import RunRound, Segment
@@ -24,7 +24,7 @@ LOST_S = 3.0
 """Seconds of silence after which members count another one as lost, where some are cut apart."""
 
 
-class NotedHub(CollectiveHub):
+class Noted(CollectivePart):
     """Notes what it merged: (member, the round it meant), by round; and the numbers of attempts."""
 
     def __init__(self, *args, **kwargs):
@@ -39,11 +39,11 @@ class NotedHub(CollectiveHub):
                 self.attempts.append(run.attempt)
         return effects
 
-    def handle(self, sender, message, now):
-        return self._noted(super().handle(sender, message, now))
+    def handle(self, sender, message, now, go_on):
+        return self._noted(super().handle(sender, message, now, go_on))
 
-    def tick(self, now):
-        return self._noted(super().tick(now))
+    def tick(self, now, go_on):
+        return self._noted(super().tick(now, go_on))
 
 
 class Wire(Dialled):
@@ -77,16 +77,16 @@ class CollectiveRoom(DirectRoom):
         self.members = [CollectiveMember(self, i, i in clients) for i in range(members)]
 
     def new_lead(self):
-        lead = self.hub(self.terms, NotedHub, topology=self.topology)
-        lead.counted, lead.attempts = self.counted, self.attempts
-        return lead
+        noted = Noted(self.topology, self.terms.stretch.count)
+        noted.counted, noted.attempts = self.counted, self.attempts
+        return self.hub(self.terms, noted)
 
     def by_hand(self):
         """The base after all rounds that the hub has counted, in float64."""
         base, taken, every = self.initial.astype(np.float64), {}, self.terms.every
-        for round in sorted(self.lead.counted):
+        for round in sorted(self.counted):
             gains = []
-            for name, meant_for in self.lead.counted[round]:
+            for name, meant_for in self.counted[round]:
                 assert meant_for == round
                 member, params = int(name[1:]), base.astype(np.float32)
                 for step in range(every):

@@ -12,12 +12,12 @@ import numpy as np
 
 from edgetrain import codecs, strategies
 from edgetrain.exchange.delay import Delay
-from edgetrain.exchange.hub.direct import DirectHub, share_out
+from edgetrain.exchange.hub.direct import DirectPart, share_out
 from edgetrain.exchange.hub.effects import Note, Write
 from edgetrain.exchange.hub.journal import Journal, JournalSettings
-from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.protocol import Hub, HubPart
 from edgetrain.exchange.hub.records import Round
-from edgetrain.exchange.hub.reducer import ReducerHub
+from edgetrain.exchange.hub.reducer import HostedPart
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.member.driver import Driver
@@ -43,17 +43,16 @@ class Died(Exception):
     """A member is killed: its process, its connections, the reducer that it hosts."""
 
 
-class NotedReducer(ReducerHub):
+class NotedReducer(HostedPart):
     """Notes what it merged: `counted`, (round, (member, the round it meant)); `began_at`: the first
     round of its own."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self):
         self.counted, self.began_at = [], 0
 
-    def take_over(self, state, base, applied, merged, now):
-        self.began_at = applied
-        super().take_over(state, base, applied, merged, now)
+    def restore(self, state, now, go_on, records):
+        self.began_at = state.round
+        go_on(records)
 
     def _noted(self, effects):
         for effect in effects:
@@ -61,11 +60,11 @@ class NotedReducer(ReducerHub):
                 self.counted += [(record.round, (c.member, c.meant_for)) for c in record.counted]
         return effects
 
-    def handle(self, sender, message, now):
-        return self._noted(super().handle(sender, message, now))
+    def handle(self, sender, message, now, go_on):
+        return self._noted(super().handle(sender, message, now, go_on))
 
-    def tick(self, now):
-        return self._noted(super().tick(now))
+    def tick(self, now, go_on):
+        return self._noted(super().tick(now, go_on))
 
 
 class DirectRoom:
@@ -108,7 +107,7 @@ class DirectRoom:
             return self.hub(self.terms)
         count = self.terms.stretch.count
         terms = replace(self.terms, stretch=Stretch(count, 0, 0))
-        return self.hub(terms, DirectHub, assign=partial(share_out, ranges=count))
+        return self.hub(terms, DirectPart(partial(share_out, ranges=count)))
 
     def keep_journal(self, folder):
         """From the beginning, in this folder."""
@@ -137,11 +136,11 @@ class DirectRoom:
         """A member's end of a connection, for tests to break."""
         return end
 
-    def hub(self, terms, kind=Hub, **other):
-        return kind(
+    def hub(self, terms, part=None):
+        return (part or HubPart()).attach(Hub(
             terms, self.policy, self.row.merge_rule(self.merge), *self.codecs,
-            outer=self.row.outer_rule(), **other,
-        )  # fmt: skip
+            outer=self.row.outer_rule(),
+        ))  # fmt: skip
 
     def before_step(self, member, step):
         """For tests to let something happen."""
@@ -151,7 +150,7 @@ class DirectRoom:
 
     def reducer(self, first, end):
         stretch = replace(self.terms.stretch, first=first, end=end)
-        made = self.hub(replace(self.terms, stretch=stretch), NotedReducer)
+        made = self.hub(replace(self.terms, stretch=stretch), NotedReducer())
         self.reducers.append(((first, end), made))
         return made
 

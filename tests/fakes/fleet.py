@@ -31,7 +31,7 @@ from edgetrain.exchange.hub.effects import (
     Write,
     replies_of,
 )
-from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.protocol import Hub, HubPart
 from edgetrain.exchange.hub.records import Round, Sent, State, decode, encode
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.member.doubled import Doubled
@@ -382,10 +382,10 @@ class Fleet:
         pace = replace(pace, landing=landing)
         bounded = bounded or (landing != 0 and not tells_steps)
         terms = Terms(self.strategy, every, pace, steps=steps if bounded else 0)
-        self.fresh_hub = lambda kind=Hub: kind(
+        self.fresh_hub = lambda part=None: (part or HubPart()).attach(Hub(
             terms, policy or Policy(members), self.strategy.merge_rule(merge), *named,
             outer=self.strategy.outer_rule(),
-        )  # fmt: skip
+        ))  # fmt: skip
         self.hub = self.fresh_hub()
         self.disk = disk
         self.kills = list(kills)

@@ -8,7 +8,7 @@ import numpy as np
 
 from edgetrain import codecs, strategies
 from edgetrain.exchange.delay import Delay
-from edgetrain.exchange.hub.direct import MappingHub
+from edgetrain.exchange.hub.direct import MappedPart
 from edgetrain.exchange.hub.effects import Closed, Note, Send
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
@@ -57,7 +57,9 @@ class Desk:
         codec = codec or codecs.Dense()
         reply_codec = reply_codec or codecs.Dense()
         parts = terms, Policy(members, **policy), Mean(not gradient), codec, reply_codec
-        self.hub = MappingHub(*parts, assign=assign) if assign else Hub(*parts)
+        self.hub = Hub(*parts)
+        if assign:
+            MappedPart(assign).attach(self.hub)
         self.now = 0.0
         self.said: dict[str, list] = {}
         self.notes: list[Note] = []

@@ -1,4 +1,4 @@
-"""A fleet in memory whose members are behind gateways: a hub above, and a Site of each site."""
+"""A fleet in memory whose members are behind gateways: a hub above, and a SitePart of each site."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fakes.fleet import Disk, Fleet, HubDied, Wire
 
-from edgetrain.exchange.gateway.site import SiteHub
+from edgetrain.exchange.gateway.site import SitePart
 from edgetrain.exchange.gateway.way_up import WayUp
 from edgetrain.exchange.hub.terms import Policy
 
@@ -32,7 +32,7 @@ class FakeSite(Fleet):
             member.index += first
             member.address = b"member-%d" % member.index
         fresh = self.fresh_hub
-        self.fresh_hub = lambda: SiteHub(fresh(), f"s{index}", self.connect)
+        self.fresh_hub = lambda: fresh(SitePart(f"s{index}", self.connect))
         self.hub = self.fresh_hub()
         self._starts = 0
         self._renew()
@@ -72,11 +72,12 @@ class FakeSite(Fleet):
     def _hear(self) -> None:
         if self.state == "done":
             return
-        while effects := self.hub.hear(self.now):
+        while effects := self.hub.part.hear(self.now):
             self.carry_out(effects)
         if self.hub.finished and self.state != "done":
-            if self.hub.link is not None:  # None: the hub above has told it that the job is over
-                self.hub.link.leave("done")
+            link = self.hub.part.link
+            if link is not None:  # None: the hub above has told it that the job is over
+                link.leave("done")
             self.state = "done"
         elif self.hub.started:
             self.state = "training"

@@ -30,7 +30,7 @@ from edgetrain.exchange.hub.effects import (
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Restarted, Round
 from edgetrain.exchange.hub.replica import HUB, Replica
-from edgetrain.exchange.hub.replicated import ReplicatedHub
+from edgetrain.exchange.hub.replicated import ReplicatedPart
 from edgetrain.exchange.hub.terms import Policy
 from edgetrain.exchange.member.standby import StandbyEnd
 from edgetrain.exchange.messages import Reply, pack, unpack
@@ -110,7 +110,7 @@ class Site:
                         self._copy = iter(self.disk.records()[self._copied :])
                         self._copied = len(self.disk.log)
                         item = next(self._copy)
-                    self.carry_out(self.hub.copied(item, town.now))
+                    self.carry_out(effect.take(item, town.now))
                 case Send(to=to) if to == REPLICA:
                     if town.replica is not None and not town.parted:
                         town.to_replica.append(pack(effect.message))
@@ -141,10 +141,9 @@ class Town(Fleet):
 
     def __init__(self, *args, policy: Policy, **other) -> None:
         super().__init__(*args, policy=policy, **other)
-        make = functools.partial(
-            ReplicatedHub, address="tcp://c:5555", is_replica=lambda sender: sender == REPLICA
+        self.fresh_replicated = lambda: self.fresh_hub(
+            ReplicatedPart("tcp://c:5555", lambda sender: sender == REPLICA)
         )
-        self.fresh_replicated = lambda: self.fresh_hub(make)
         self.first, self.second = self.new_site("hub"), self.new_site("replica")
         self.first.hub = self.hub = self.fresh_replicated()
         self.to_replica = self.new_line("hub", "replica")
@@ -177,12 +176,12 @@ class Town(Fleet):
         if reply.round in site.own:
             if self.closers.setdefault(reply.round, site.name) != site.name:
                 self.broken.append(f"round {reply.round} was closed by both")
-            hub = site.hub
-            if isinstance(hub, ReplicatedHub) and hub.replica not in ("out",):
+            part = site.hub.part
+            if isinstance(part, ReplicatedPart) and part.replica not in ("out",):
                 held = {record.round for record in self.second.disk.rounds()}
                 behind = self.second.disk.first
                 is_copied = reply.round in held or reply.round < behind
-                if not is_copied and hub.replica != "entering":
+                if not is_copied and part.replica != "entering":
                     self.broken.append(f"round {reply.round} left before it was copied")
 
     def judge(self) -> None:

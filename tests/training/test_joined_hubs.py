@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 from children import HubThread, in_threads, joined
 
-from edgetrain.exchange.hub.lead import LeadHub
-from edgetrain.exchange.hub.shared import SharedHub
+from edgetrain.exchange.hub.lead import LeadPart
+from edgetrain.exchange.hub.shared import SharedPart
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.vectors.ranges import Stretch, shared
 
@@ -21,11 +21,11 @@ def trained(hubs):
     at = [f"tcp://127.0.0.1:{socket.port}" for socket in sockets]
     own = shared(RANGES, hubs) if hubs > 1 else [Stretch(RANGES, 0, RANGES)]
     rows = [(a, "", s.first, s.end) for a, s in zip(at[1:], own[1:], strict=True)]
-    kinds = [partial(LeadHub, connect=None, address=at[0], rows=rows)] + [SharedHub] * (hubs - 1)
+    parts = [LeadPart(None, at[0], rows), *(SharedPart() for _ in range(hubs - 1))]
     with contextlib.ExitStack() as stack:
-        for socket, stretch, kind in zip(sockets, own, kinds, strict=True):
+        for socket, stretch, part in zip(sockets, own, parts, strict=True):
             thread = HubThread(
-                socket, "dga", every=2, delay=2, codec="int8", stretch=stretch, kind=kind
+                socket, "dga", every=2, delay=2, codec="int8", stretch=stretch, part=part
             )
             stack.enter_context(thread.serving())
         return in_threads(*[partial(joined, at[0], index, 8) for index in range(2)])

@@ -1,10 +1,10 @@
 """The hub of a site, and its link to the hub above.
 
-A `SiteHub` is a Hub: members join it, contribute and are answered as at any other. Three things
-differ. Training begins when the fleet's does: once all members of the site and their base are here,
-the site joins the hub above, as one member for all of them, and what that says is the beginning. A
-round that closes goes up, and its reply comes from above (`rounds`). And it is finished only when
-the hub above has merged everything for good.
+A `SitePart` is a part of a hub: members join that, contribute and are answered as at any other.
+Three things differ. Training begins when the fleet's does: once all members of the site and their
+base are here, the site joins the hub above, as one member for all of them, and what that says is
+the beginning. A round that closes goes up, and its reply comes from above (`rounds`). And it is
+finished only when the hub above has merged everything for good.
 
 `hear` moves the link: it sends what is in the journal by then, and takes in what has come. A hub
 above that is away is waited for; contributions are kept, and sent again by the link. A site that
@@ -13,23 +13,23 @@ all members have left says so above, and asks where the fleet is once one is bac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from edgetrain.errors import Refused
-from edgetrain.exchange.gateway.membership import SiteMembership
 from edgetrain.exchange.gateway.rounds import SiteRounds
 from edgetrain.exchange.gateway.way_up import WayUp
 from edgetrain.exchange.hub.base_transfer import FixedValues
-from edgetrain.exchange.hub.effects import Effect, Note, Save, refusal
+from edgetrain.exchange.hub.effects import Effect, Note, Save, Send, refusal
 from edgetrain.exchange.hub.members import MemberRecord
+from edgetrain.exchange.hub.membership import Membership
 from edgetrain.exchange.hub.orders import Order
-from edgetrain.exchange.hub.protocol import ASTRAY, Hub
-from edgetrain.exchange.hub.records import Above, Record, Sent, State
+from edgetrain.exchange.hub.protocol import ASTRAY, GoOn, Hub, HubPart, Records, Restore
+from edgetrain.exchange.hub.records import Above, Sent, State
 from edgetrain.exchange.hub.steering import Steering
-from edgetrain.exchange.messages import Figure, Message
+from edgetrain.exchange.messages import Figure, Message, Welcome
 from edgetrain.exchange.seam import Behind, CatchUp, Entry, Past, Request, Submission
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.blob import blob_digest, blob_parts
@@ -64,22 +64,49 @@ class SiteTensors:
         self._blob = bytes(blob)
 
 
-class SiteHub(Hub):
-    """The hub of one site. `connect` makes its link to the hub above, where it asks for `name`."""
+class SiteMembership(Membership):
+    """The members of one site. Of the whole job they are told how many begin it, and an index."""
+
+    first_index = 0
+    """Index of the site's first member among all."""
+
+    def may_start(self, now: float) -> bool:
+        """A site begins when the fleet does: the hub above says so."""
+        return False
+
+    def may_ask(self, now: float) -> bool:
+        """Whether all members of the site and their base are here."""
+        return super().may_start(now)
+
+    def _welcome(self, member: MemberRecord) -> Welcome:
+        told, index = super()._welcome(member), self.first_index + member.index
+        return replace(told, index=index, members=self.policy.fleet)
+
+    def admit_site(self, fixed: FixedValues, first_index: int) -> list[Effect]:
+        """The fleet has begun, with a base that `rounds` has, and this site's members with it."""
+        self.fixed, moved = fixed, first_index != self.first_index
+        self.first_index = first_index
+        self.first_base.drop_parts()
+        effects: list[Effect] = [Note("started", "hub", f"{len(self._members)} members")]
+        for member in self._members:
+            effects += [Send(member.sender, self._welcome(member))] if moved else []
+            effects += self.admit(member)
+        return effects
+
+    def ask_to_evaluate(self) -> list[Effect]:
+        """Somebody has to evaluate, says the hub above: see Evaluators."""
+        self.evaluators.note_wanted()
+        return self.evaluators.ask()
+
+
+class SitePart(HubPart):
+    """The part of the hub of one site. `connect` makes its link to the hub above, where it asks for
+    `name`."""
 
     rounds: SiteRounds
     membership: SiteMembership
 
-    def __init__(self, hub: Hub, name: str, connect: Callable[[], WayUp]) -> None:
-        """`hub`: a fresh one of the site's job; its members are the site's."""
-        merger = hub.rounds.merger
-        assert isinstance(merger.rule, Mean)
-        super().__init__(hub.terms, hub.policy, merger.rule, *merger.codecs, outer=merger.outer)
-        closing, delay = self.terms.closing_rule(self.policy), self.rounds.delay
-        patience_s = self.policy.deadline_s
-        self.rounds = SiteRounds(self.members, self.rounds.merger, delay, closing, None, patience_s)
-        self.membership = SiteMembership(self.terms, self.policy, self.members, self.rounds)
-        self.steering = Steering(self.members, self.rounds, self.membership, lambda: self.state())
+    def __init__(self, name: str, connect: Callable[[], WayUp]) -> None:
         self.name = name
         self.link: WayUp | None = None
         """To the hub above; None: not everything is here that it takes to join."""
@@ -95,23 +122,23 @@ class SiteHub(Hub):
         """Whether people have been told that the hub above is away."""
         self.refused: Refused | None = None
         """What the hub above has refused this site for."""
-        self._first_reply = 0
-        """The first round whose reply can still be had: none is older than a base that was sent."""
 
-    # -- looking ------------------------------------------------------------------------------
+    def attach(self, hub: Hub) -> Hub:
+        """The members of a fresh hub of the site's job are the site's."""
+        super().attach(hub)
+        terms, policy, members = hub.terms, hub.policy, hub.members
+        merger, delay, closing = hub.rounds.merger, hub.rounds.delay, terms.closing_rule(policy)
+        assert isinstance(merger.rule, Mean)
+        self.rounds = SiteRounds(members, merger, delay, closing, None, policy.deadline_s)
+        self.membership = SiteMembership(terms, policy, members, self.rounds)
+        hub.rounds, hub.membership = self.rounds, self.membership
+        hub.steering = Steering(members, self.rounds, self.membership, hub.state)
+        return hub
 
     @property
-    def finished(self) -> bool:
-        """Whether all members have left and the hub above has merged their contributions."""
-        return super().finished and not (self.rounds.kept and not self.steering.is_over)
-
-    @property
-    def tail(self) -> int | None:
-        return None if self._tail is None else max(self._tail, self._first_reply)
-
-    @tail.setter
-    def tail(self, tail: int | None) -> None:
-        self._tail = tail
+    def holds(self) -> bool:
+        """Whether the hub above has not merged all contributions."""
+        return bool(self.rounds.kept)
 
     # -- the way up ---------------------------------------------------------------------------
 
@@ -121,23 +148,23 @@ class SiteHub(Hub):
         for too long."""
         if self.refused is not None:
             raise self.refused
-        if self.steering.stands:
+        if self.hub.steering.stands:
             return []
         try:
             return self._hear(now)
         except Refused as refused:
-            if refused.code == "ended" and self.started:
-                return self.steering.turn("stop", now)
-            if self.started:
+            if refused.code == "ended" and self.hub.started:
+                return self.hub.steering.turn("stop", now)
+            if self.hub.started:
                 raise
             self.refused = refused
             why = f"the hub above refuses this site: {refused.message}"
-            return [refusal(each.sender, refused.code, why) for each in self.members]
+            return [refusal(each.sender, refused.code, why) for each in self.hub.members]
 
-    def obey(self, order: Order, now: float) -> list[Effect]:
-        """See Hub. The course of the job is the hub's above."""
+    def obey(self, order: Order, now: float, go_on: GoOn) -> list[Effect]:
+        """The course of the job is the hub's above."""
         if order.words[:1] == ("remove",):
-            return super().obey(order, now)
+            return go_on()
         why = f"{' '.join(order.words[:2])}: this hub is a gateway, of one site"
         order.refuse(why, "tell the hub above, in its run folder")
         return []
@@ -152,8 +179,8 @@ class SiteHub(Hub):
             self._submit(sent)
         link.poll()
         effects += self._check_way_up()
-        while link.ready > self.round:
-            found = link.wait(self.round)
+        while link.ready > self.hub.round:
+            found = link.wait(self.hub.round)
             if isinstance(found, CatchUp):
                 effects += self._catch_up(found)
                 break  # its base goes to the journal before it is changed
@@ -167,7 +194,9 @@ class SiteHub(Hub):
     def _say_who_is_here(self) -> list[Effect]:
         """Tell the hub above when the last member has gone and may come back, so that rounds do not
         wait for this site; once one is back, ask where the fleet is."""
-        is_empty = not self.members and not super().finished
+        hub = self.hub
+        is_over = self.membership.finished or hub.steering.is_over
+        is_empty = not hub.members and not is_over
         if is_empty is self._is_empty:
             return []
         self._is_empty, link = is_empty, self._require_link()
@@ -182,8 +211,8 @@ class SiteHub(Hub):
         one that has been away for too long."""
         link = self._require_link()
         link.check_silence()
-        is_cut_off = link.away_s >= self.policy.gone_s
-        if is_cut_off is self._is_cut_off or 0.0 < link.away_s < self.policy.gone_s:
+        is_cut_off = link.away_s >= self.hub.policy.gone_s
+        if is_cut_off is self._is_cut_off or 0.0 < link.away_s < self.hub.policy.gone_s:
             return []
         self._is_cut_off = is_cut_off
         return [Note("late", "hub", CUT_OFF) if is_cut_off else Note("back", "hub", REACHED)]
@@ -195,24 +224,21 @@ class SiteHub(Hub):
     def _submit(self, sent: Sent) -> None:
         link, vector = self._require_link(), np.frombuffer(sent.vector, np.float32)
         site = Behind(sent.members, sent.applied, sent.checksum)
-        own = self.round, self.checksum(self.round)
+        own = self.hub.round, self.hub.checksum(self.hub.round)
         given = Submission(sent.round, vector, sent.weight, *own, sent.wanted_delay, sent.step_s)
         link.submit(replace(given, behind=site))
 
-    def _handle_member(self, member: MemberRecord, message: Message, now: float) -> list[Effect]:
-        if isinstance(message, Figure) and self._joined:
+    def handle(self, sender: bytes, message: Message, now: float, go_on: GoOn) -> list[Effect]:
+        is_here = self.hub.members.get(sender) is not None
+        if isinstance(message, Figure) and self._joined and is_here:
             self._require_link().report(message)
-        return super()._handle_member(member, message, now)
+        return go_on()
 
     # -- joining ------------------------------------------------------------------------------
 
-    def _start_if_ready(self, now: float) -> list[Effect]:
-        """A site begins when the fleet does: see `hear`."""
-        return []
-
     def _join(self, now: float) -> list[Effect]:
         if self.link is None:
-            if not (self.started or self.membership.may_start(now)):
+            if not (self.hub.started or self.membership.may_ask(now)):
                 return []
             self._ask_above()
         link = self._require_link()
@@ -227,13 +253,13 @@ class SiteHub(Hub):
     def _ask_above(self) -> None:
         membership, rounds, past = self.membership, self.rounds, None
         model, fixed = membership.model, membership.fixed
-        if self.started:
+        if self.hub.started:
             place = self._past
             assert place is not None
             applied, oldest = rounds.round, min(rounds.kept, default=None)
             past = Past(
-                place.session, place.name, rounds.collecting, applied, self.checksum(applied),
-                self.base is not None or not self.terms.strategy.hub_keeps_base, oldest,
+                place.session, place.name, rounds.collecting, applied, self.hub.checksum(applied),
+                self.hub.base is not None or not self.hub.terms.strategy.hub_keeps_base, oldest,
             )  # fmt: skip
             self._base = np.empty(model.elements, np.float32)
             checksum = 0
@@ -242,29 +268,29 @@ class SiteHub(Hub):
             checksum = checksum_of(self._base)
             fixed = membership.first_base.fixed_values(model.elements)
         self._tensors = SiteTensors(b"".join(fixed.payloads)) if model.fixed_bytes else None
-        weight = sum(member.weight for member in self.members) or 1.0
+        weight = sum(member.weight for member in self.hub.members) or 1.0
         request = Request(
-            model.digest, self.name, weight, self.terms.job, model.description,
-            fixed_tensors=self._tensors, steps=rounds.delay.steps, behind=self.policy.members,
+            model.digest, self.name, weight, self.hub.terms.job, model.description,
+            fixed_tensors=self._tensors, steps=rounds.delay.steps, behind=self.hub.policy.members,
         )  # fmt: skip
         self.link = self._connect()
         self.link.ask_in(request, self._base, checksum, past)
 
     def _begin(self, entry: Entry) -> list[Effect]:
         self.rounds.begin(self._base, entry)
-        self.rounds.start(self.epoch)
+        self.rounds.start(self.hub.epoch)
         tensors = self._tensors
         fixed = FixedValues() if tensors is None else FixedValues.restored(tensors.read())
         effects = self.membership.admit_site(fixed, entry.index)
-        save = Save(self.state())
-        if not self.terms.strategy.hub_keeps_base:
+        save = Save(self.hub.state())
+        if not self.hub.terms.strategy.hub_keeps_base:
             self.rounds.merger.forget_base()
         return [save, *effects]
 
     def _go_on(self, entry: Entry) -> list[Effect]:
         """This site was started again: the hub above says where the fleet stands."""
         effects: list[Effect] = []
-        if entry.applied > self.round:
+        if entry.applied > self.hub.round:
             missed = CatchUp(
                 entry.round, entry.delay.steps, entry.applied, entry.checksum, self._base,
                 entry.every_now,
@@ -284,8 +310,8 @@ class SiteHub(Hub):
     def _take_base(self, missed: CatchUp) -> list[Effect]:
         """Replies are gone: the site goes on from the fleet's base, and so do its members."""
         self.rounds.jump(missed)
-        self._first_reply = missed.applied
-        return [Save(self.state()), *self._call_back()]
+        self.oldest_reply = missed.applied
+        return [Save(self.hub.state()), *self._call_back()]
 
     def _skip_to(self, round: int) -> list[Effect]:
         return self._call_back() if self.rounds.skip_to(round) else []
@@ -293,7 +319,7 @@ class SiteHub(Hub):
     def _call_back(self) -> list[Effect]:
         """Let all members say where they are: they are told where the fleet is."""
         effects: list[Effect] = []
-        for member in self.members:
+        for member in self.hub.members:
             if member.trains and member.standing == "in step":
                 member.mark_astray()
                 effects.append(refusal(member.sender, "unknown", ASTRAY))
@@ -303,17 +329,15 @@ class SiteHub(Hub):
 
     # -- what survives a restart --------------------------------------------------------------
 
-    def state(self) -> State:
+    def state(self, state: State) -> State:
         place = self._past
         assert place is not None
-        return replace(
-            super().state(), above=self.rounds.place(place.session, place.name, place.index)
-        )
+        return replace(state, above=self.rounds.place(place.session, place.name, place.index))
 
-    def restore(self, state: State, records: Iterable[Record], now: float) -> None:
-        """See Hub. Raises Refused for a journal that is not a gateway's."""
+    def restore(self, state: State, now: float, go_on: Restore, records: Records) -> None:
+        """Raises Refused for a journal that is not a gateway's."""
         if state.above is None:
             raise Refused("gateway", "the journal is a hub's, not a gateway's")
         self._past = state.above
         self.membership.first_index = state.above.index
-        super().restore(state, records, now)
+        go_on(records)

@@ -6,13 +6,14 @@ remembers) is cut; all else is the same on both sides. Values only: no message, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.records import Seat, State
+from edgetrain.exchange.transport import owned, owner_of
 from edgetrain.vectors.ranges import Stretch
 from edgetrain.vectors.vector import Vector, checksum, zeros
 
@@ -91,3 +92,13 @@ def why_not_joined(state: State, more: State) -> str:
 
 def _merged(seats: tuple[Seat, ...]) -> dict[str, tuple[int, int]]:
     return {seat.name: (seat.session, seat.next_round) for seat in seats}
+
+
+def from_elsewhere(seats: Iterable[Seat]) -> tuple[Seat, ...]:
+    """Members that are at no connection of this hub yet; of the key of each that much is known."""
+
+    def seat(known: Seat) -> Seat:
+        key, name = owner_of(known.address), known.name.encode()
+        return replace(known, address=owned(key, name) if key else b"?" + name)
+
+    return tuple(map(seat, seats))

@@ -14,9 +14,9 @@ with that (`Takeover`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.effects import Effect, Note, Save, Send, Write, refusal
@@ -24,7 +24,7 @@ from edgetrain.exchange.hub.evaluators import DONE
 from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.membership import turn_away
 from edgetrain.exchange.hub.places import LEAD, Assign, Places, Reach
-from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.protocol import GoOn, Hub, HubPart, Records, Restore
 from edgetrain.exchange.hub.records import Charted, Record, State, pack_state
 from edgetrain.exchange.messages import (
     CODES,
@@ -38,6 +38,9 @@ from edgetrain.exchange.messages import (
     Welcome,
 )
 from edgetrain.vectors.ranges import Stretch
+
+if TYPE_CHECKING:
+    from edgetrain.strategies.closing import ClosingRule
 
 FEWEST_REDUCERS = 2
 """One member that reduces everything would be a star with a slower hub."""
@@ -73,60 +76,63 @@ class Orphan:
     """Who takes over; "": nobody yet."""
 
 
-class MappingHub(Hub):
-    """A Hub with `places`: training begins once all members have tried to reach each other.
+class MappedPart(HubPart):
+    """The part of a hub with `places`: training begins once all members have tried to reach each
+    other.
 
     A member that can neither be reached nor dial is refused. After the start a message or a tick
     that changes who is in is followed by a new map to all.
     """
 
-    def __init__(self, *args: Any, assign: Assign, **kwargs: Any) -> None:
-        """`assign` decides who reduces what; the rest is as for a Hub."""
-        super().__init__(*args, **kwargs)
+    def __init__(self, assign: Assign) -> None:
+        """`assign` decides who reduces what."""
         self.places = Places(assign)
-        self.membership.is_ready = lambda: self.places.is_settled
 
-    def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
+    def attach(self, hub: Hub) -> Hub:
+        super().attach(hub)
+        hub.membership.is_ready = lambda: self.places.is_settled
+        return hub
+
+    def handle(self, sender: bytes, message: Message, now: float, go_on: GoOn) -> list[Effect]:
         if isinstance(message, Join | Resume) and not message.address:
             return turn_away(sender, message.name, "peers", CODES["peers"])
         if not isinstance(message, Join | Resume | Leave | Reached):
-            return super().handle(sender, message, now)
-        member = self.members.get(sender)
+            return go_on()
+        member = self.hub.members.get(sender)
         if member is not None and isinstance(message, Reached):
             member.mark_heard()
             self.places.accept(member, message)
             return self._update_map(now)
-        effects = super().handle(sender, message, now)
+        effects = go_on()
         if isinstance(message, Leave):  # the next tick tells the others
             return effects
         told = self._update_map(now)
-        member = self.members.get(sender)
+        member = self.hub.members.get(sender)
         knows = any(_is_map(effect) for effect in told) or self.places.state == "gathering"
         if member is not None and not knows:
             told = [self.places.map_to(member)]
         return told + effects  # so that who is told to start knows the others
 
-    def tick(self, now: float) -> list[Effect]:
-        return super().tick(now) + self._update_map(now)
+    def tick(self, now: float, go_on: GoOn) -> list[Effect]:
+        return go_on() + self._update_map(now)
 
     def _update_map(self, now: float) -> list[Effect]:
         """Tell all members where the others are, if that has changed; start if that was missing."""
-        full, started = len(self.members) >= self.policy.members, self.started
-        told = self.places.update(self.members, self.epoch, full=full, started=started, now=now)
-        return told + self._start_if_ready(now)
+        hub = self.hub
+        full = len(hub.members) >= hub.policy.members
+        told = self.places.update(hub.members, hub.epoch, full=full, started=hub.started, now=now)
+        return told + hub.start_if_ready(now)
 
 
 def _is_map(effect: Effect) -> bool:
     return isinstance(effect, Send) and isinstance(effect.message, Map)
 
 
-class DirectHub(MappingHub):
-    """A MappingHub whose own stretch follows from the map."""
+class DirectPart(MappedPart):
+    """The part of a hub whose stretch follows from the map."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """As a MappingHub; `args` begin with the terms."""
-        super().__init__(*args, **kwargs)
-        self._parts = args, kwargs
+    def __init__(self, assign: Assign) -> None:
+        super().__init__(assign)
         self._joins: dict[bytes, Join] = {}
         """What each member that is not welcomed yet has said."""
         self._is_welcoming = False
@@ -138,46 +144,51 @@ class DirectHub(MappingHub):
         self._present: set[str] = set()
         """The members that were in when the hub last looked."""
 
-    def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
-        return self._charted(self._handle(sender, message, now))
+    def attach(self, hub: Hub) -> Hub:
+        super().attach(hub)
+        self._whole = hub.terms.stretch
+        return hub
 
-    def _handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
+    def handle(self, sender: bytes, message: Message, now: float, go_on: GoOn) -> list[Effect]:
+        return self._charted(self._handle(sender, message, now, go_on))
+
+    def _handle(self, sender: bytes, message: Message, now: float, go_on: GoOn) -> list[Effect]:
         if isinstance(message, Join) and not self._is_welcoming:
             self._joins[sender] = message
-        member = self.members.get(sender)
+        member = self.hub.members.get(sender)
         if member is not None and isinstance(message, Leave) and message.reason == DONE:
             self._done[member.name] = member.next_round
         if member is not None and isinstance(message, Takeover):
             member.mark_heard()
             told = self._hear(member, message)
             return told + self._update_map(now) + self._take_over(now)
-        if self.started and isinstance(message, Join | Resume):
+        if self.hub.started and isinstance(message, Join | Resume):
             self._ask_again(message.name)
-        if self.started:
-            return super().handle(sender, message, now) + self._take_over(now)
-        return self._held_back(super().handle(sender, message, now), now)
+        if self.hub.started:
+            return super().handle(sender, message, now, go_on) + self._take_over(now)
+        return self._held_back(super().handle(sender, message, now, go_on), now)
 
-    def tick(self, now: float) -> list[Effect]:
-        if self.started:
-            return self._charted(super().tick(now) + self._take_over(now))
-        return self._charted(self._held_back(super().tick(now), now))
+    def tick(self, now: float, go_on: GoOn) -> list[Effect]:
+        if self.hub.started:
+            return self._charted(super().tick(now, go_on) + self._take_over(now))
+        return self._charted(self._held_back(super().tick(now, go_on), now))
 
     # -- what survives a restart ---------------------------------------------------------------
 
-    def state(self) -> State:
-        return replace(super().state(), chart=self.places.chart(self._done, self._orphans))
+    def state(self, state: State) -> State:
+        return replace(state, chart=self.places.chart(self._done, self._orphans))
 
     def _charted(self, effects: list[Effect]) -> list[Effect]:
         """The same, and if the map has changed it is in the journal before anyone is told."""
-        chart = self.places.chart(self._done, self._orphans) if self.started else self._chart
+        chart = self.places.chart(self._done, self._orphans) if self.hub.started else self._chart
         if chart == self._chart:
             return effects
         self._chart = chart
         saved = 1 + max((n for n, each in enumerate(effects) if isinstance(each, Save)), default=-1)
         return [*effects[:saved], Write(Charted(chart)), *effects[saved:]]
 
-    def restore(self, state: State, records: Iterable[Record], now: float) -> None:
-        """See Hub. Reducers go on meanwhile: they are with the members."""
+    def restore(self, state: State, now: float, go_on: Restore, records: Records) -> None:
+        """Reducers go on meanwhile: they are with the members."""
         if not state.chart:
             raise ConfigError("the journal has no map: it is of a job whose members do not reduce")
         last = [state.chart]
@@ -188,10 +199,10 @@ class DirectHub(MappingHub):
                     last[0] = record.chart
                 yield record
 
-        self.places.restore(state.chart, self.members)
+        self.places.restore(state.chart, self.hub.members)
         self._become_reducer_of(self.places.stretches.get(LEAD, (0, 0)))
-        super().restore(state, noted(), now)
-        self._done, lost = self.places.restore(last[0], self.members)
+        go_on(noted())
+        self._done, lost = self.places.restore(last[0], self.hub.members)
         self._orphans = {span: Orphan() for span in lost}
 
     # -- a reducer is lost ---------------------------------------------------------------------
@@ -199,7 +210,7 @@ class DirectHub(MappingHub):
     def _take_over(self, now: float) -> list[Effect]:
         effects = self._warn_early()
         for span, name in self.places.holders().items():
-            lost = self.members.named(name) is None and name not in self._done
+            lost = self.hub.members.named(name) is None and name not in self._done
             if lost and span not in self._orphans:
                 self._orphans[span] = Orphan()
                 first, end = span
@@ -212,10 +223,10 @@ class DirectHub(MappingHub):
     def _warn_early(self) -> list[Effect]:
         """If a member is lost before a round is over: reducers may wait for it, for ever, so that
         members which have not begun there have to join anew. Those that have go on."""
-        before, self._present = self._present, {member.name for member in self.members}
-        if self.round or before <= self._present | self._done.keys():
+        before, self._present = self._present, {member.name for member in self.hub.members}
+        if self.hub.round or before <= self._present | self._done.keys():
             return []
-        return [Send(member.sender, Takeover(0, 0, 0)) for member in self.members]
+        return [Send(member.sender, Takeover(0, 0, 0)) for member in self.hub.members]
 
     def _ask_again(self, name: str) -> None:
         """A member comes, or comes back: what it was asked may be lost with its connection."""
@@ -225,7 +236,7 @@ class DirectHub(MappingHub):
             orphan.heir = "" if orphan.heir == name else orphan.heir
 
     def _lost_with_it(self) -> str:
-        merger = self.rounds.merger
+        merger = self.hub.rounds.merger
         lost = [] if merger.reply_codec.lossless else ["what its replies left out"]
         lost += [] if merger.outer is None else ["what the outer rule remembers there"]
         return f"lost with it: {' and '.join(lost)}" if lost else "nothing is lost with it"
@@ -233,7 +244,7 @@ class DirectHub(MappingHub):
     def _go_on(self, span: tuple[int, int], orphan: Orphan) -> list[Effect]:
         """Ask whoever has not been asked; once all have answered, let one of them take over."""
         effects: list[Effect] = []
-        members = [member for member in self.members if member.trains]
+        members = [member for member in self.hub.members if member.trains]
         for member in members:
             if orphan.asked.get(member.name) != member.sender:
                 orphan.asked[member.name] = member.sender
@@ -254,9 +265,9 @@ class DirectHub(MappingHub):
         load = Counter(self.places.holders().values())
         orphan.heir = min(able, key=lambda name: (-orphan.answers[name].applied, load[name], name))
         applied = orphan.answers[orphan.heir].applied
-        seats = tuple(member.seat() for member in self.members if not member.ends)
+        seats = tuple(member.seat() for member in self.hub.members if not member.ends)
         state = replace(
-            self.state(), seats=seats, base=None, memory={}, outer={}, fixed=(), chart=b""
+            self.hub.state(), seats=seats, base=None, memory={}, outer={}, fixed=(), chart=b""
         )
         heir = there[orphan.heir]
         effects.append(Send(heir.sender, Takeover(2, *span, applied, payload=pack_state(state))))
@@ -270,9 +281,9 @@ class DirectHub(MappingHub):
         )
         reason = f"nobody can reduce ranges {first} to {end - 1}: {why}"
         effects: list[Effect] = [Note("map", "hub", reason)]
-        for member in [*self.members]:
+        for member in [*self.hub.members]:
             effects += [refusal(member.sender, "session", reason)]
-            effects += self.membership.remove(member, "refused", reason)
+            effects += self.hub.membership.remove(member, "refused", reason)
         return effects
 
     def _hear(self, member: MemberRecord, message: Takeover) -> list[Effect]:
@@ -306,41 +317,39 @@ class DirectHub(MappingHub):
         """Those of these members that are not here, or were not while these effects came about."""
         notes = [effect for effect in effects if isinstance(effect, Note)]
         went = {note.member for note in notes if note.event in ("gone", "left")}
-        return [name for name in names if name in went or self.members.named(name) is None]
+        return [name for name in names if name in went or self.hub.members.named(name) is None]
 
     def _welcome_all(self, now: float) -> list[Effect]:
-        members = sorted(self.members, key=lambda member: member.index)
+        members = sorted(self.hub.members, key=lambda member: member.index)
         joins = [(m.sender, self._joins[m.sender]) for m in members]
         self._become_reducer_of(self.places.stretches.get(LEAD, (0, 0)))
         effects: list[Effect] = [Note("reducers", "hub", self._words())]
         for sender, join in joins:
-            welcomed = Hub.handle(self, sender, join, now)
+            welcomed = self.hub.take_in(sender, join, now)
             effects += [effect for effect in welcomed if not isinstance(effect, Note)]
         return effects
 
-    def _become_reducer_of(self, span: tuple[int, int]) -> None:
-        """Be made anew, as the hub of this stretch, without members."""
-        (terms, *rest), kwargs = self._parts
-        places, policy, tail = self.places, self.policy, self.tail
-        stretch = Stretch(terms.stretch.count, *span)
-        MappingHub.__init__(self, replace(terms, stretch=stretch), *rest, **kwargs)
-        self.places, self.policy, self.tail = places, policy, tail
-        self._is_welcoming, self._joins = True, {}
+    def _become_reducer_of(self, span: tuple[int, int], closing: ClosingRule | None = None) -> None:
+        """Let the hub be made anew, as that of this stretch, without members."""
+        self._become(Stretch(self._whole.count, *span), closing)
+        self._is_welcoming = True
+
+    def _become(self, stretch: Stretch, closing: ClosingRule | None = None) -> None:
+        self.hub.become(stretch, closing=closing)
+        MappedPart.attach(self, self.hub)
+        self._joins = {}
 
     def _begin_again(self, lost: str) -> list[Effect]:
         """A reducer was lost before training began: nothing is lost, and all have to join anew."""
         reason = f"{lost}, which the others need, was lost before training began: join again"
         effects: list[Effect] = [Note("map", "hub", reason)]
-        effects += [refusal(member.sender, "session", reason) for member in self.members]
-        places, policy, tail = self.places, self.policy, self.tail
-        args, kwargs = self._parts
-        MappingHub.__init__(self, *args, **kwargs)
-        self.places, self.policy, self.tail = places, policy, tail
-        self._is_welcoming, self._joins = False, {}
+        effects += [refusal(member.sender, "session", reason) for member in self.hub.members]
+        self._become(self._whole)
+        self._is_welcoming = False
         return effects
 
     def _words(self) -> str:
-        places, ranges = self.places, self.terms.stretch.count
+        places, ranges = self.places, self.hub.terms.stretch.count
         if LEAD not in places.stretches:
             whom = ", ".join(places.stretches)
             return f"direct: {whom} reduce {ranges} ranges"

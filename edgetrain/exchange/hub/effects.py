@@ -127,9 +127,10 @@ class Replay:
 
 @dataclass(frozen=True)
 class Feed:
-    """Give the hub the next record of its journal for its replica, by `ReplicatedHub.copied`."""
+    """Give `take` the next record of the hub's journal, for its replica; None: that was all."""
 
     begins: bool
+    take: Callable[[Record | State | None, float], list[Effect]]
 
 
 @dataclass(frozen=True)

@@ -8,57 +8,28 @@ reducer is lost what its lossy replies have left out so far, and what an outer r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from edgetrain.exchange.hub.cutting import from_elsewhere
 from edgetrain.exchange.hub.effects import Effect, Send, Write
-from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.protocol import GoOn, Hub, HubPart, IsLost, nobody
 from edgetrain.exchange.hub.records import Round, Seat, State
 from edgetrain.exchange.messages import Message, Reply, Start
-from edgetrain.exchange.transport import owned, owner_of
 from edgetrain.vectors.vector import Vector, checksum
 
 
-class ReducerHub(Hub):
-    """A Hub of a stretch, without a journal."""
+class HostedPart(HubPart):
+    """The part of a hub that a member hosts."""
 
-    def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
-        return self._with_names(super().handle(sender, message, now))
+    def handle(self, sender: bytes, message: Message, now: float, go_on: GoOn) -> list[Effect]:
+        return self._with_names(go_on())
 
-    def tick(self, now: float) -> list[Effect]:
-        return self._with_names(super().tick(now))
+    def tick(self, now: float, go_on: GoOn) -> list[Effect]:
+        return self._with_names(go_on())
 
-    def take_over(
-        self,
-        state: State,
-        base: Vector | None,
-        applied: int,
-        merged: Mapping[str, int],
-        now: float,
-    ) -> None:
-        """Go on in place of a reducer that is lost, before anything else happens. `state` has the
-        members, `base` is that after `applied` replies, and of each member contributions with
-        numbers below `merged` are in it, none of one that is not there. Raises Diverged,
-        ConfigError."""
-
-        def seat(known: Seat) -> Seat:
-            # It is at no connection of this hub yet; of its key that much is known.
-            key, name = owner_of(known.address), known.name.encode()
-            nowhere = owned(key, name) if key else b"?" + name
-            return replace(known, address=nowhere, next_round=merged.get(known.name, 0))
-
-        first = self.terms.stretch.of(state.elements).start
-        known = () if base is None else ((applied, checksum(base, first)),)
-        state = replace(
-            state,
-            agreed=self.state().agreed,
-            round=applied,
-            seats=tuple(map(seat, state.seats)),
-            away=tuple(map(seat, state.away)),
-            checksums=known,
-            base=base,
-        )
-        self.restore(state, (), now)
+    def lose(self, effects: list[Effect], is_lost: IsLost = nobody) -> list[Effect]:
+        return self._with_names(effects)
 
     def _with_names(self, effects: list[Effect]) -> list[Effect]:
         """The same; the first part of each reply says whose contributions are in it, and where a
@@ -75,7 +46,7 @@ class ReducerHub(Hub):
                     first = named.setdefault(reply.round, replace(reply, merged=_merged_of(record)))
                     found.append(replace(effect, message=first))
                 case Send(message=Start() as start):
-                    known = (*self.members, *self.members.away)
+                    known = (*self.hub.members, *self.hub.members.away)
                     each = tuple((m.name, m.merged) for m in known if m.merged)
                     found.append(replace(effect, message=replace(start, each=each)))
                 case _:
@@ -85,3 +56,23 @@ class ReducerHub(Hub):
 
 def _merged_of(record: Round) -> tuple[tuple[str, int], ...]:
     return tuple({each.member: each.meant_for + 1 for each in record.counted}.items())
+
+
+def take_over(
+    hub: Hub, state: State, base: Vector | None, applied: int, merged: Mapping[str, int], now: float
+) -> None:
+    """Let a fresh `hub` go on in place of a reducer that is lost. `state` has the members, `base`
+    is that after `applied` replies, and of each member contributions with numbers below `merged`
+    are in it, none of one that is not there. Raises Diverged, ConfigError."""
+
+    def seats(known: Iterable[Seat]) -> tuple[Seat, ...]:
+        found = from_elsewhere(known)
+        return tuple(replace(seat, next_round=merged.get(seat.name, 0)) for seat in found)
+
+    first = hub.terms.stretch.of(state.elements).start
+    known = () if base is None else ((applied, checksum(base, first)),)
+    state = replace(
+        state, agreed=hub.agreed(), round=applied, seats=seats(state.seats),
+        away=seats(state.away), checksums=known, base=base,
+    )  # fmt: skip
+    hub.restore(state, (), now)

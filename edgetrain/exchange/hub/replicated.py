@@ -25,9 +25,9 @@ anything waits: members would take the hub for dead, or drop contributions too e
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.hub.copies import CopyStream, Voter
@@ -43,7 +43,7 @@ from edgetrain.exchange.hub.effects import (
 )
 from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.orders import Order
-from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.protocol import GoOn, HubPart, IsLost, Records, Restore, nobody
 from edgetrain.exchange.hub.records import Record, State
 from edgetrain.exchange.keys.pairs import spell
 from edgetrain.exchange.messages import (
@@ -67,15 +67,12 @@ _LATER = MAX_COUNT
 """In place of a position: behind the end of the copy of the journal."""
 
 
-class ReplicatedHub(Hub):
-    """A Hub whose journal is copied to a replica. See the module."""
+class ReplicatedPart(HubPart):
+    """The part of a hub whose journal is copied to a replica. See the module."""
 
-    def __init__(
-        self, *args: Any, address: str, is_replica: Callable[[bytes], bool], **kwargs: Any
-    ) -> None:
+    def __init__(self, address: str, is_replica: Callable[[bytes], bool]) -> None:
         """`address`: where members find the replica. `is_replica`: whether the owner of a
-        connection is enrolled as the replica. The rest is as for a Hub."""
-        super().__init__(*args, **kwargs)
+        connection is enrolled as the replica."""
         self.replica: Literal["absent", "in", "out", "entering"] = "absent"
         self.link = 0
         """The newest position that counts as held by the replica; while it is out, the one since
@@ -95,9 +92,9 @@ class ReplicatedHub(Hub):
         """When the replica was last known to make progress."""
         self._beaten = float("-inf")
 
-    # -- what a driver calls ------------------------------------------------------------------
+    # -- what happens ---------------------------------------------------------------------------
 
-    def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
+    def handle(self, sender: bytes, message: Message, now: float, go_on: GoOn) -> list[Effect]:
         match message:
             case Follow():
                 return self._follow(sender, message, now)
@@ -105,46 +102,34 @@ class ReplicatedHub(Hub):
                 return self._accept_held(message, now)
             case Agree():
                 return self._accept_vote(sender, message)
-        effects = self._gate(super().handle(sender, message, now))
-        if isinstance(message, Join | Resume) and (member := self.members.get(sender)):
+        effects = self._gate(go_on())
+        if isinstance(message, Join | Resume) and (member := self.hub.members.get(sender)):
             self._votes.discard((member.name, member.session))
             effects += self._standbys([member])
         return effects
 
-    def tick(self, now: float) -> list[Effect]:
-        effects = self._gate(super().tick(now))
-        if now - self._beaten < self.policy.beat_s:
+    def tick(self, now: float, go_on: GoOn) -> list[Effect]:
+        effects = self._gate(go_on())
+        if now - self._beaten < self.hub.policy.beat_s:
             return effects
         self._beaten = now
         before = self._check_progress(now)
-        if self._peer and self.started and not self._is_feeding:
-            self.copies.add(self.epoch, None, self._voters())
-        return [*before, *self._standbys(self.members), *effects, *self._pump()]
+        if self._peer and self.hub.started and not self._is_feeding:
+            self.copies.add(self.hub.epoch, None, self._voters())
+        return [*before, *self._standbys(self.hub.members), *effects, *self._pump()]
 
-    def unreachable(self, sender: bytes, now: float) -> list[Effect]:
-        if sender == self._peer:
+    def lose(self, effects: list[Effect], is_lost: IsLost = nobody) -> list[Effect]:
+        """A replica whose key is revoked is not heard any more."""
+        if is_lost(self._peer):
             self._peer = b""
-            return []
-        return self._gate(super().unreachable(sender, now))
+        return self._gate(effects)
 
-    def garbled(self, sender: bytes, now: float) -> list[Effect]:
-        return self._gate(super().garbled(sender, now))
+    def obey(self, order: Order, now: float, go_on: GoOn) -> list[Effect]:
+        """The order is answered once the replica knows, too."""
+        return self._gate(go_on())
 
-    def unreadable(self, sender: bytes, now: float) -> list[Effect]:
-        return self._gate(super().unreadable(sender, now))
-
-    def revoke_all_but(self, keys: Container[bytes], now: float) -> list[Effect]:
-        """See Hub. A replica whose key is revoked is not heard any more."""
-        if (key := owner_of(self._peer)) and key not in keys:
-            self._peer = b""
-        return self._gate(super().revoke_all_but(keys, now))
-
-    def obey(self, order: Order, now: float) -> list[Effect]:
-        """See Hub. It is answered once the replica knows, too."""
-        return self._gate(super().obey(order, now))
-
-    def restore(self, state: State, records: Iterable[Record], now: float) -> None:
-        super().restore(state, records, now)
+    def restore(self, state: State, now: float, go_on: Restore, records: Records) -> None:
+        go_on(records)
         self._barrier = _LATER
 
     def copied(self, item: Record | State | None, now: float) -> list[Effect]:
@@ -154,7 +139,7 @@ class ReplicatedHub(Hub):
             return []
         whole, begins = item is None, isinstance(item, State)
         self._feeds_first = False
-        self.copies.add(self.epoch, item, self._voters(), begins=begins, whole=whole)
+        self.copies.add(self.hub.epoch, item, self._voters(), begins=begins, whole=whole)
         if whole:
             self._is_feeding, self._moved = False, now
             self._whole_at = self.copies.sent
@@ -189,11 +174,11 @@ class ReplicatedHub(Hub):
         if not self._peer or self._is_feeding:
             at = _LATER
             if self.replica == "in" and not self._is_feeding:
-                self.copies.add(self.epoch, item, self._voters())
+                self.copies.add(self.hub.epoch, item, self._voters())
                 at = self.copies.sent
         else:
             begins = isinstance(item, State)
-            self.copies.add(self.epoch, item, self._voters(), begins=begins)
+            self.copies.add(self.hub.epoch, item, self._voters(), begins=begins)
             at = self.copies.sent
             self._whole_at = at if begins else self._whole_at
         if self.replica != "out":
@@ -208,7 +193,7 @@ class ReplicatedHub(Hub):
             self._waiting.clear()
             return leaving
         leaving = []
-        if self.membership.finished:
+        if self.hub.membership.finished:
             leaving = [each for _, each in self._waiting if isinstance(each, Observed)]
             self._waiting.clear()
         while self._waiting and self._waiting[0][0] <= self.copies.held:
@@ -222,7 +207,7 @@ class ReplicatedHub(Hub):
         effects: list[Effect] = [Send(self._peer, part) for part in self.copies.next_parts()]
         if self._is_feeding and not self._feed_asked and self.copies.is_idle:
             self._feed_asked = True
-            effects.append(Feed(self._feeds_first))
+            effects.append(Feed(self._feeds_first, self.copied))
         return effects
 
     # -- the replica --------------------------------------------------------------------------
@@ -235,21 +220,22 @@ class ReplicatedHub(Hub):
         if message.protocol != PROTOCOL:
             reason = f"the hub speaks version {PROTOCOL}, the replica {message.protocol}"
             return [refusal(sender, "protocol", reason), Note("refused", "replica", reason)]
-        if message.agreed != self._agreed():
-            reason = f"the hub runs {self._agreed()}; the replica {message.agreed}"
+        if message.agreed != self.hub.agreed():
+            reason = f"the hub runs {self.hub.agreed()}; the replica {message.agreed}"
             return [refusal(sender, "job", reason), Note("refused", "replica", f"job: {reason}")]
-        if message.epoch > self.epoch:
+        if message.epoch > self.hub.epoch:
             raise EdgetrainError(
-                f"the replica at {self._address} has taken over after {self.round} rounds or more",
+                f"the replica at {self._address} has taken over after {self.hub.round} rounds or "
+                "more",
                 "nothing is lost: members are there; this hub must not be resumed",
             )
         is_new, owner = sender != self._peer, owner_of(sender)
         self._peer, self._key, self._moved = sender, spell(owner) if owner else "", now
         if self._is_feeding or not self.copies.resume(message.position):
             self.copies.drop()
-            self._is_feeding = self._feeds_first = self.started
+            self._is_feeding = self._feeds_first = self.hub.started
             self._feed_asked = False
-            if self.started:
+            if self.hub.started:
                 self._waiting = deque((_LATER, effect) for _, effect in self._waiting)
                 self._barrier = _LATER if self._barrier > self.copies.held else self._barrier
         notes = [Note("replica", "replica", "it is here")] if is_new else []
@@ -274,12 +260,12 @@ class ReplicatedHub(Hub):
         if is_whole and self.replica == "in" and held > self.link:
             self.link, self._asks = held, False
             self._votes.clear()
-            notes += self._standbys(self.members) if notes else []
+            notes += self._standbys(self.hub.members) if notes else []
         return [*notes, *self._release(), *self._pump()]
 
     def _check_progress(self, now: float) -> list[Effect]:
         waits = self.copies.lacks or self._is_feeding or not self._peer
-        late = waits and now - self._moved >= PATIENT_BEATS * self.policy.beat_s
+        late = waits and now - self._moved >= PATIENT_BEATS * self.hub.policy.beat_s
         if self.replica == "in" and not self._asks and (late or self._is_feeding):
             self._asks = True
             reason = "it does not answer: members are asked to go on without it"
@@ -299,18 +285,18 @@ class ReplicatedHub(Hub):
             return []
         out = self.replica in ("out", "entering")
         told = Standby(
-            self._address, self._key, self.link, self.copies.sent, self.policy.beat_s,
+            self._address, self._key, self.link, self.copies.sent, self.hub.policy.beat_s,
             self._asks, out,
         )  # fmt: skip
         return [Send(member.sender, told) for member in members]
 
     def _voters(self) -> frozenset[Voter]:
-        return frozenset((member.name, member.session) for member in self.members)
+        return frozenset((member.name, member.session) for member in self.hub.members)
 
     def _accept_vote(self, sender: bytes, message: Agree) -> list[Effect]:
         """A member agrees that the replica is out, for what it holds. More than half of those that
         were in at any time since have to: see docs/decisions/041."""
-        member = self.members.get(sender)
+        member = self.hub.members.get(sender)
         if member is None or not member.trains or member.returning or message.takes_over:
             return []
         member.mark_heard()

@@ -83,6 +83,10 @@ class Due:
     """The sum of its contributions, where they are masked; or what its slices came to."""
 
 
+FoundDue = tuple[list[Effect], Due | None]
+"""What is to be said before a round closes, and the one that may close now; None: none."""
+
+
 class Rounds:
     """The rounds of one job, in order. Owns everything about them; `members` is the hub's.
 
@@ -331,7 +335,7 @@ class Rounds:
 
     # -- a round closes -----------------------------------------------------------------------
 
-    def find_due(self, now: float) -> tuple[list[Effect], Due | None]:
+    def find_due(self, now: float) -> FoundDue:
         """The oldest open round, if it can be closed. Where contributions are masked, keys are made
         and sums unmasked on the way; that is what the effects are for."""
         if self.masks is not None:
@@ -342,7 +346,7 @@ class Rounds:
         due = self.open_rounds.check(self.collecting, now)
         return [], None if due is None else Due(*due)
 
-    def _find_due_masked(self, masks: MaskedRounds, now: float) -> tuple[list[Effect], Due | None]:
+    def _find_due_masked(self, masks: MaskedRounds, now: float) -> FoundDue:
         """Rounds are answered in order, as their sums become known."""
         outgoing, remarks = masks.advance(self.round, self.delay, now)
         effects = self._to_members(outgoing)

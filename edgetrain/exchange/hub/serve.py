@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from edgetrain.errors import BadMessage, EdgetrainError
 from edgetrain.exchange.hub.effects import (
@@ -53,14 +53,6 @@ class Observer(Protocol):
     """Who wants to know what the hub does (metrics, a person)."""
 
     def __call__(self, effect: Observed) -> None: ...
-
-
-@runtime_checkable
-class Hearing(Protocol):
-    """A hub that is reached another way, too: a gateway's."""
-
-    def hear(self, now: float) -> list[Effect]:
-        """What has come that way. Called after each poll, until there is nothing more."""
 
 
 def serve(
@@ -111,7 +103,7 @@ def serve(
                 look(hub)
         for order in orders():
             driver.carry_out(hub.obey(order, clock()))
-        while isinstance(hub, Hearing) and (effects := hub.hear(clock())):
+        while effects := hub.part.hear(clock()):
             driver.carry_out(effects)
     if hub.rounds.ended_short:
         raise EdgetrainError(hub.rounds.ended_short)
@@ -178,7 +170,7 @@ class _Driver:
                 case Replay():
                     self._replay(effect)
                 case Feed():
-                    self._feed(effect.begins)
+                    self._feed(effect)
                 case Answered():
                     effect.answer(effect.told)
                 case Note(event="started", member="hub"):
@@ -219,19 +211,16 @@ class _Driver:
         if sent < asked.end:
             self._each(self._hub.unreadable(asked.to, self._clock()))
 
-    def _feed(self, begins: bool) -> None:
+    def _feed(self, asked: Feed) -> None:
         """Give the hub's replica the next record of the journal, or else the hub's state."""
-        from edgetrain.exchange.hub.replicated import ReplicatedHub  # others feed nobody
-
         hub = self._hub
-        assert isinstance(hub, ReplicatedHub)
-        if begins:
+        if asked.begins:
             self._copy = self._journal.copy(hub.needed) if self._journal else iter(())
         try:
-            item = next(self._copy, hub.state() if begins else None)
+            item = next(self._copy, hub.state() if asked.begins else None)
         except OSError:
             item, self._copy = hub.state(), iter(())
-        self._each(hub.copied(item, self._clock()))
+        self._each(asked.take(item, self._clock()))
 
     def too_many(self, sender: bytes) -> bool:
         """Whether a sender keeps the hub from the others; what is over the limit is dropped."""

@@ -22,28 +22,31 @@ back over links that were made by the new map, and what came over others is not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from edgetrain.errors import BadMessage, ConfigError, EdgetrainError
-from edgetrain.exchange.hub.cutting import cut, joined, why_not_joined, why_not_of
+from edgetrain.exchange.hub.cutting import (
+    cut,
+    from_elsewhere,
+    joined,
+    why_not_joined,
+    why_not_of,
+)
 from edgetrain.exchange.hub.effects import Effect, Note, Save, Send, Write, refusal
 from edgetrain.exchange.hub.members import AWAY
 from edgetrain.exchange.hub.membership import turn_away
 from edgetrain.exchange.hub.orders import Order
-from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.protocol import FindDue, GoOn, Hub, HubPart, Records, Restore
 from edgetrain.exchange.hub.records import (
     Record,
-    Seat,
     Sharing,
     State,
     pack_state,
     unpack_state,
 )
-from edgetrain.exchange.hub.rounds import Due
+from edgetrain.exchange.hub.rounds import FoundDue
 from edgetrain.exchange.messages import CODES, PROTOCOL, Handover, Join, Message, Resume
-from edgetrain.exchange.transport import owned, owner_of
 from edgetrain.vectors.parts import BASE_PART_ELEMENTS
 from edgetrain.vectors.ranges import WHOLE, Stretch
 
@@ -57,47 +60,37 @@ ABOUT_BYTES, SEAT_BYTES = 1 << 20, 1024
 """Of a state at most, beside its vectors: in all, and for each member that is in or away."""
 
 
-class SharedHub(Hub):
-    """A Hub whose stretch may change. `is_lead` says whether a connection is the lead's.
+class SharedPart(HubPart):
+    """The part of a hub whose stretch may change. `is_lead` says whether a connection is that of
+    the lead.
 
-    Made with an empty stretch, and not the lead, it is a spare: it has no members until it is given
-    ranges.
+    Where the stretch is empty, and this is not the lead, the hub is a spare: it has no members
+    until it is given ranges.
     """
 
     leads = False
 
-    def __init__(
-        self, *args: Any, is_lead: Callable[[bytes], bool] = lambda sender: True, **kwargs: Any
-    ) -> None:
-        """`args` and `kwargs` as for a Hub; they begin with the terms."""
-        self._tail: int | None = None
+    def __init__(self, is_lead: Callable[[bytes], bool] = lambda sender: True) -> None:
         self.settled = Sharing()
         """The map in force. Only to be looked at."""
-        super().__init__(*args, **kwargs)
-        self._parts = args, kwargs
-        self._is_lead = is_lead
-        own = self.terms.stretch
-        self.settled = Sharing(first=own.first, end=own.end, leads=self.leads)
         self.pending: Sharing | None = None
         """The hold before the next map; None: there is none. Only to be looked at."""
+        self._is_lead = is_lead
         self._waiting: dict[bytes, Handover] = {}
         """Who waits for an answer to stage 2."""
         self._given = b""
         self._taken: list[bytes] = []
 
-    @property
-    def tail(self) -> int | None:
-        """See Hub: replies of another stretch are no member's any more."""
-        return None if self._tail is None else max(self._tail, self.settled.since)
-
-    @tail.setter
-    def tail(self, tail: int | None) -> None:
-        self._tail = tail
+    def attach(self, hub: Hub) -> Hub:
+        super().attach(hub)
+        own = hub.terms.stretch
+        self.settled = replace(self.settled, first=own.first, end=own.end, leads=self.leads)
+        return hub
 
     @property
     def is_spare(self) -> bool:
-        own = self.terms.stretch
-        return not self.leads and own.first == own.end and not self.started
+        own = self.hub.terms.stretch
+        return not self.leads and own.first == own.end and not self.hub.started
 
     @property
     def _oldest_map(self) -> int:
@@ -106,9 +99,9 @@ class SharedHub(Hub):
         has_moved = move is not None and self.settled.since >= move.round
         return move.number if move is not None and has_moved else self.settled.number
 
-    # -- what a driver calls -------------------------------------------------------------------
+    # -- what happens ---------------------------------------------------------------------------
 
-    def handle(self, sender: bytes, message: Message, now: float) -> list[Effect]:
+    def handle(self, sender: bytes, message: Message, now: float, go_on: GoOn) -> list[Effect]:
         if isinstance(message, Handover):
             if not self._is_lead(sender) or not self._shares_members(message):
                 return [refusal(sender, "hub", CODES["hub"])]
@@ -120,20 +113,20 @@ class SharedHub(Hub):
             return turn_away(sender, message.name, "hub", "this hub has no ranges yet")
         if isinstance(message, Resume) and 0 < message.map <= self._oldest_map:
             return []  # it is for ranges that are elsewhere now, and the lead says where
-        return super().handle(sender, message, now) + self._answer_waiting()
+        return go_on() + self._answer_waiting()
 
-    def tick(self, now: float) -> list[Effect]:
-        return super().tick(now) + self._answer_waiting()
+    def tick(self, now: float, go_on: GoOn) -> list[Effect]:
+        return go_on() + self._answer_waiting()
 
-    def _find_due(self, now: float) -> tuple[list[Effect], Due | None]:
-        if self.pending is not None and self.round >= self.pending.round:
+    def find_due(self, now: float, go_on: FindDue) -> FoundDue:
+        if self.pending is not None and self.hub.round >= self.pending.round:
             return [], None
-        return super()._find_due(now)
+        return go_on()
 
-    def obey(self, order: Order, now: float) -> list[Effect]:
-        """See Hub. The lead is told, and where it closes no round all others wait."""
+    def obey(self, order: Order, now: float, go_on: GoOn) -> list[Effect]:
+        """The lead is told, and where it closes no round all others wait."""
         if self.leads:
-            return super().obey(order, now)
+            return go_on()
         order.refuse(
             f"{' '.join(order.words[:2])}: this hub is not the lead",
             "give it to the lead, in its run folder",
@@ -147,20 +140,20 @@ class SharedHub(Hub):
         shows that without keys, too. A spare has no members, and anyone may ask for ranges."""
         if asked.stage == 0 or self.is_spare:
             return True
-        return self.members.in_session(asked.session) is not None
+        return self.hub.members.in_session(asked.session) is not None
 
     def _why_not_here(self, asked: Handover) -> str:
         """Why this hub cannot give, or keep, these ranges; "": it can, or is not asked for some."""
-        own = self.terms.stretch
+        own = self.hub.terms.stretch
         if asked.stage not in (4, 8) or (asked.stage == 8 and self._has(asked)):
             return ""
         is_within = own.first <= asked.first <= asked.end <= own.end or asked.first == asked.end
-        if self.membership.model.elements and is_within:
+        if self.hub.membership.model.elements and is_within:
             return ""
         return f"not all ranges from {asked.first} to {asked.end} are here"
 
     def _answer(self, sender: bytes, asked: Handover, now: float) -> list[Effect]:
-        own, told = self.terms.stretch, replace(asked, stage=asked.stage | 1, payload=b"")
+        own, told = self.hub.terms.stretch, replace(asked, stage=asked.stage | 1, payload=b"")
         match asked.stage:
             case 0:
                 why = self._why_no_hub(asked)
@@ -181,9 +174,9 @@ class SharedHub(Hub):
 
     def shared_terms(self) -> str:
         """What all hubs of a job agree on, in a journal's words."""
-        contributed, replied = self.rounds.merger.codecs
-        whole = replace(self.terms, stretch=WHOLE)
-        ranges = self.terms.stretch.count
+        contributed, replied = self.hub.rounds.merger.codecs
+        whole = replace(self.hub.terms, stretch=WHOLE)
+        ranges = self.hub.terms.stretch.count
         return f"{whole.agreed(contributed.name, replied.name, False)}, {ranges} ranges"
 
     def _why_no_hub(self, asked: Handover) -> str:
@@ -205,23 +198,23 @@ class SharedHub(Hub):
 
     def _answer_waiting(self) -> list[Effect]:
         pending = self.pending
-        if not self._waiting or (pending is not None and self.round < pending.round):
+        if not self._waiting or (pending is not None and self.hub.round < pending.round):
             return []
         waiting, self._waiting = self._waiting, {}
-        own = self.terms.stretch
+        own = self.hub.terms.stretch
         return [
             Send(sender, replace(asked, stage=3, first=own.first, end=own.end))
             for sender, asked in waiting.items()
         ]
 
     def _has(self, asked: Handover) -> bool:
-        own = self.terms.stretch
+        own = self.hub.terms.stretch
         return (own.first, own.end) == (asked.first, asked.end)
 
     def _give(self, told: Handover) -> Handover:
-        count = self.terms.stretch.count
         if not told.part:
-            state = cut(self.state(), self.terms.stretch, Stretch(count, told.first, told.end))
+            own = self.hub.terms.stretch
+            state = cut(self.hub.state(), own, Stretch(own.count, told.first, told.end))
             self._given = pack_state(replace(state, fixed=()))
         parts = max(1, -(-len(self._given) // PART_BYTES))
         start = told.part * PART_BYTES
@@ -244,13 +237,13 @@ class SharedHub(Hub):
         except BadMessage as error:
             return [Send(sender, replace(told, why=f"what came is no state: {error}"[:200]))]
         self._taken = []
-        own, theirs = self.terms.stretch, self._missing(asked)
+        own, theirs = self.hub.terms.stretch, self._missing(asked)
         span = Stretch(own.count, asked.first, asked.end)
         if why := why_not_of(more, theirs):
             return [Send(sender, replace(told, why=why))]
         if self.is_spare:
             return self._begin_with(more, span, asked, now, told, sender)
-        state = self.state()
+        state = self.hub.state()
         if why := why_not_joined(state, more):
             return [Send(sender, replace(told, why=why))]
         state = joined(state, own, more, theirs)
@@ -258,7 +251,7 @@ class SharedHub(Hub):
 
     def _missing(self, asked: Handover) -> Stretch:
         """The ranges it lacks of those it is to have, behind its own. ConfigError: impossible."""
-        own = self.terms.stretch
+        own = self.hub.terms.stretch
         if not self.is_spare and asked.first != own.first:
             raise ConfigError(f"{own} do not go on with those from {asked.first} on")
         return Stretch(own.count, asked.first if self.is_spare else own.end, asked.end)
@@ -266,11 +259,11 @@ class SharedHub(Hub):
     def _why_not_taken(self, asked: Handover) -> str:
         """Why a part of a state is not taken in: before memory is taken for it."""
         try:
-            elements = self.membership.model.elements or self.policy.most_elements
+            elements = self.hub.membership.model.elements or self.hub.policy.most_elements
             size = self._missing(asked).size(elements)
         except ConfigError as error:
             return error.message[:200]
-        seats = (1 + AWAY) * self.policy.members
+        seats = (1 + AWAY) * self.hub.policy.members
         most = 4 * MOST_VECTORS * size + ABOUT_BYTES + SEAT_BYTES * seats
         if asked.parts > -(-most // PART_BYTES) or memoryview(asked.payload).nbytes > PART_BYTES:
             return f"a state of {asked.parts:,} parts: these ranges take {most:,} bytes at most"
@@ -280,56 +273,51 @@ class SharedHub(Hub):
         self, given: State, span: Stretch, asked: Handover, now: float, told: Handover, to: bytes
     ) -> list[Effect]:
         """A spare goes on from this state, or stays a spare if it is of another job."""
-        seats, away = _from_elsewhere(given.seats), _from_elsewhere(given.away)
-        policy, tail = self.policy, self._tail
+        seats, away = from_elsewhere(given.seats), from_elsewhere(given.away)
         try:
             begun = self._become(replace(given, seats=seats, away=away), span, asked, now)
         except (EdgetrainError, KeyError) as error:
-            args, kwargs = self._parts
-            SharedHub.__init__(self, *args, is_lead=self._is_lead, **kwargs)
-            self.policy, self._tail = policy, tail
+            self.hub.become(Stretch(span.count, 0, 0))
             return [Send(to, replace(told, why=f"no state of this job: {error}"[:200]))]
         return [*begun, Send(to, told)]
 
     def _keep(self, asked: Handover, now: float) -> list[Effect]:
-        own = self.terms.stretch
+        own = self.hub.terms.stretch
         kept = Stretch(own.count, asked.first, asked.end)
         self._given = b""
-        return self._become(cut(self.state(), own, kept), kept, asked, now)
+        return self._become(cut(self.hub.state(), own, kept), kept, asked, now)
 
     def _become(self, state: State, own: Stretch, asked: Handover, now: float) -> list[Effect]:
         """Be the hub of another stretch, from this state on, and journal that."""
-        (terms, *rest), kwargs = self._parts
-        spare = self.is_spare
-        tail, policy, round, course = self._tail, self.policy, asked.round, self.steering.course
-        Hub.__init__(self, replace(terms, stretch=own), *rest, **kwargs)
-        self._tail, self.policy = tail, policy
+        spare, round = self.is_spare, asked.round
+        course = self.hub.steering.course
+        self.hub.become(own)
+        # The epoch stays: nothing was lost that members would have to send again.
+        state = replace(state, agreed=self.hub.agreed(), epoch=state.epoch - 1, course=course)
+        self.hub.go_on_from(state, now)
+        self.oldest_reply = round
         self.settled = replace(self.settled, first=own.first, end=own.end, since=round)
         if not self.leads:  # the lead goes by the new map once all others do
             self.settled = replace(self.settled, number=asked.number, round=round)
             self.pending = None
-        # The epoch stays: nothing was lost that members would have to send again.
-        state = replace(state, agreed=self._agreed(), epoch=state.epoch - 1, course=course)
-        Hub.restore(self, state, (), now)
-        self._first = []
         begins = Note("started" if spare else "map", "hub", f"has {own} from round {round} on")
-        return [Save(self.state()), begins]
+        return [Save(self.hub.state()), begins]
 
     def _release(self, now: float) -> list[Effect]:
         if self.pending is None:
             return []
         given_up, self.pending = replace(self.pending, round=0), None
-        return [Write(given_up), *self._close_rounds(now)]
+        return [Write(given_up), *self.hub.close_rounds(now)]
 
     # -- what survives a restart ---------------------------------------------------------------
 
-    def state(self) -> State:
+    def state(self, state: State) -> State:
         known = [self.settled] if self.settled.number or self.pending is not None else []
         known += [] if self.pending is None else [self.pending]
-        return replace(super().state(), partitions=tuple(known))
+        return replace(state, partitions=tuple(known))
 
-    def restore(self, state: State, records: Iterable[Record], now: float) -> None:
-        """See Hub. The journal says which stretch it has."""
+    def restore(self, state: State, now: float, go_on: Restore, records: Records) -> None:
+        """The journal says which stretch it has."""
         if state.partitions:
             self.settled, *pending = state.partitions
             if self.settled.leads != self.leads:
@@ -339,27 +327,15 @@ class SharedHub(Hub):
                     "resume it with --number N or --spare, as it was started",
                 )
             self.pending = pending[0] if pending else None
-            (terms, *rest), kwargs = self._parts
-            tail, policy, count = self._tail, self.policy, terms.stretch.count
-            own = Stretch(count, self.settled.first, self.settled.end)
-            Hub.__init__(self, replace(terms, stretch=own), *rest, **kwargs)
-            self._tail, self.policy = tail, policy
-        super().restore(state, self._noting(records), now)
+            count = self.hub.terms.stretch.count
+            self.hub.become(Stretch(count, self.settled.first, self.settled.end))
+        go_on(self._noting(records))
+        self.oldest_reply = self.settled.since
 
-    def _noting(self, records: Iterable[Record]) -> Iterator[Record]:
+    def _noting(self, records: Records) -> Iterator[Record]:
         for record in records:
             if isinstance(record, Sharing) and record.pending:
                 self.pending = record if record.round else None
             elif isinstance(record, Sharing):
                 self.settled, self.pending = record, None
             yield record
-
-
-def _from_elsewhere(seats: Iterable[Seat]) -> tuple[Seat, ...]:
-    """Members that are at no connection of this hub yet; of the key of each that much is known."""
-
-    def seat(known: Seat) -> Seat:
-        key, name = owner_of(known.address), known.name.encode()
-        return replace(known, address=owned(key, name) if key else b"?" + name)
-
-    return tuple(map(seat, seats))

@@ -23,8 +23,9 @@ from collections.abc import Callable
 
 from edgetrain.errors import BadMessage, EdgetrainError, Refused
 from edgetrain.exchange.hub.evaluators import DONE
+from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import State, unpack_state
-from edgetrain.exchange.hub.reducer import ReducerHub
+from edgetrain.exchange.hub.reducer import take_over
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.member.ranges import RangedExchange
 from edgetrain.exchange.messages import Peer, Takeover
@@ -45,7 +46,7 @@ WATCH_S = 0.5
 """Seconds between two looks at whether the others have left."""
 
 MakeLink = Callable[[MemberTransport], ReducerLink]
-MakeReducer = Callable[[int, int], ReducerHub]
+MakeReducer = Callable[[int, int], Hub]
 """Makes a hub of the job for the ranges [first, end)."""
 Listen = Callable[[], tuple[Listener, str]]
 """Listens at another port; returns where."""
@@ -144,7 +145,7 @@ class DirectExchange(RangedExchange):
             raise BadMessage(f"{message.applied} replies were wanted, and {applied} are here")
         state: State = unpack_state(message.payload)
         reducer = self._make_reducer(message.first, message.end)
-        reducer.take_over(state, base, applied, link.merged, self._clock())
+        take_over(reducer, state, base, applied, link.merged, self._clock())
         listener, address = self._listen()
         self._peering.host_more(address, listener, reducer)
         return address

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgetrain.exchange.gateway.site import SiteHub
+from edgetrain.exchange.gateway.site import SitePart
 from edgetrain.exchange.gateway.way_up import WayUp
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.jobs.building import hub_of
@@ -27,11 +27,11 @@ class SimulatedGateway:
 
     def _serve(self) -> None:
         members = len(self._found.sites[self._number].members)
-        hub = hub_of(self._found, site=members)
+        site = SitePart(f"site {self._number}", self._connect)
+        hub = hub_of(self._found, site=members, part=site)
         hub.policy = replace(hub.policy, status_s=0.0)
-        site = SiteHub(hub, f"site {self._number}", self._connect)
         # What a site's hub does is in no run folder: the fleet's rounds are in the hub's.
-        serve(site, self.wire, self._world.clock, lambda effect: None)
+        serve(hub, self.wire, self._world.clock, lambda effect: None)
         if site.link is not None:
             site.link.leave("done")
 

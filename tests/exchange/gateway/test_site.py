@@ -322,10 +322,10 @@ def test_a_gateway_joins_no_gateway():
 def test_two_gateways_of_one_name_are_told_how_to_end_that_and_so_are_members(seed):
     fleet = sited("dga", [2, 2], rng=random.Random(seed))
     for site in fleet.members:
-        site.hub.name = "localhost"
+        site.hub.part.name = "localhost"
     with pytest.raises(Refused, match=r"'localhost' is there already.*gateway --name"):
         fleet.run()
-    (site,) = (each for each in fleet.members if each.hub.refused)
+    (site,) = (each for each in fleet.members if each.hub.part.refused)
     told = [unpack(member.wire.to_member[-1]) for member in site.members]
     assert [each.code for each in told] == ["name"] * 2
     assert all("the hub above refuses this site" in each.reason for each in told)

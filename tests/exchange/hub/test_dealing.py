@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.deal import Deal, SliceSums
-from edgetrain.exchange.hub.dealing import DealingHub
+from edgetrain.exchange.hub.dealing import DealingPart
 from edgetrain.exchange.hub.effects import Save, Write
+from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import pack_state, unpack_state
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import (
@@ -29,6 +30,7 @@ from edgetrain.exchange.messages import (
     Resume,
     Start,
 )
+from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.vector import checksum
 
 SAMPLES, STEPS = 24, 14
@@ -74,10 +76,11 @@ class DealingDesk(Desk):
 
     def fresh(self):
         terms = Terms(self.row, 1, job="job-a", steps=STEPS)
-        parts = codecs.Dense(), codecs.Dense(), self.row.search()
+        search, dense = self.row.search(), codecs.Dense()
         self.slices = self.row.argument("slices") * self._members
         policy = Policy(self._members, **self._policy)
-        return DealingHub(terms, policy, *parts, self.slices, self.row.argument("copies"))
+        part = DealingPart(search, self.slices, self.row.argument("copies"))
+        return part.attach(Hub(terms, policy, Mean(), dense, dense, outer=search))
 
     def take(self, effects):
         effects = list(effects)
@@ -335,7 +338,7 @@ def test_an_answer_for_what_a_member_does_not_have_does_not_count():
     taken = [slice for work in desk.work["a"] for slice in work.slices]
     said = desk.answer_one("b", slice=taken[0])
     assert not any(isinstance(each, Refuse) for each in said.get("b", []))
-    assert desk.hub.deal.holds("a", taken[0])
+    assert desk.hub.part.deal.holds("a", taken[0])
 
 
 def test_contributions_are_refused():

@@ -10,12 +10,14 @@ from fakes.hub_desk import Desk, raw, refusal
 
 from edgetrain import codecs, strategies
 from edgetrain.exchange.hub.deal import SliceSums
-from edgetrain.exchange.hub.dealing import DealingHub
+from edgetrain.exchange.hub.dealing import DealingPart
 from edgetrain.exchange.hub.effects import Save, Write
+from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Round, Sent, pack_state, unpack_state
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import PROTOCOL, Assign, Base, Computed, Products, Reply, Resume
 from edgetrain.strategies.lbfgs import joined
+from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.ranges import shared
 from edgetrain.vectors.vector import checksum
 
@@ -73,8 +75,9 @@ class OneOfSeveral(Desk):
     def fresh(self):
         row, stretches, own, policy = self.parts
         terms = Terms(row, 1, job="job-a", steps=STEPS, stretch=own)
-        codecs_ = codecs.Dense(), codecs.Dense()
-        return DealingHub(terms, Policy(2, **policy), *codecs_, row.search(), SLICES, 1, stretches)
+        search, dense = row.search(), codecs.Dense()
+        hub = Hub(terms, Policy(2, **policy), Mean(), dense, dense, outer=search)
+        return DealingPart(search, SLICES, 1, stretches).attach(hub)
 
     def take(self, effects):
         effects = list(effects)
@@ -242,7 +245,7 @@ def test_the_lead_closes_a_round_once_it_knows_all_products_and_others_by_its_su
     finish_batch(town)
     lead, other = (desk.hub for desk in town.hubs)
     assert (lead.round, other.round) == (0, 0)
-    assert other.deal.is_whole
+    assert other.part.deal.is_whole
     town.tell = tell
     town.tick()
     town.tick()  # it says them again with its beat
@@ -278,8 +281,8 @@ def test_a_hub_that_lacks_a_slice_gives_it_out_once_the_lead_waits():
     town = Town(loses=loses)  # its part for the second hub, which has two ranges
     finish_batch(town)
     other = town.hubs[1].hub
-    assert town.hubs[0].hub.deal.is_whole
-    assert not other.deal.is_whole
+    assert town.hubs[0].hub.part.deal.is_whole
+    assert not other.part.deal.is_whole
     assert not any(town.work[1, who] for who in "ab")
     for _ in range(2):
         town.tick()

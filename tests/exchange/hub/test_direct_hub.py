@@ -9,8 +9,9 @@ import pytest
 from hub_desk import Desk, lost, refusal, the
 
 from edgetrain import codecs
-from edgetrain.exchange.hub.direct import DirectHub, share_out
+from edgetrain.exchange.hub.direct import DirectPart, share_out
 from edgetrain.exchange.hub.effects import Save, Write
+from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import unpack_state
 from edgetrain.exchange.messages import (
     PROTOCOL,
@@ -41,8 +42,9 @@ class DirectDesk(Desk):
 
     def new_hub(self):
         terms = replace(self.hub.terms, stretch=Stretch(RANGES, 0, 0), every=1)
-        parts = terms, self.hub.policy, Mean(True), codecs.Dense(), codecs.Dense()
-        return DirectHub(*parts, assign=partial(share_out, ranges=RANGES))
+        rules = Mean(True), codecs.Dense(), codecs.Dense()
+        hub = Hub(terms, self.hub.policy, *rules)
+        return DirectPart(partial(share_out, ranges=RANGES)).attach(hub)
 
     def take(self, effects):
         effects = [*effects]

@@ -67,7 +67,7 @@ def test_members_try_each_other_once_all_are_there_and_training_waits_for_that()
         assert (settled.number, settled.trying, settled.ticket) == (2, False, tried[0].ticket)
         assert [place[3:] for place in settled.peers] == [(0, 0), (0, RANGES), (0, 0)]
         assert said[name].index(settled) < said[name].index(the(Start, said[name]))
-    assert found.hub.places.reach.round_trip_s("a", "b") == 20e-4
+    assert found.hub.part.places.reach.round_trip_s("a", "b") == 20e-4
 
 
 def test_the_hub_reduces_what_nobody_else_can():
@@ -106,7 +106,7 @@ def test_an_answer_to_an_earlier_map_counts_for_nothing():
     for name in "abd":
         said = answer(found, name, 1, "abd".replace(name, ""))
     assert not said
-    assert not found.hub.places.is_settled
+    assert not found.hub.part.places.is_settled
 
 
 def test_who_joins_again_while_they_try_gets_the_map_again():
@@ -184,7 +184,7 @@ def test_whatever_happens_all_have_the_same_map_of_all_who_are_in(happenings):
                     assert message.number >= (last[who].number if who in last else 0)
                     last[who] = message
                 elif isinstance(message, Start):
-                    assert found.hub.places.is_settled
+                    assert found.hub.part.places.is_settled
 
     session = 0
     for what, *which in happenings:
@@ -207,7 +207,7 @@ def test_whatever_happens_all_have_the_same_map_of_all_who_are_in(happenings):
                 note(found.tick(seconds))
         last = {who: map for who, map in last.items() if who in found.hub.present}
     note(found.tick(0.3))
-    places = found.hub.places
+    places = found.hub.part.places
     if places.is_settled:
         assert set(last) == set(found.hub.present)
         assert len({map.number for map in last.values()}) <= 1

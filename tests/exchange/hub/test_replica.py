@@ -81,7 +81,7 @@ def test_a_dead_replica_does_not_stop_training(seed, round):
     found = town(steps=16, seed=seed)
     when(found, round, found.kill_replica)
     found.judge()
-    assert found.first.hub.replica == "out"
+    assert found.first.hub.part.replica == "out"
     assert found.now < 20
     ends_of(found)
 
@@ -97,10 +97,10 @@ def test_a_replica_that_was_out_comes_back_in_and_may_take_over(seed, round):
         if stage == ["kill", "start", "hub"] and hub.round >= round:
             found.kill_replica()
             stage.pop(0)
-        elif stage == ["start", "hub"] and hub.replica == "out":
+        elif stage == ["start", "hub"] and hub.part.replica == "out":
             found.start_replica()
             stage.pop(0)
-        elif stage == ["hub"] and hub.replica == "in" and all_know(found):
+        elif stage == ["hub"] and hub.part.replica == "in" and all_know(found):
             found.kill_hub()
             stage.pop(0)
 

@@ -14,10 +14,11 @@ from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub import records
 from edgetrain.exchange.hub.cutting import cut, joined, why_not_joined
 from edgetrain.exchange.hub.effects import Send, Write
-from edgetrain.exchange.hub.lead import LeadHub
+from edgetrain.exchange.hub.lead import LeadPart
 from edgetrain.exchange.hub.orders import Order
+from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Seat, Sharing, State
-from edgetrain.exchange.hub.shared import SharedHub
+from edgetrain.exchange.hub.shared import SharedPart
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.messages import PROTOCOL, Beat, Handover, Join, Leave, Refuse
 from edgetrain.vectors.ranges import Ranges, Stretch
@@ -28,15 +29,16 @@ RANGES, ELEMENTS = 4, 4 * 256 + 30
 NOTHING = Stretch(RANGES, 0, 0)
 
 
-def hub(stretch=NOTHING, kind=SharedHub, strategy="dga", **more):
+def hub(stretch=NOTHING, part=None, strategy="dga"):
     row = strategies.find(strategy)
     terms = Terms(row, 2, stretch=stretch, job="0f")
     codec = codecs.parse("fp32")
-    return kind(terms, Policy(2), row.merge_rule(), codec, codec, outer=row.outer_rule(), **more)
+    merge, outer = row.merge_rule(), row.outer_rule()
+    return (part or SharedPart()).attach(Hub(terms, Policy(2), merge, codec, codec, outer=outer))
 
 
 def lead(**more):
-    return hub(Stretch(RANGES, 0, RANGES), LeadHub, connect=lambda address: None, **more)
+    return hub(Stretch(RANGES, 0, RANGES), LeadPart(lambda address: None, **more))
 
 
 def asked(agreed, stage=0, **more):
@@ -49,8 +51,8 @@ def told(effects):
 
 
 def test_only_the_enrolled_lead_is_answered():
-    spare = hub(is_lead=lambda sender: sender == b"lead")
-    question = asked(lead().shared_terms())
+    spare = hub(part=SharedPart(lambda sender: sender == b"lead"))
+    question = asked(lead().part.shared_terms())
     assert told(spare.handle(b"lead", question, 0.0)) == replace(
         question, stage=1, agreed="", first=0, end=0
     )
@@ -87,7 +89,7 @@ def test_without_keys_a_hub_with_ranges_goes_by_a_session_of_its_members():
             question = replace(asked("", stage), session=session)
             refused = told(ranged.handle(b"stranger", question, 0.0))
             assert isinstance(refused, Refuse), (stage, session)
-    assert ranged.pending is None
+    assert ranged.part.pending is None
     assert ranged.terms.stretch == LOWER
     held = told(ranged.handle(b"lead", replace(asked("", 2), session=8), 0.0))
     assert isinstance(held, Handover)
@@ -117,7 +119,7 @@ def test_a_state_of_other_ranges_or_of_another_job_changes_nothing():
     spare, whole = hub(strategy="diloco"), Stretch(RANGES, 0, RANGES)
     spare.policy = replace(spare.policy, most_elements=ELEMENTS)
     assert "no state of this job" in moved(spare, state_of(whole)).why
-    assert spare.is_spare
+    assert spare.part.is_spare
     fitting = replace(state_of(whole), memory={}, outer={})
     seats = [Seat("m0", b"m0", 7, 0, 1.0, 0, 3)]
     assert not moved(hub(), replace(fitting, seats=tuple(seats))).why
@@ -126,8 +128,9 @@ def test_a_state_of_other_ranges_or_of_another_job_changes_nothing():
 def test_a_hub_of_another_job_or_version_says_so():
     spare = hub()
     other = hub(strategy="fedavg")
-    assert "another job" in told(spare.handle(b"lead", asked(other.shared_terms()), 0.0)).why
-    question = replace(asked(lead().shared_terms()), protocol=PROTOCOL + 1)
+    question = asked(other.part.shared_terms())
+    assert "another job" in told(spare.handle(b"lead", question, 0.0)).why
+    question = replace(asked(lead().part.shared_terms()), protocol=PROTOCOL + 1)
     assert told(spare.handle(b"lead", question, 0.0)).why == (
         f"it speaks version {PROTOCOL}, the lead {PROTOCOL + 1}"
     )
@@ -210,9 +213,9 @@ def test_a_hold_outlives_the_hub_and_no_round_closes_before_it_is_over():
     assert (written.pending, written.round) == (True, 9)
     assert not [effect for effect in effects if isinstance(effect, Send)]  # round 9 is not there
     again = started(Stretch(RANGES, 2, 4), [written])
-    assert again.pending == written
+    assert again.part.pending == written
     released = again.handle(b"lead", asked("", 10, round=9, session=7), 0.0)
-    assert again.pending is None
+    assert again.part.pending is None
     assert [effect.record.round for effect in released if isinstance(effect, Write)] == [0]
 
 
@@ -234,14 +237,14 @@ def test_a_follower_is_not_resumed_as_a_lead():
     ],
 )
 def test_an_order_that_cannot_be_is_refused_in_one_line(words, said, monkeypatch):
-    monkeypatch.setattr(LeadHub, "finished", False)
+    monkeypatch.setattr(Hub, "finished", False)
     rows = [(f"tcp://{at}:1", "", number, number + 1) for number, at in enumerate("bcd", 1)]
-    first = hub(Stretch(RANGES, 0, 1), LeadHub, connect=None, address="tcp://a:1", rows=rows)
+    first = hub(Stretch(RANGES, 0, 1), LeadPart(None, "tcp://a:1", rows))
     first.rounds.start(0)
     answers = []
     first.obey(Order(("hubs", *words), answers.append), 0.0)
     assert [answer["error"] for answer in answers] == [said]
-    assert first.pending is None
+    assert first.part.pending is None
 
 
 def test_a_follower_lets_in_no_member_of_another_job_and_no_stranger():

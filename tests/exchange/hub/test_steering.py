@@ -129,7 +129,7 @@ def test_a_measured_delay_does_not_follow_from_a_pause():
                 wanted_delay=trip, step_s=0.1,
             )  # fmt: skip
             desk.tick(0.3)
-        delays[paused] = desk.hub.delay
+        delays[paused] = desk.hub.rounds.delay.delay
         assert max(each.delay for each in desk.closed) <= 8
     assert delays[True] == delays[False]
 

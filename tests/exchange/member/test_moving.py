@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from functools import partial
 
 import numpy as np
 import pytest
@@ -15,9 +14,9 @@ from loopback import Loopback
 from test_ranged import ELEMENTS, PATIENT, RANGES, Descent, step, whole_run
 
 from edgetrain.exchange.hub.journal import Journal
-from edgetrain.exchange.hub.lead import LeadHub
+from edgetrain.exchange.hub.lead import LeadPart
 from edgetrain.exchange.hub.orders import Order
-from edgetrain.exchange.hub.shared import SharedHub
+from edgetrain.exchange.hub.shared import SharedPart
 from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.member.shared import SharedExchange
@@ -34,7 +33,6 @@ class Town:
         self.wires = {at: Loopback() for at in ("", "b", "c", "d", "e")}
         stretches = dict(zip(self.wires, shared(RANGES, hubs), strict=False))
         rows = [(at, "", own.first, own.end) for at, own in stretches.items() if at]
-        lead = partial(LeadHub, connect=self.connect, address="a", rows=rows)
         self.folder = folder
 
         def made(at):
@@ -42,7 +40,7 @@ class Town:
             thread = HubThread(
                 self.wires[at], strategy, members, every=2, delay=delay, codec=codec,
                 policy=PATIENT, stretch=stretches.get(at, Stretch(RANGES, 0, 0)),
-                kind=SharedHub if at else lead, journal=journal,
+                part=SharedPart() if at else LeadPart(self.connect, "a", rows), journal=journal,
             )  # fmt: skip
             if journal is not None and journal.state is not None:
                 thread.hub.restore(journal.state, journal.records(), time.monotonic())
@@ -107,7 +105,7 @@ def moved_run(
                     # Once it is planned all go on: the ranges move some rounds later.
                     waiting.append(queue.SimpleQueue())
                     town.threads[""].orders.put(Order(("hubs", *orders[number]), waiting[-1].put))
-                    while town.lead.pending is None and waiting[-1].empty():
+                    while town.lead.part.pending is None and waiting[-1].empty():
                         time.sleep(0.001)
                     if killed is not None:
                         town.restart(killed)
@@ -119,7 +117,7 @@ def moved_run(
         waiting = []
         in_threads(*[lambda m=member: life(m) for member in range(members)])
         answers = [each.get(timeout=10) for each in waiting if killed != ""]
-        table = town.lead.table()
+        table = town.lead.part.table()
     assert len({params.tobytes() for params in results.values()}) == 1
     return results[0].tobytes(), answers, table
 

@@ -79,7 +79,7 @@ def test_the_bits_are_those_of_a_star(strategy, codec, reply, clients):
     params = room.run()
     assert np.array_equal(params, star)
     assert all(np.array_equal(member.params, star) for member in room.members)
-    reducers = sorted(place for place in room.lead.places.stretches if place != LEAD)
+    reducers = sorted(place for place in room.lead.part.places.stretches if place != LEAD)
     assert reducers == [f"m{i}" for i in range(4) if i not in clients]
     assert threading.active_count() == before
 
@@ -113,8 +113,8 @@ def counted_once(room):
     for span, hubs in room.histories().items():
         counted = []
         for hub, following in zip(hubs, [*hubs[1:], None], strict=True):
-            end = 10**9 if following is None else following.began_at
-            counted += [each for number, each in hub.counted if number < end]
+            end = 10**9 if following is None else following.part.began_at
+            counted += [each for number, each in hub.part.counted if number < end]
         assert len(counted) == len(set(counted)), span
         for member in alive:
             rounds = sorted(meant_for for name, meant_for in counted if name == member.name_)
@@ -236,8 +236,8 @@ def test_a_hub_that_is_started_again_knows_who_took_over(tmp_path):
 class Liar(NotedReducer):
     """Sends one member another reply than it has added to its base."""
 
-    def handle(self, sender, message, now):
-        return [self._spoilt(effect) for effect in super().handle(sender, message, now)]
+    def handle(self, *what):
+        return [self._spoilt(effect) for effect in super().handle(*what)]
 
     def _spoilt(self, effect):
         match effect:
@@ -253,7 +253,7 @@ class LyingRoom(DirectRoom):
         if first:
             return made
         stretch = replace(self.terms.stretch, first=first, end=end)
-        return self.hub(replace(self.terms, stretch=stretch), Liar)
+        return self.hub(replace(self.terms, stretch=stretch), Liar())
 
 
 def test_a_reducer_that_sends_a_wrong_sum_is_named():

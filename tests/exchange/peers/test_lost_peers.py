@@ -38,7 +38,7 @@ def check(room, killed=0):
     assert len(left) == len(room.members) - killed
     assert len({member.params.tobytes() for member in left}) == 1
     assert np.allclose(left[0].params, room.by_hand(), rtol=0, atol=1e-5)
-    counted = room.lead.counted
+    counted = room.counted
     assert sorted(counted) == list(range(STEPS // EVERY))
     for round in counted.values():
         names = [name for name, _ in round]
@@ -54,12 +54,13 @@ def test_a_member_that_dies_costs_one_attempt(topology, members, data):
     with contextlib.suppress(Refused):
         room.run()
     if not room.lead.started:  # nothing is lost by it, and all have to join anew
-        assert not room.lead.counted
+        assert not room.counted
         return
     killed = len(room.members) - len(left_of(room))
     check(room, killed)
     # What it had said may come after its connection is lost, as if it stood again: one turn more.
-    assert room.lead.turns.count <= 1 + STEPS // EVERY + 2 * killed, "the base, the rounds, more"
+    turns = room.lead.part.turns.count
+    assert turns <= 1 + STEPS // EVERY + 2 * killed, "the base, the rounds, more"
 
 
 def test_one_that_comes_anew_before_all_have_the_base_has_all_join_again():
@@ -69,7 +70,7 @@ def test_one_that_comes_anew_before_all_have_the_base_has_all_join_again():
     )
     with pytest.raises(Refused, match="m0, which the others need, was lost before training began"):
         room.run()
-    assert not room.lead.counted
+    assert not room.counted
 
 
 @settings(max_examples=16, deadline=None)
@@ -120,7 +121,7 @@ def test_two_that_lose_each_other_are_gone_around():
     room = CollectiveRoom("ring", "local-sgd", 4, STEPS, policy=policy(4), cuts={(0, 1): 7})
     room.run()
     check(room)
-    assert room.lead.turns.count <= 3 + STEPS // EVERY
+    assert room.lead.part.turns.count <= 3 + STEPS // EVERY
 
 
 @pytest.mark.parametrize("topology", SHAPES)
@@ -130,7 +131,7 @@ def test_with_a_delay_members_average_beside_their_steps(topology):
     room = CollectiveRoom(topology, "dga(own)", 3, 12, **words)
     assert np.allclose(room.run(), star, rtol=0, atol=1e-5)
     assert len({member.params.tobytes() for member in room.members}) == 1
-    assert room.lead.turns.count == 1 + 12 // 2
+    assert room.lead.part.turns.count == 1 + 12 // 2
 
 
 @pytest.mark.parametrize("strategy", ["diloco", "fedadam", "fedavgm", "eager"])
@@ -166,4 +167,4 @@ def test_a_hub_that_adds_up_itself_is_started_again_too(tmp_path):
     room.before_step = lambda member, step: member.index == step == 0 and room.crash_lead()
     room.keep_journal(tmp_path)
     assert np.array_equal(room.run(), star)
-    assert room.lead.is_star
+    assert room.lead.part.is_star

@@ -12,7 +12,7 @@ from patience import patience
 
 from edgetrain import codecs, strategies
 from edgetrain.errors import Refused
-from edgetrain.exchange.hub.direct import MappingHub
+from edgetrain.exchange.hub.direct import MappedPart
 from edgetrain.exchange.hub.places import LEAD
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
@@ -376,7 +376,7 @@ def test_members_average_at_a_reducer_that_one_of_them_hosts(closing, tmp_path, 
             ring.allow(pair.public, f"pi-{number}")
         gate = Gate(ring)
     socket = HubSocket("tcp://127.0.0.1:0", gate=gate)
-    lead = MappingHub(*parts(3), assign=reduce_at_first)
+    lead = MappedPart(reduce_at_first).attach(Hub(*parts(3)))
     served(closing, lead, socket, gate)
     members = [Member(pair, client=number == 0) for number, pair in enumerate(pairs)]
     before = threading.active_count()

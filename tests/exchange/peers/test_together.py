@@ -11,7 +11,8 @@ from flat_vectors import FlatVectors
 from patience import patience
 
 from edgetrain import codecs, strategies
-from edgetrain.exchange.hub.collective import CollectiveHub
+from edgetrain.exchange.hub.collective import CollectivePart
+from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import serve
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.member.driver import Driver
@@ -61,7 +62,7 @@ class Served:
         terms = Terms(strategies.find(strategy), every, job="job")
         policy = Policy(MEMBERS, beat_s=0.1, gone_s=1.0)
         dense = codecs.Dense()
-        self.hub = CollectiveHub(terms, policy, Mean(), dense, dense, topology=topology)
+        self.hub = CollectivePart(topology, 1).attach(Hub(terms, policy, Mean(), dense, dense))
         self.socket, self.seen, self.stopped = HubSocket("tcp://127.0.0.1:0"), [], False
         self.thread = threading.Thread(target=self.run)
 
@@ -187,7 +188,7 @@ def test_where_members_cannot_connect_the_hub_adds_up(topology):
     clients = (1,)
     results, hub = whole_run(topology, "fedavg", 2, clients=clients)
     assert len({params.tobytes() for params in results.values()}) == 1
-    assert hub.hub.is_star
+    assert hub.hub.part.is_star
     reasons = [getattr(note, "reason", "") for note in hub.seen]
     why = f"star: the hub adds up, because members cannot connect as a {topology}"
     assert reasons.count(why) == 1
