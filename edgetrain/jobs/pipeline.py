@@ -1,6 +1,6 @@
 """Jobs whose members are the stages of one pipeline: what they ask for, and what is planned.
 
-Loads no torch. What such a job cannot have stands in `rules`; `training.pipelined` cuts the model.
+Loads no torch. What else it cannot be with stands in `pairs`; `training.pipelined` cuts the model.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgetrain.errors import ConfigError
-from edgetrain.jobs.job import Job
+from edgetrain.errors import ConfigError, refuse_first
+from edgetrain.jobs.job import Job, ServersTable
 
 if TYPE_CHECKING:
     from edgetrain.jobs.placement.words import Placement
@@ -89,3 +89,23 @@ def refuse_pipeline(job: Job, what: str) -> None:
             f"fleet.placement = '{job.fleet.placement}': {what} a pipeline over members",
             "leave one of both out",
         )
+
+
+def check_stages(job: Job) -> None:
+    """ConfigError for what a job whose members are stages cannot have."""
+    pipeline_of(job)
+    table, train = job.strategy, job.train
+    refused = (
+        (table.codec != "fp32" or table.reply_codec not in ("", "fp32") or table.outer
+         or table.correction or table.weigh or table.ranges > 1,
+         "a codec or an outer rule: no contributions are exchanged"),
+        (train.accumulate > 1, f"train.accumulate = {train.accumulate}: microbatches=… adds up"),
+        (train.evaluate_every % save_every(job), f"train.evaluate_every = {train.evaluate_every}: "
+         f"the whole model is at the hub every {save_every(job)} steps (hub.snapshot_every)"),
+        (train.fixed != "equal", f"train.fixed = '{train.fixed}': no member has the whole model"),
+        (train.accelerator == "cuda", "train.accelerator = 'cuda': stages compute on CPUs yet"),
+        (job.hub.quorum > 1, "hub.quorum: every stage is needed"),
+        (job.servers != ServersTable(), "[servers]: the job runs on its devices"),
+    )  # fmt: skip
+    what = f"fleet.placement = '{job.fleet.placement}', and"
+    refuse_first(*((holds, f"{what} {why}", "leave one of both out") for holds, why in refused))

@@ -10,17 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgetrain.errors import refuse_first
 from edgetrain.fleet import devices, networks
 from edgetrain.fleet.assignment import devices_of, members_of, networks_of, parse_sites, spread
 from edgetrain.fleet.networks.nodes import by_node
 from edgetrain.fleet.presence import Presence, parse_absences
 from edgetrain.jobs import bundles
-from edgetrain.jobs.job import AUTO, Job
+from edgetrain.jobs.job import AUTO, COLLECTIVES, Job
 from edgetrain.jobs.on_member import settle
 from edgetrain.jobs.optimizers import check_optimizer
 from edgetrain.jobs.privacy.promise import promise
 from edgetrain.jobs.resolved import Resolved, look_up, with_all_members
-from edgetrain.jobs.rules import check_topology, refuse_absences, resolve
+from edgetrain.jobs.rules import check_topology, resolve
+from edgetrain.strategies import Strategy
 from edgetrain.tasks import spelling
 from edgetrain.vectors.ranges import Ranges
 
@@ -45,7 +47,7 @@ def check(job: Job) -> Resolved:
     networks.refuse_idle(faults, by_node([profiles[name] for name in links], hub_links))
     absences = parse_absences(job.absences, count)
     presence = Presence(absences, job.fleet.stays_s, job.fleet.away_s, job.seed)
-    refuse_absences(job, found.strategy, presence)
+    _refuse_absences(job, found.strategy, presence)
     found = replace(
         found,
         devices=boards,
@@ -149,3 +151,21 @@ def _settled(found: Resolved, elements: int, task: Task) -> Resolved:
     step_s = max(paces) or topology.QUICK_S
     options = Options(parameters=elements, step_s=step_s, hub_rate_mbit=0.0)
     return topology.settle(found, question_of(found, options, found.beside))
+
+
+def _refuse_absences(job: Job, strategy: Strategy, presence: Presence) -> None:
+    """ConfigError for absences that end a membership, or let training never begin."""
+    here = sum(not presence.is_off_at_first(index) for index in range(job.fleet.members))
+    comes_back, topology = not presence.is_steady, job.fleet.topology
+    refuse_first(
+        (job.hub.start_with and here < job.first_members, f"absences: {here} devices are there at "
+         f"first, and hub.start_with is {job.hub.start_with}: training would never begin",
+         f"say hub.start_with={here}, or let absences begin later"),
+        (comes_back and not strategy.allows_late_join, f"{strategy.name}: a device that comes back "
+         "cannot join, the optimizer's state is only in the members",
+         "leave absences and stays_s out, or choose dga or fedavg"),
+        (comes_back and topology in COLLECTIVES and strategy.outer_rule() is not None,
+         f"{strategy.name} in a {topology}: a device that comes back cannot join: what the outer "
+         "rule remembers is only in the members",
+         "leave absences and stays_s out, or choose dga or fedavg, or topology = 'star'"),
+    )  # fmt: skip

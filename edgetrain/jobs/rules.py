@@ -9,26 +9,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgetrain import codecs
-from edgetrain.codecs import Codec
 from edgetrain.errors import ConfigError, refuse_first, require
 from edgetrain.exchange.addresses import split_address
 from edgetrain.jobs.fallback import quorum_of, steps_in
 from edgetrain.jobs.job import (
     AUTO,
-    COLLECTIVES,
     DIRECT,
     Fleet,
     Job,
     ServersTable,
 )
-from edgetrain.jobs.on_member import Refusal, check_mask_terms, check_on_member, first_of
+from edgetrain.jobs.on_member import Refusal, check_mask_terms, check_on_member
+from edgetrain.jobs.pairs import check_pairs, why_not_with
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
 from edgetrain.jobs.shares import has_group
-from edgetrain.strategies import Strategy, merging
+from edgetrain.strategies import merging
 from edgetrain.vectors.ranges import shared
 
 if TYPE_CHECKING:
-    from edgetrain.fleet.presence import Presence
+    pass
 
 _FEWEST_ROBUST = 3
 """Contributions of which one that lies can be told from the others."""
@@ -45,6 +44,7 @@ def resolve(job: Job) -> Resolved:
 def check(found: Resolved) -> None:
     _check_weights(found)
     _check_pace(found)
+    check_pairs(found)
     _check_accumulated(found)
     if found.job.train.schedule:
         from edgetrain.jobs import schedule
@@ -59,9 +59,7 @@ def check(found: Resolved) -> None:
     _check_out_of_step(found)
     _check_dealt(found)
     check_topology(found)
-    _check_gateways(found)
     check_group_beside(found.job)
-    _check_fallback(found)
     _check_pipeline(found)
 
 
@@ -75,35 +73,9 @@ def _check_pipeline(found: Resolved) -> None:
                 "leave it out, or say placement = 'pipeline=…'",
             )
         return
-    from edgetrain.jobs.pipeline import pipeline_of, save_every
+    from edgetrain.jobs.pipeline import check_stages
 
-    pipeline_of(job)
-    table, train, hub, fleet = job.strategy, job.train, job.hub, job.fleet
-    refused = (
-        (job.privacy.unit != "none",
-         f"privacy.unit = '{job.privacy.unit}': activations say more than contributions do"),
-        (table.secure, "strategy.secure: no sum of activations could be masked"),
-        (found.strategy.has_local_steps or not found.strategy.in_step,
-         f"strategy.name = '{table.name}': stages make one step together, as sync-sgd does"),
-        (table.codec != "fp32" or table.reply_codec not in ("", "fp32") or table.outer
-         or table.merge != "mean" or table.correction or table.weigh or table.ranges > 1,
-         "a codec, merge rule or outer rule: no contributions are exchanged"),
-        (train.accumulate > 1, f"train.accumulate = {train.accumulate}: microbatches=… adds up"),
-        (train.rate_for, f"train.rate_for = {train.rate_for}: there is one batch, of all members"),
-        (train.evaluate_every % save_every(job), f"train.evaluate_every = {train.evaluate_every}: "
-         f"the whole model is at the hub every {save_every(job)} steps (hub.snapshot_every)"),
-        (train.fixed != "equal", f"train.fixed = '{train.fixed}': no member has the whole model"),
-        (train.accelerator == "cuda", "train.accelerator = 'cuda': stages compute on CPUs yet"),
-        (hub.hubs or hub.replica, "several hubs or a replica: one hub passes activations on"),
-        (hub.start_with or hub.quorum > 1, "hub.start_with or hub.quorum: every stage is needed"),
-        (fleet.gateways, "fleet.gateways: a site has no sum to send"),
-        (fleet.topology != "star", f"fleet.topology = '{fleet.topology}': stages pass on through "
-         "the hub"),
-        (has_group(job), "a member 'servers': a group is placed by [servers]"),
-        (job.servers != ServersTable(), "[servers]: the job runs on its devices"),
-    )  # fmt: skip
-    what = f"fleet.placement = '{fleet.placement}', and"
-    refuse_first(*((holds, f"{what} {why}", "leave one of both out") for holds, why in refused))
+    check_stages(job)
 
 
 def refuse_group(job: Job, what: str) -> None:
@@ -164,36 +136,11 @@ def check_group_beside(job: Job) -> None:
     refused = (
         (servers.cluster, "servers.cluster: ranks of a member run on its own machine yet"),
         (servers.fallback != "never", f"servers.fallback = '{servers.fallback}': it is there"),
-        (job.train.rate_for, f"train.rate_for = {job.train.rate_for}: ranks are not members"),
         (job.privacy.unit == "example", "privacy.unit = 'example': a group clips no examples"),
     )
     refuse_first(
         *((holds, f"{what}, and {why}", "leave one of both out") for holds, why in refused)
     )
-
-
-def _check_fallback(found: Resolved) -> None:
-    """ConfigError for a job that asks for a group to step in, and could have none."""
-    job, strategy = found.job, found.strategy
-    if not steps_in(job):
-        return
-    refused = (
-        (not strategy.allows_late_join, f"{strategy.name}: the optimizer's state is only in the "
-         "members, and none may join after the start"),
-        (not strategy.in_step, f"{strategy.spelled}: without rounds there is no hub.quorum"),
-        (len(job.hub.hubs) > 1, "hub.hubs: a group joins one hub yet"),
-        (job.hub.replica, "hub.replica: which of the two hubs would start it"),
-        (job.fleet.gateways, "fleet.gateways: the hub does not see which devices are there"),
-        (job.fleet.topology not in ("star", AUTO),
-         f"fleet.topology = '{job.fleet.topology}': a group joins one hub yet"),
-        (job.strategy.secure, "strategy.secure: masks are agreed on by the members of the start"),
-        (job.privacy.unit != "none",
-         f"privacy.unit = '{job.privacy.unit}': servers would have members' data"),
-        (job.train.rate_for, f"train.rate_for = {job.train.rate_for}: ranks are not members"),
-    )  # fmt: skip
-    what = f"servers.fallback = '{job.servers.fallback}' with servers.data, and"
-    without = "leave servers.data out, then no group steps in while the job runs"
-    refuse_first(*((holds, f"{what} {why}", without) for holds, why in refused))
 
 
 def _divide(data: int, shares: int, batch: int) -> bool:
@@ -209,24 +156,6 @@ def _check_accumulated(found: Resolved) -> None:
         )
 
 
-def refuse_absences(job: Job, strategy: Strategy, presence: Presence) -> None:
-    """ConfigError for absences that end a membership, or let training never begin."""
-    here = sum(not presence.is_off_at_first(index) for index in range(job.fleet.members))
-    comes_back, topology = not presence.is_steady, job.fleet.topology
-    refuse_first(
-        (job.hub.start_with and here < job.first_members, f"absences: {here} devices are there at "
-         f"first, and hub.start_with is {job.hub.start_with}: training would never begin",
-         f"say hub.start_with={here}, or let absences begin later"),
-        (comes_back and not strategy.allows_late_join, f"{strategy.name}: a device that comes back "
-         "cannot join, the optimizer's state is only in the members",
-         "leave absences and stays_s out, or choose dga or fedavg"),
-        (comes_back and topology in COLLECTIVES and strategy.outer_rule() is not None,
-         f"{strategy.name} in a {topology}: a device that comes back cannot join: what the outer "
-         "rule remembers is only in the members",
-         "leave absences and stays_s out, or choose dga or fedavg, or topology = 'star'"),
-    )  # fmt: skip
-
-
 # -- strategy, codecs, masks, merge rule ----------------------------------------------------------
 
 
@@ -235,24 +164,13 @@ def _check_replica(found: Resolved) -> None:
     if not job.hub.replica:
         return
     split_address(job.hub.replica)
-    without = "leave one of them out"
     refuse_first(
-        (not found.strategy.in_step, f"hub.replica and {found.strategy.spelled}: a replica of "
-         "members out of step is not there yet", without),
         (2 * job.hub.quorum <= job.fleet.members,
          f"hub.quorum = {job.hub.quorum} and hub.replica: fewer than half of the members would "
          "close rounds, and more than half decide who goes on",
          f"say hub.quorum={job.fleet.members // 2 + 1} or more, of {job.fleet.members} members"),
-        (job.strategy.secure, "hub.replica and strategy.secure: a replica of masked rounds is not "
-         "there yet", without),
-        (job.hub.hubs, "hub.replica and hub.hubs: one hub of several has no replica yet", without),
-        (job.fleet.gateways, "hub.replica and fleet.gateways: gateways do not find a replica yet",
-         without),
         (job.hub.when_full != "stop", f"hub.when_full = '{job.hub.when_full}' and hub.replica: a "
          "replica holds what the hub's journal has", "say hub.when_full=stop"),
-        (job.fleet.topology not in ("star", AUTO), "hub.replica and fleet.topology = "
-         f"'{job.fleet.topology}': members that average among themselves have no hub that a "
-         "replica could stand in for", without),
     )  # fmt: skip
 
 
@@ -288,67 +206,30 @@ def _shown(value: float | str) -> str:
 def _check_start(found: Resolved) -> None:
     job, few = found.job, found.job.hub.start_with
     least = found.mask_terms.threshold if found.mask_terms else 0
-    fewer = 0 < few < job.fleet.members
     refuse_first(
         (few > job.fleet.members,
          f"hub.start_with = {few}: the job has only {job.fleet.members} members",
          "leave it out: 0 begins with all of them"),
-        (fewer and not found.strategy.allows_late_join, f"hub.start_with = {few}: "
-         f"{found.strategy.name} lets no member join after the start, the optimizer's state is "
-         "only in the members", "leave it out, or choose dga or fedavg"),
-        *((fewer and few < fewest, f"hub.start_with = {few} and {key} = {fewest}: rounds could not "
+        *((0 < few < fewest, f"hub.start_with = {few} and {key} = {fewest}: rounds could not "
            "close until more have come", f"say hub.start_with={fewest} or more")
           for key, fewest in (("hub.quorum", quorum_of(job)), ("strategy.threshold", least))),
     )  # fmt: skip
 
 
 def _check_ranges(found: Resolved) -> None:
-    job, strategy = found.job, found.strategy
-    ranges, hubs = job.strategy.ranges, job.hub.hubs
+    ranges, hubs = found.job.strategy.ranges, found.job.hub.hubs
     for codec in (found.codec, found.reply_codec):
-        codecs.check_ranges(codec, max(strategy.ranges, ranges))
+        codecs.check_ranges(codec, max(found.strategy.ranges, ranges))
         if ranges > 1:
             from edgetrain.codecs.pieces import check_pieces
 
             check_pieces(codec)
-    refuse_first(
-        (ranges > 1 and strategy.ranges > 1,
-         f"strategy.ranges = {ranges}: {strategy.spelled} exchanges a fragment a round",
-         "leave it out, or choose dga or fedavg"),
-        (ranges > 1 and found.mask_terms is not None, f"strategy.ranges = {ranges} and "
-         "strategy.secure: masks are made for the whole vector", "leave one of them out"),
-    )  # fmt: skip
     for address in hubs:
         split_address(address)
     if len(set(hubs)) < len(hubs):
         raise ConfigError(f"hub.hubs = {hubs}: one address twice", "each hub has its own")
     if len(hubs) > 1:
         shared(ranges, len(hubs))
-        if refused := why_not_topology("hubs", found):
-            raise ConfigError(f"hub.hubs has {len(hubs)} hubs: {refused[0]}", refused[1])
-
-
-def _why_not_several(found: Resolved) -> Refusal | None:
-    """What speaks against reducers that each see a part of a contribution."""
-    job, strategy = found.job, found.strategy
-    return first_of((
-        (not strategy.in_step, f"{strategy.spelled} is out of step, and each would take other "
-         "contributions into a round", "take one hub, or dga"),
-        (strategy.ranges > 1, f"{strategy.spelled} exchanges a fragment a round",
-         "take one hub, or dga"),
-        (found.mask_terms is not None, "masks are made for the whole vector", "take one hub"),
-        (not found.merge.sum_only, f"strategy.merge = '{job.strategy.merge}' compares members, and "
-         "each sees a part of what they give", "take one hub, or merge = 'mean'"),
-        (job.privacy.unit == "member" and job.privacy.where == "hub",
-         "with privacy.where = 'hub' each would cut a contribution by itself",
-         "take one hub, or privacy.where = 'member'"),
-        (job.first_members < job.fleet.members, f"hub.start_with = {job.hub.start_with}, and "
-         "several hubs begin with all members", "leave it out, or take one hub"),
-        (job.fleet.gateways and found.hubs > 1, "a gateway is a member of one hub",
-         "take one hub, or gateways = false"),
-        (job.strategy.ranges < 2, "strategy.ranges = 1, and reducers share ranges of the vector",
-         "strategy.ranges = 16"),
-    ))  # fmt: skip
 
 
 def _check_codecs(found: Resolved) -> None:
@@ -362,10 +243,6 @@ def _check_codecs(found: Resolved) -> None:
            f"{strategy.spelled} compares contributions with replies, and elements that are left "
            "out would count as gradients of zero", "take int8, or fedavg")
           for key, each in (("codec", codec), ("reply_codec", reply_codec))),
-        (strategy.has_variates and not found.merge.sum_only,
-         f"{strategy.spelled} and strategy.merge = '{found.job.strategy.merge}': members compare "
-         "their contributions with the mean",
-         "take merge = 'mean', or dga"),
         (codec.gradients_only and strategy.moves_params and not codec.two_trips,
          f"{named}: {strategy.name} sends displacements, which have the optimizer's momentum in "
          "them", instead),
@@ -410,42 +287,17 @@ def _check_masked(found: Resolved) -> None:
          "numbers are as random as noise, and only whole vectors of fixed point numbers can be "
          "added under masks",
          "leave codec out (32 bits an element are sent), and compress replies with reply_codec"),
-        (not found.merge.sum_only, f"strategy.merge = '{table.merge}' and strategy.secure: the "
-         "rule compares the contributions of single members, and the hub sees only their sum",
-         "choose merge = 'mean', or do without secure"),
     )  # fmt: skip
     require("strategy.secure = true, on the hub and on every member,", "private", "cryptography")
 
 
 def _check_merged(found: Resolved) -> None:
     text = found.job.strategy.merge
-    refused = why_not_merged(text, found.strategy, found.job.first_members, found.codec)
-    if refused:
-        raise ConfigError(f"strategy.merge = '{text}': {refused}")
-
-
-def why_not_merged(text: str, strategy: Strategy, members: int, codec: Codec) -> str:
-    """What speaks against a merge rule in a job, or ""; ConfigError as `merging.parse`."""
-    row, rule = merging.find(text), merging.parse(text)
-    if strategy.weighted and not row.weighs:
-        return (
-            f"{strategy.name} weighs members by what they say they hold, and {row.name} counts "
-            "each once: use local-sgd or dga, or norm-clip"
-        )
-    if codec.sums_only and not row.sum_only:
-        return (
-            f"{codec.name} adds up the factors of all members, and only a sum of them means "
-            "anything: use another codec"
-        )
-    if codec.few_elements and row.elementwise and not row.sum_only:
-        return (
-            f"{codec.name} sends a few elements of each member, and {row.name} of mostly zeros is "
-            "zero: use a codec that sends all of them (int8, sign), or multi-krum"
-        )
-    fewest = int(getattr(rule, "fewest", 1))
+    fewest, members = int(getattr(merging.parse(text), "fewest", 1)), found.job.first_members
     if members < fewest:
-        return f"it needs at least {fewest} members, the job has {members}"
-    return ""
+        raise ConfigError(
+            f"strategy.merge = '{text}': it needs at least {fewest} members, the job has {members}"
+        )
 
 
 def _check_out_of_step(found: Resolved) -> None:
@@ -475,9 +327,6 @@ def _check_out_of_step(found: Resolved) -> None:
                 f"{parameter.name} = {job.first_members}, or less",
             )
     refuse_first(
-        (found.mask_terms is not None, f"strategy.secure and {strategy.spelled}: masks cancel "
-         "where a round has one contribution of each member",
-         "choose dga or local-sgd, or leave secure out"),
         (job.privacy.unit == "member", f"privacy.unit = 'member' and {strategy.spelled}: how much "
          "a member counts depends on when its contributions arrive, and epsilon would, too",
          "choose dga or local-sgd, or unit = 'example'"),
@@ -503,11 +352,6 @@ def _check_dealt(found: Resolved) -> None:
     refuse_first(
         (not partition.startswith("shared("), f"data.partition = '{partition}' and {name}: slices "
          "are of a batch that all members hold", "say partition = 'shared(all)'"),
-        (found.mask_terms is not None, f"strategy.secure and {name}: the hub sums slices, and "
-         "masks cancel over one contribution of each member",
-         "choose dga or local-sgd, or leave secure out"),
-        (table.merge != "mean", f"strategy.merge = '{table.merge}' and {name}: the hub sums "
-         "slices, and judges no member", "say merge = 'mean', or choose dga"),
         (not (found.codec.verbatim and found.reply_codec.verbatim),
          f"strategy.codec = '{found.codec.name}', reply_codec = '{found.reply_codec.name}' and "
          f"{name}: differences of gradients make the history, and a codec's rounding would be in "
@@ -524,10 +368,6 @@ def _check_dealt(found: Resolved) -> None:
         *((getattr(job.train, key), f"train.{key} = {getattr(job.train, key)!r} and {name}: the "
            "hub's search says how long a step is, and members' optimizers take none",
            "leave it out") for key in ("clip", "schedule", "rate_for")),
-        (job.hub.replica, f"hub.replica and {name}: a replica of a search is not there yet",
-         "leave one of them out"),
-        (has_group(job) or steps_in(job), f"a group, as a member or as servers.fallback and "
-         f"{name}: a group of servers takes no slices yet", "choose dga or sync-sgd"),
     )  # fmt: skip
 
 
@@ -546,20 +386,15 @@ def check_topology(found: Resolved) -> None:
 def why_not_topology(name: str, found: Resolved) -> Refusal | None:
     """What speaks against a topology in a job, and the way out; None: nothing does. `name`: as
     `fleet.topology` says it, or "hubs" (several), or "gateways"."""
-    if name != "star" and has_group(found.job):
-        return "a group of servers, as one member, joins one hub yet", "one hub, topology = 'star'"
-    if name not in ("star", "hubs") and found.strategy.deals:
-        return f"the hub of {found.strategy.name} hands out work", "one hub, topology = 'star'"
-    if name in (DIRECT, *COLLECTIVES) and (refused := _why_not_among_members(found)):
+    if name == "star":
+        return None
+    if refused := why_not_with(name, found):
         return refused
-    if name in COLLECTIVES:
-        return _why_not_collective(found)
-    if name == "gateways":
-        return _why_no_gateways(found)
     if name == DIRECT and (refused := _why_not_direct(found)):
         return refused
-    if name in ("hubs", DIRECT):
-        return _why_not_several(found)
+    if name in ("hubs", DIRECT) and found.job.strategy.ranges < 2:
+        what = "strategy.ranges = 1, and reducers share ranges of the vector"
+        return what, "strategy.ranges = 16"
     return None
 
 
@@ -576,32 +411,6 @@ def _why_not_direct(found: Resolved) -> Refusal | None:
     )
 
 
-def _why_not_collective(found: Resolved) -> Refusal | None:
-    table, strategy, job = found.job.strategy, found.strategy, found.job
-    star = "say topology = 'star'"
-    return first_of((
-        (found.mask_terms is not None,
-         "members add to each other's sums, and masks are removed from one sum, at the hub", star),
-        *((not codec.lossless,
-           f"strategy.{key} = '{codec.name}': the next member adds to what one has rounded",
-           f"leave {key} out, or {star}")
-          for key, codec in (("codec", found.codec), ("reply_codec", found.reply_codec))),
-        (not found.merge.sum_only,
-         f"strategy.merge = '{table.merge}' compares members, which only sums go between", star),
-        (not strategy.in_step,
-         f"{strategy.spelled} is out of step: its members have no rounds together", star),
-        (strategy.ranges > 1, f"{strategy.spelled} exchanges a fragment a round",
-         f"take fedavg, or {star}"),
-        (job.privacy.unit == "member" and job.privacy.where == "hub",
-         "with privacy.where = 'hub' the hub has to see contributions", star),
-    ))  # fmt: skip
-
-
-def _check_gateways(found: Resolved) -> None:
-    if found.job.fleet.gateways and (refused := why_not_topology("gateways", found)):
-        raise ConfigError(f"fleet.gateways = true: {refused[0]}", refused[1])
-
-
 def refuse_gateways(job: Job) -> None:
     """ConfigError for a job with gateways, where one machine plays all of the fleet, without sites
     that they could stand at."""
@@ -610,37 +419,3 @@ def refuse_gateways(job: Job) -> None:
             "fleet.gateways = true without sites: no gateway would stand anywhere",
             "say which members are at which site, as in sites = 'home-fixed: 0-3'",
         )
-
-
-def _why_no_gateways(found: Resolved) -> Refusal | None:
-    job, table, strategy = found.job, found.job.strategy, found.strategy
-    return first_of((
-        (job.first_members < job.fleet.members,
-         f"hub.start_with = {job.hub.start_with}, and sites begin whole", "leave it out"),
-        (table.secure, "masks are removed from the sum of all members at one hub",
-         "leave out secure"),
-        (table.merge != "mean", f"strategy.merge = '{table.merge}' judges members one by one",
-         "say merge = 'mean'"),
-        (not strategy.in_step, f"{strategy.name}: its members have no rounds together",
-         "choose dga or fedavg"),
-        (strategy.ranges > 1, f"{strategy.name}: a round is of one fragment, and a gateway passes "
-         "on whole vectors", "choose diloco"),
-        (table.ranges > 1, f"strategy.ranges = {table.ranges}: a gateway has the whole vector",
-         "leave it out"),
-        (found.codec.sums_only or found.codec.two_trips, f"strategy.codec = '{found.codec.name}': "
-         "its payloads mean something at one hub only", "choose fp16, int8 or topk"),
-        (job.privacy.unit == "member" and job.privacy.where == "hub",
-         "privacy.where = 'hub': the hub cuts each member's contribution to its length",
-         "say where = 'member'"),
-    ))  # fmt: skip
-
-
-def _why_not_among_members(found: Resolved) -> Refusal | None:
-    hub, fleet = found.job.hub, found.job.fleet
-    return first_of((
-        (len(hub.hubs) > 1, "hub.hubs names several hubs, and the members add up", "name one hub"),
-        (found.job.first_members < fleet.members,
-         f"hub.start_with = {hub.start_with}, and members begin together", "leave it out"),
-        (fleet.gateways, "fleet.gateways = true, and a gateway adds up for its site",
-         "say gateways = false"),
-    ))  # fmt: skip

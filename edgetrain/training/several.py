@@ -46,12 +46,10 @@ class Ways:
 def why_fixed(found: Resolved, is_gateway: bool) -> str | None:
     """Why a job's hubs stay as they are; None: they may change."""
     job = found.job
-    if is_gateway or job.fleet.gateways:
+    if is_gateway:
         return "a gateway is a member of one hub"
     if found.strategy.deals:
         return f"the hubs of {found.strategy.name} hand out work"
-    if job.hub.replica:
-        return "a hub with a replica has all ranges"
     if job.fleet.topology not in ("star", AUTO):
         return f"fleet.topology = '{job.fleet.topology}'"
     refused = why_not_topology("hubs", found)

@@ -87,9 +87,9 @@ def test_a_site_behind_a_gateway_that_dies_is_a_star(tmp_path):
     [
         (("gateways=false",), "fleet.gateways = false: the hub of this job lets no gateway in"),
         (("gateways=true", "secure=true", "strategy=fedavg"), "masks are removed from the sum"),
-        (("gateways=true", "merge=median"), "judges members one by one"),
-        (("gateways=true", "strategy=ssp(2)"), "its members have no rounds together"),
-        (("gateways=true", "strategy=streaming-diloco(2, 0.5)"), "a round is of one fragment"),
+        (("gateways=true", "merge=median"), "compares members"),
+        (("gateways=true", "strategy=ssp(2)"), "have no rounds together"),
+        (("gateways=true", "strategy=streaming-diloco(2, 0.5)"), "a fragment a round"),
         (("gateways=true", "strategy=sync-sgd", "codec=powersgd(2)"), "mean something at one hub"),
         (("gateways=true", "--members", "9"), "--members 9: allowed are 1 to 4"),
         (("gateways=true", "--above", "tcp://nowhere.invalid:5"), "nowhere.invalid"),

@@ -281,8 +281,8 @@ def test_a_round_closes_at_its_deadline_and_when_nobody_can_add_to_it():
         ),
         (
             ["strategy=ssp(3)", "members=8", "secure=true"],
-            "strategy.secure and ssp(3): masks cancel where a round has one contribution of each "
-            "member (choose dga or local-sgd, or leave secure out)",
+            "strategy.secure and ssp(3): masks are removed from the sum of all members' whole "
+            "vectors, at one hub (leave secure out, or choose dga or fedavg)",
         ),
         (
             ["strategy=async-sgd(5)", "unit=member", "noise=1"],

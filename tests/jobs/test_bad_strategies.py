@@ -10,7 +10,7 @@ from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.rules import resolve
 
-SECURE = "masks cancel where a round has one contribution of each member"
+SECURE = "masks are removed from the sum of all members' whole vectors, at one hub"
 
 
 @pytest.mark.parametrize(

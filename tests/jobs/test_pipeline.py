@@ -25,7 +25,7 @@ def test_a_pipeline_over_members_is_in_the_digest():
     [
         (["privacy.unit=example"], "privacy.unit"),
         (["strategy.secure=true"], "strategy.secure"),
-        (["strategy=dga"], "strategy.name = 'dga'"),
+        (["strategy=dga"], "dga and fleet.placement"),
         (["codec=q8"], "codec"),
         (["train.accumulate=2"], "train.accumulate = 2"),
         (["train.rate_for=16"], "train.rate_for"),

@@ -37,7 +37,7 @@ def test_codecs_that_do_not_go_with_the_job_are_refused_with_the_way_out(overrid
     [
         (["codec=topk(0.01)"], ["'topk(0.01)'", "whole vectors", "compress replies"]),
         (["codec=bf16"], ["'bf16'", "leave codec out"]),
-        (["merge=median"], ["'median'", "only their sum", "merge = 'mean'"]),
+        (["merge=median"], ["'median'", "compares members", "merge = 'mean'"]),
         (["members=1"], ["1 members: allowed are 2 to 64"]),
         (["members=65"], ["65 members", "gateways"]),
         (["members=10", "threshold=5"], ["threshold = 5: allowed are 7 to 10", "honest_hub=true"]),

@@ -16,11 +16,11 @@ HUBS = "hub.hubs=['tcp://a:1', 'tcp://b:1']"
     ("words", "said"),
     [
         (["start_with=5"], "hub.start_with = 5: the job has only 4 members"),
-        (["start_with=3", "strategy=sync-sgd"], "sync-sgd lets no member join after the start"),
+        (["start_with=3", "strategy=sync-sgd"], "sync-sgd and hub.start_with = 3: no member"),
         (["start_with=2", "quorum=3"], "hub.start_with = 2 and hub.quorum = 3"),
         (["start_with=2", "secure=true"], "hub.start_with = 2 and strategy.threshold = 3"),
-        (["start_with=3", "ranges=4", HUBS], "hub.hubs has 2 hubs: hub.start_with = 3"),
-        (["start_with=3", "fleet.gateways=true"], "hub.start_with = 3, and sites begin whole"),
+        (["start_with=3", "ranges=4", HUBS], "hub.hubs with 2 hubs and hub.start_with = 3"),
+        (["start_with=3", "fleet.gateways=true"], "hub.start_with = 3: members begin together"),
         (["start_with=2", "strategy=fedbuff(3, 0.5)"], "with 2 members"),
         (["start_with=2", "merge=multi-krum(1)"], "the job has 2"),
         *(

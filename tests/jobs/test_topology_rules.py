@@ -16,7 +16,7 @@ from edgetrain.jobs.rules import resolve
     [
         (["topology=rign"], "fleet.topology = 'rign' (did you mean 'ring'?)"),
         (["topology=direct"], "strategy.ranges = 1, and reducers share ranges of the vector"),
-        (["topology=direct", "ranges=4", "strategy=fedbuff(2, 0.5)"], "is out of step"),
+        (["topology=direct", "ranges=4", "strategy=fedbuff(2, 0.5)"], "are out of step"),
         (["topology=direct", "ranges=4", "merge=median"], "compares members"),
         (["topology=direct", "ranges=4", "fleet.gateways=true"], "fleet.gateways = true"),
         (["topology_trust=2"], "fleet.topology_trust = 2 (allowed is true or false)"),
@@ -63,18 +63,18 @@ def test_only_a_topology_that_changes_bits_is_in_the_digest(name):
     [
         (["codec=int8"], "strategy.codec = 'int8'"),
         (["reply_codec=fp16"], "strategy.reply_codec = 'fp16'"),
-        (["merge=median"], "strategy.merge = 'median' compares members"),
-        (["strategy=fedbuff(2, 0.5)"], "is out of step"),
+        (["merge=median"], "strategy.merge = 'median': the rule compares members"),
+        (["strategy=fedbuff(2, 0.5)"], "are out of step"),
         (["strategy=streaming-diloco(2, 0.5)"], "a fragment a round"),
-        (["secure=true"], "masks are removed from one sum"),
+        (["secure=true"], "masks are removed from the sum"),
         (["unit=member", "where=hub", "noise=1", "clip=1"], "the hub has to see contributions"),
         (["fleet.gateways=true"], "a gateway adds up for its site"),
-        (["ranges=2", "hub.hubs=['tcp://a:1', 'tcp://b:1']"], "hub.hubs names several hubs"),
+        (["ranges=2", "hub.hubs=['tcp://a:1', 'tcp://b:1']"], "hub.hubs with 2 hubs"),
     ],
 )
 def test_what_sums_between_members_do_not_go_with(name, words, said):
     with pytest.raises(ConfigError) as refused:
         resolve(load(None, [f"topology={name}", *words]))
-    assert f"fleet.topology = '{name}': " in str(refused.value)
+    assert f"fleet.topology = '{name}' and " in str(refused.value)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -235,15 +235,15 @@ def test_a_job_without_it_is_what_it_was():
     ("words", "said"),
     [
         (["strategy=sync-sgd"], "the optimizer's state is only in the members"),
-        (["strategy=fedbuff(2, 0.5)"], "without rounds there is no hub.quorum"),
+        (["strategy=fedbuff(2, 0.5)"], "have no rounds together"),
         (["hub.hubs=['tcp://a:1', 'tcp://b:1']", "strategy.ranges=4"], "one hub yet"),
-        (["gateways=true"], "does not see which devices are there"),
+        (["gateways=true"], "joins one hub yet"),
         (["topology=ring", "strategy=fedavg"], "joins one hub yet"),
         (["topology=direct", "strategy.ranges=4"], "joins one hub yet"),
-        (["strategy.secure=true", "strategy=local-sgd"], "masks are agreed on"),
-        (["privacy=example", "noise=1"], "would have members' data"),
-        (["train.rate_for=64"], "ranks are not members"),
-        (["hub.replica=tcp://b:1", "hub.quorum=4"], "which of the two hubs"),
+        (["strategy.secure=true", "strategy=local-sgd"], "masks are removed from the sum"),
+        (["privacy=example", "noise=1"], "members' data are private"),
+        (["train.rate_for=64"], "ranks or stages are not members"),
+        (["hub.replica=tcp://b:1", "hub.quorum=4"], "a replica stands in for one hub"),
     ],
 )
 def test_what_no_group_can_step_in_for_is_refused_in_a_line(words, said):

@@ -120,9 +120,15 @@ def test_a_job_names_its_rule_for_gradients_and_displacements(strategy):
     ("overrides", "said"),
     [
         (["merge=medain"], "no merge rule 'medain' (did you mean 'median'?)"),
-        (["merge=median", "strategy=fedavg"], "strategy.merge = 'median': fedavg weighs members"),
+        (
+            ["merge=median", "strategy=fedavg"],
+            "'median' and fedavg: the rule counts each member once",
+        ),
         (["merge=krum(3)"], "strategy.merge = 'krum(3)': it needs at least 9 members"),
-        (["merge=median", "codec=topk(0.1)"], "strategy.merge = 'median': topk(0.1) sends a few"),
+        (
+            ["merge=median", "codec=topk(0.1)"],
+            "codec = 'topk(0.1)': the middle of mostly zeros is zero",
+        ),
         (["merge=trimmed-mean(0.6)"], "share = 0.6 (allowed are 0 to less than 0.5)"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_group_comes_back_after_a_rank_was_killed(tmp_path):
         (["fleet.device=host:2, servers", "servers.placement=data=2", "servers.cluster=c.toml"],
          "on its own machine"),
         (["fleet.device=host:2, servers", "servers.placement=data=2", "train.rate_for=64"],
-         "ranks are not members"),
+         "ranks or stages are not members"),
         (["fleet.device=host:2, servers", "servers.placement=data=2", "privacy=example",
           "noise=1"], "a group clips no examples"),
         (["fleet.device=host:2, servers", "servers.placement=data=2", "fallback=when-needed"],

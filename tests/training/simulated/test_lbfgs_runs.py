@@ -128,8 +128,8 @@ def test_a_job_whose_loss_falls_no_further_ends(tmp_path):
     ("words", "said"),
     [
         (["data.partition=iid"], "slices are of a batch that all members hold"),
-        (["secure=true"], "masks cancel over one contribution of each member"),
-        (["merge=median"], "the hub sums slices, and judges no member"),
+        (["secure=true"], "masks are removed from the sum"),
+        (["merge=median"], "compares members"),
         (["codec=int8"], "a codec's rounding would be in them"),
         (["reply_codec=fp16"], "a codec's rounding would be in them"),
         (["privacy=example", "noise=1"], "epsilon does not count that"),

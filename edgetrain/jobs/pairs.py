@@ -1,0 +1,152 @@
+"""Which choices of a job do not go together: it follows from the properties of each.
+
+A choice has properties, and bars some: two choices are refused where one bars a property of the
+other. What the user reads has the names of both, why, and the way out of either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from edgetrain.errors import ConfigError
+from edgetrain.jobs.fallback import steps_in
+from edgetrain.jobs.job import COLLECTIVES, DIRECT
+from edgetrain.jobs.on_member import Refusal
+from edgetrain.jobs.resolved import Resolved
+from edgetrain.jobs.shares import has_group
+
+WHY = {
+    "hidden": "masks are removed from the sum of all members' whole vectors, at one hub",
+    "compares": "the rule compares members, and has to see the whole contribution of each",
+    "once": "the rule counts each member once, and the strategy weighs members",
+    "cuts": "the hub has to see contributions, and cuts each to its length",
+    "apart": "members are out of step, and have no rounds together",
+    "fragments": "members exchange a fragment a round",
+    "deals": "the hub hands out work, and sums slices of a batch",
+    "few": "members begin together",
+    "closed": "no member may join after the start, the optimizer's state is only in the members",
+    "ranged": "a gateway has the whole vector",
+    "several": "several hubs have a part of the vector each",
+    "replica": "a replica stands in for one hub that has the whole vector",
+    "sites": "a gateway adds up for its site, and is a member of one hub",
+    "among": "members average among themselves, and no hub sees what they give",
+    "group": "a group of servers joins one hub yet, and makes steps as any member",
+    "private": "members' data are private, and more than contributions would leave them",
+    "rated": "it scales the rate with the members, and ranks or stages are not members",
+    "rounds": "the next member adds to what one has rounded",
+    "bound": "its payloads mean something at one hub only",
+    "zeros": "the middle of mostly zeros is zero, and the codec sends a few elements of each",
+    "local": "stages make one step together, as in sync-sgd",
+    "staged": "no contributions are exchanged, and the hub passes activations on",
+}
+"""By property: why a choice that bars it cannot be with one that has it."""
+
+_ONE_HUB = frozenset({"hidden", "compares", "cuts", "apart", "fragments", "few", "group", "staged"})
+_AMONG = _ONE_HUB | {"deals", "several", "replica", "sites"}
+_BARRED = {
+    "hubs": _ONE_HUB | {"replica", "sites"},
+    "gateways": _ONE_HUB | {"deals", "ranged", "replica", "bound"},
+    DIRECT: _AMONG,
+    **dict.fromkeys(COLLECTIVES, _AMONG | {"rounds"}),
+}
+"""By topology, as `why_not_topology` names it."""
+
+
+@dataclass(frozen=True)
+class JobChoice:
+    """What a job says, in its user's words, and what to say instead."""
+
+    said: str
+    way_out: str
+    has: frozenset[str]
+    bars: frozenset[str]
+
+    def why_not(self, other: JobChoice) -> str:
+        """Why they do not go together; "": they do."""
+        met = (self.bars & other.has) | (other.bars & self.has)
+        return next((why for each, why in WHY.items() if each in met), "")
+
+
+def _topology(name: str, found: Resolved) -> JobChoice:
+    words = f"fleet.topology = '{name}'", "say topology = 'star'", "among"
+    if name == "hubs":
+        words = f"hub.hubs with {len(found.job.hub.hubs)} hubs", "take one hub", "several"
+    elif name == "gateways":
+        words = "fleet.gateways = true", "say gateways = false", "sites"
+    return JobChoice(*words[:2], frozenset(words[2:]), _BARRED[name])
+
+
+def _choices(found: Resolved) -> Iterator[JobChoice]:
+    """What the job says, but for its topology."""
+    job, strategy, table = found.job, found.strategy, found.job.strategy
+    hub, unit, codec, merge = job.hub, job.privacy.unit, found.codec, found.merge
+    cuts = unit == "member" and job.privacy.where == "hub"
+    another, few = "choose dga or fedavg", hub.start_with
+    rows: tuple[tuple[object, str, str, str, str], ...] = (
+        (found.mask_terms, "strategy.secure", "leave secure out", "hidden", "compares"),
+        (not merge.sum_only, f"strategy.merge = '{table.merge}'", "say merge = 'mean'",
+         "compares" if merge.weighs else "compares once", "zeros" if merge.elementwise else ""),
+        (cuts, "privacy.where = 'hub'", "say where = 'member'", "cuts", ""),
+        (unit != "none", f"privacy.unit = '{unit}'", "leave privacy out", "private", ""),
+        (not strategy.in_step, strategy.spelled, another, "apart", "hidden"),
+        (strategy.weighted, strategy.name, "choose dga or local-sgd", "", "once"),
+        (strategy.ranges > 1, strategy.spelled, another, "fragments", ""),
+        (strategy.has_variates, strategy.spelled, another, "", "compares"),
+        (strategy.deals, strategy.name, another, "deals", "hidden compares group"),
+        (strategy.has_local_steps, strategy.name, "choose sync-sgd", "local", ""),
+        (job.fleet.placement, f"fleet.placement = '{job.fleet.placement}'", "leave placement out",
+         "staged", "private hidden apart local deals compares few replica group rated"),
+        (not strategy.allows_late_join, strategy.name, another, "closed", ""),
+        (0 < few < job.fleet.members, f"hub.start_with = {few}", "leave start_with out", "few",
+         "closed"),
+        (table.ranges > 1, f"strategy.ranges = {table.ranges}", "leave ranges out", "ranged",
+         "fragments hidden"),
+        (hub.replica, "hub.replica", "leave replica out", "replica", "apart hidden deals"),
+        (has_group(job), f"fleet.device = '{job.fleet.device}'", "leave servers out", "group",
+         "rated"),
+        (steps_in(job), f"servers.fallback = '{job.servers.fallback}' with servers.data",
+         "leave servers.data out, then no group steps in while the job runs", "group",
+         "closed apart replica hidden private rated"),
+        (job.train.rate_for, f"train.rate_for = {job.train.rate_for}", "leave rate_for out",
+         "rated", ""),
+        (codec.sums_only or codec.two_trips, f"strategy.codec = '{codec.name}'",
+         "choose fp16, int8 or topk", "bound", "compares" if codec.sums_only else ""),
+        (codec.few_elements, f"strategy.codec = '{codec.name}'", "send all (int8, sign)", "zeros",
+         ""),
+        *((not each.lossless, f"strategy.{key} = '{each.name}'", f"leave {key} out", "rounds", "")
+          for key, each in (("codec", codec), ("reply_codec", found.reply_codec))),
+    )  # fmt: skip
+    for holds, said, way_out, has, bars in rows:
+        if holds:
+            yield JobChoice(said, way_out, frozenset(has.split()), frozenset(bars.split()))
+
+
+def _others(found: Resolved) -> Iterator[str]:
+    """The topologies of the job that stand beside `fleet.topology`."""
+    hub, fleet = found.job.hub, found.job.fleet
+    if len(hub.hubs) > 1 or (hub.hubs and (hub.replica or fleet.placement)):
+        yield "hubs"
+    if fleet.gateways:
+        yield "gateways"
+
+
+def check_pairs(found: Resolved) -> None:
+    """ConfigError for the first two choices that do not go together."""
+    names = [name for name in (found.job.fleet.topology, *_others(found)) if name in _BARRED]
+    every = [*(_topology(name, found) for name in names), *_choices(found)]
+    for one, other in combinations(every, 2):
+        if why := one.why_not(other):
+            said = f"{one.said} and {other.said}: {why}"
+            raise ConfigError(said, f"{one.way_out}, or {other.way_out}")
+
+
+def why_not_with(name: str, found: Resolved) -> Refusal | None:
+    """What of a job speaks against a topology in place of its own; None: nothing does."""
+    own = _topology(name, found)
+    others = [_topology(each, found) for each in _others(found) if each != name]
+    for other in (*others, *_choices(found)):
+        if why := own.why_not(other):
+            return f"{other.said}: {why}", other.way_out
+    return None
