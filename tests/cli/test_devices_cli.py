@@ -64,5 +64,5 @@ def test_a_missing_verb_is_an_error_that_names_the_verbs(verb, capsys):
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert f"edgetrain {verb}: error: VERB is missing; choose from " in said
-    assert {"devices": "list, show", "networks": "list, show, check, lab", "keys": "enroll",
+    assert {"devices": "list, show", "networks": "list, show, check, apply", "keys": "enroll",
             "bundle": "make"}[verb] in said  # fmt: skip
