@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
 PARTS = {
     "harness", "__main__", "peer", "environments", "processes", "flower_simulation", "kept-500ms",
-    "calibration",
+    "calibration", "lab",
 }  # fmt: skip
 """Files that are no benchmark."""
 

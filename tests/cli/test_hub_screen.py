@@ -88,7 +88,7 @@ def test_a_hub_on_a_terminal_shows_its_members_by_name(job, tmp_path, monkeypatc
     for member in story.members.values():
         assert len(member.exchanges) == len(merged)
         for each in member.exchanges:
-            assert each.submitted - 2 < merged[each.round] < each.arrived + 2
+            assert each["submitted_t"] - 2 < merged[each["round"]] < each["arrived_t"] + 2
     assert story.summary["steps"] == STEPS
 
 

@@ -11,6 +11,7 @@ from typing import get_args
 
 import pytest
 from command_line import edgetrain, hub, write_tiny
+from left_behind import Imports
 from run_folder_page import PAGE, rows
 
 from edgetrain.__main__ import main
@@ -134,9 +135,10 @@ def processes(folder):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """Where each verb that trains has left its folder."""
-    folder = tmp_path_factory.mktemp("page")
+    folder, before = tmp_path_factory.mktemp("page"), Imports()
     for make in (simulated, several, on_machines, processes):
         make(folder)
+    before.restore()
     return sorted((folder / "runs").iterdir())
 
 

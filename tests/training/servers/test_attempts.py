@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import TINY
+from left_behind import Imports
 
 from edgetrain.errors import EdgetrainError
 from edgetrain.jobs.lookup import task_of
@@ -99,11 +100,13 @@ def trained(folder, out):
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory):
     """The folder of a run that nothing happens to, and what it trains."""
-    folder = tmp_path_factory.mktemp("calm")
+    folder, before = tmp_path_factory.mktemp("calm"), Imports()
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         out = run(folder, "run", "data.at=99", "servers.snapshot_every=5")
-        return out, trained(folder, out)
+        found = out, trained(folder, out)
+    before.restore()
+    return found
 
 
 @pytest.fixture(scope="module")
