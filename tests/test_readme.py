@@ -120,17 +120,17 @@ def test_the_added_lines_of_the_readme_are_the_examples():
         assert line.split("(")[0] + "(" in example
 
 
-def rows_below(heading: str) -> list[list[str]]:
-    """Cells of the table in a section of the README, without its head."""
-    section = README.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+def rows_below(page: str, heading: str) -> list[list[str]]:
+    """Cells of the table in a section of a page of docs, without its head."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
     return rows[2:]
 
 
 def test_every_strategy_and_every_codec_has_a_row(capsys):
-    named = [
-        spelled for row in rows_below("Strategies") for spelled in re.findall("`(.*?)`", row[0])
-    ]
+    rows = rows_below("strategies.md", "All strategies")
+    named = [spelled for row in rows for spelled in re.findall("`(.*?)`", row[0])]
     table = strategies.TABLE.values()
     corrected = {f"{row.name}({word})" for row in table for word in row.corrections[1:]}
     assert set(named) - corrected == {row.spelling for row in table}
@@ -138,18 +138,19 @@ def test_every_strategy_and_every_codec_has_a_row(capsys):
     listed = json.loads(capsys.readouterr().out)["codecs"]
     ratios = {row["example"]: f"{row['ratio']:.1f}" for row in listed}
     shown = {}
-    for names, figures, _ in rows_below("Codecs"):
+    for names, figures, _ in rows_below("codecs.md", "Ratios"):
         spelled, each = re.findall(r"`(.*?)`", names), re.findall(r"[\d.]+", figures)
         shown |= dict(zip(spelled, each if each[1:] else each * len(spelled), strict=True))
     assert shown | {"topk(0.01) | q2": "307.0"} == ratios
-    assert "`topk(0.01) | q2` has a ratio of 307.0" in README
+    codecs = (ROOT / "docs" / "codecs.md").read_text("utf-8")
+    assert "`topk(0.01) | q2` has a ratio of 307.0" in codecs
 
 
 def test_every_column_of_the_closing_table_is_explained(tmp_path):
     runs = [read_summary(folder) for folder in write_comparison(tmp_path, SYNC, FEDAVG, DGA)]
     table = columns_of(compare([{**run, "codec": "int8"} for run in runs]))
     assert len(table) == 12
-    cells = [row[0] for row in rows_below("Demo")]
+    cells = [row[0] for row in rows_below("looking.md", "The closing table")]
     explained = {name for cell in cells for name in (cell, *cell.split(", "))}
     headings = {f"{each.heading} {each.heading_below}".strip() for each in table}
     assert headings <= explained
