@@ -22,7 +22,7 @@ AUTO: Final = "auto"
 
 LATER = (
     "schedule", "clip", "accumulate", "rate_for", "correction", "buffers", "honest_hub", "outer",
-    "landing", "ranges", "weigh",
+    "landing", "ranges", "weigh", "personal",
 )  # fmt: skip
 """Keys that were added later: where they have their defaults a job has the digest that it had
 before, so that its journals and checkpoints still open."""
@@ -122,6 +122,7 @@ class StrategyTable:
     )
     weigh: str = key("", "what a member counts for ('': as the strategy says)", choices=WEIGHTS)
     buffers: str = key("mean", "normalisation's running statistics", choices=BUFFERS)
+    personal: str = key("", "layers that members train and keep: 'head.*, *.bn*'; '': none")
     secure: bool = key(False, "mask contributions, so that the hub learns only their sum")
     threshold: int = ranged(0, 0, 100_000, "secure: members that a sum takes; 0: more than 2/3")
     honest_hub: bool = key(False, "secure: the hub is trusted, thresholds may be above 1/2")

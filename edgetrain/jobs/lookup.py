@@ -32,15 +32,17 @@ def task_of(job: Job, beside: Path | None = None, keys: Path | None = None) -> T
     """The job's task, its data read; `beside` is the folder of the job file, searched for modules.
 
     The job's seed partitions the data unless [data] has its own. Models begin from the file that
-    the job's `start` names. Raises TaskError, and ConfigError for a bundle that `keys`, the folder
-    of this machine's keys, does not allow.
+    the job's `start` names, and know which of their layers are personal. Raises TaskError, and
+    ConfigError for a bundle that `keys`, the folder of this machine's keys, does not allow.
     """
     task = _loaded(job, beside, keys)
-    if not job.start:
+    personal = job.strategy.personal
+    if not (job.start or personal):
         return task
-    from edgetrain.tasks.weights import Started
+    from edgetrain.tasks.personal import Prepared
 
-    found: Task = Started(task, placed(job.start, beside))  # type: ignore[assignment]  # it passes on what it does not have
+    start = placed(job.start, beside) if job.start else None
+    found: Task = Prepared(task, start, personal)  # type: ignore[assignment]  # it passes on what it does not have
     return found
 
 

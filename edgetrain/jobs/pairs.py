@@ -38,6 +38,7 @@ WHY = {
     "rounds": "the next member adds to what one has rounded",
     "bound": "its payloads mean something at one hub only",
     "zeros": "the middle of mostly zeros is zero, and the codec sends a few elements of each",
+    "lengths": "a gradient is cut by its whole length, which members do not have in common",
     "local": "stages make one step together, as in sync-sgd",
     "staged": "no contributions are exchanged, and the hub passes activations on",
 }
@@ -109,6 +110,10 @@ def _choices(found: Resolved) -> Iterator[JobChoice]:
         (steps_in(job), f"servers.fallback = '{job.servers.fallback}' with servers.data",
          "leave servers.data out, then no group steps in while the job runs", "group",
          "closed apart replica hidden private rated"),
+        (job.train.clip and strategy.adjusts_gradient, f"train.clip = {job.train.clip:g}",
+         "leave clip out", "lengths", ""),
+        (table.personal, f"strategy.personal = '{table.personal}'", "leave personal out", "",
+         "private staged deals group lengths"),
         (job.train.rate_for, f"train.rate_for = {job.train.rate_for}", "leave rate_for out",
          "rated", ""),
         (codec.sums_only or codec.two_trips, f"strategy.codec = '{codec.name}'",

@@ -99,7 +99,7 @@ def with_task(found: Resolved, beside: Path | None = None) -> Resolved:
         target_of,
         task_of,
     )
-    from edgetrain.tasks.flat import measured_elements
+    from edgetrain.tasks.flat import measured_elements, trained_of
     from edgetrain.tasks.meta import outline_of
     from edgetrain.tasks.work import optimizer_for
 
@@ -107,6 +107,8 @@ def with_task(found: Resolved, beside: Path | None = None) -> Resolved:
     task = task_of(job, beside)
     outline = outline_of(task)
     parameters, statistics = outline.parameters, measured_elements(outline.model)
+    if job.strategy.personal:
+        parameters = sum(p.numel() for _, p in trained_of(outline.model))
     elements = (parameters + statistics) * (1 + found.strategy.has_variates)
     # ConfigError for more than there are blocks
     Ranges(elements, max(found.strategy.ranges, job.strategy.ranges))

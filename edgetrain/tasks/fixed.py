@@ -20,6 +20,9 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked", "_u", "_v")
 """Ends of the names of buffers that a forward pass changes: of normalisation and of spectral norms.
 Each member has its own."""
 
+PERSONAL = "_edgetrain_personal"
+"""The attribute of a model with the names of what each member keeps for itself: see personal."""
+
 Named = list[tuple[str, torch.Tensor]]
 
 
@@ -28,11 +31,18 @@ def plain(name: str) -> str:
     return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
+def personal_of(model: torch.nn.Module) -> frozenset[str]:
+    """The names of parameters and buffers that are personal: no member sends them."""
+    found: frozenset[str] = getattr(model, PERSONAL, frozenset())
+    return found
+
+
 def fixed_of(model: torch.nn.Module) -> Named:
-    """Frozen parameters and buffers of a model by name, without statistics."""
+    """Frozen parameters and buffers of a model by name, without statistics and personal ones."""
     found: Named = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
     found += [(name, b) for name, b in model.named_buffers() if not name.endswith(STATISTICS)]
-    return found
+    personal = personal_of(model)
+    return [each for each in found if each[0] not in personal]
 
 
 def digest_of_fixed(model: torch.nn.Module) -> str:

@@ -5,8 +5,8 @@ message or an optimizer.
 
 What is in the vector: every parameter with `requires_grad`, once (tied ones are one), in the order
 of `named_parameters()`; behind them, with `statistics`, the running means and variances that
-normalisation layers measure, and the means' squares (`spread`). What is not: frozen parameters, and
-other buffers. See docs/decisions/002-buffers-stay-local.md.
+normalisation layers measure, and the means' squares (`spread`). What is not: frozen parameters,
+other buffers (docs/decisions/002-buffers-stay-local.md), and what is personal (`personal`).
 
 A parameter may have no gradient at all (`grad is None`: the loss did not depend on it). That is not
 a gradient of zeros: an optimizer leaves the one alone, and moves the other by weight decay and
@@ -34,7 +34,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgetrain.errors import ConfigError, refuse_first
-from edgetrain.tasks.fixed import digest_of_fixed, fixed_of, fixed_part_of, plain
+from edgetrain.tasks.fixed import digest_of_fixed, fixed_of, fixed_part_of, personal_of, plain
 from edgetrain.tasks.spread import Square, spread_layers
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.allocator import release_freed
@@ -79,10 +79,11 @@ class FlatModel:
         """What is not in the vector is `fixed` "equal" on all members, the "first" one's, or each
         member's "own". With `statistics` running means and variances are in the vector, for
         strategies that exchange displacements: an optimizer does not move them."""
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        named, mine = trained_of(model), personal_of(model)
         if not named:
             raise ConfigError("the model has no parameters with requires_grad: nothing to train")
-        _check_tensors(named, fixed_of(model))
+        self._personal = [p for name, p in model.named_parameters() if name in mine]
+        _check_tensors(named, [*fixed_of(model), *(("a personal one", p) for p in self._personal)])
         measured, self._squares = _measured_of(model) if statistics else ([], [])
         self._variances = [tensor for name, tensor in measured if name.endswith("running_var")]
         runs = _runs_of(named, measured)
@@ -138,6 +139,8 @@ class FlatModel:
             group.gradient.zero_()
             for parameter, _, gradient in group.members:
                 parameter.grad = gradient
+        for own in self._personal:
+            own.grad = None
 
     def note_used(self) -> None:
         """From now on `drop_unused` knows which parameters a backward pass has reached."""
@@ -183,6 +186,7 @@ class FlatModel:
 
     def _check_trained(self) -> None:
         bound = {id(parameter) for group in self._groups for parameter, _, _ in group.members}
+        bound.update(map(id, self._personal))
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad and id(parameter) not in bound:
                 raise ConfigError(
@@ -388,20 +392,41 @@ def _runs_of(
     return runs
 
 
+def trained_of(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """The parameters in a model's vector, by name."""
+    personal = personal_of(model)
+    return [(n, p) for n, p in model.named_parameters() if p.requires_grad and n not in personal]
+
+
 def statistics_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The running means and variances of a model's normalisation layers, by name."""
-    ends = ("running_mean", "running_var")
-    return [(n, b) for n, b in model.named_buffers() if n.endswith(ends) and b.is_floating_point()]
+    """The running means and variances of a model's normalisation layers, by name, but for personal
+    ones."""
+    ends, personal = ("running_mean", "running_var"), personal_of(model)
+    return [
+        (n, b)
+        for n, b in model.named_buffers()
+        if n.endswith(ends) and b.is_floating_point() and n not in personal
+    ]
+
+
+def _spread_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Layers whose mean and variance are both in the vector."""
+    shared = {id(buffer) for _, buffer in statistics_of(model)}
+    return {
+        name: layer
+        for name, layer in spread_layers(model).items()
+        if shared.issuperset(map(id, (layer.running_mean, layer.running_var)))
+    }
 
 
 def measured_elements(model: torch.nn.Module) -> int:
     """How long what `statistics` are in a model's vector is. The model may be on meta."""
-    squares = (each.get_buffer("running_mean") for each in spread_layers(model).values())
+    squares = (each.get_buffer("running_mean") for each in _spread_of(model).values())
     return sum(t.numel() for t in (*squares, *(t for _, t in statistics_of(model))))
 
 
 def _measured_of(model: torch.nn.Module) -> tuple[_Named, list[Square]]:
-    squares = [Square(*each) for each in spread_layers(model).items()]
+    squares = [Square(*each) for each in _spread_of(model).items()]
     return [*statistics_of(model), *((each.name, each.tensor) for each in squares)], squares
 
 

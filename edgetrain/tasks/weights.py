@@ -7,16 +7,15 @@ The format holds arrays and names and no code. Names are those of `named_paramet
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import torch
 
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.files.writing import replacing, sync
-from edgetrain.tasks.fixed import Unexchanged
+from edgetrain.tasks.fixed import Unexchanged, personal_of
 from edgetrain.tasks.flat import statistics_of
-from edgetrain.tasks.protocol import Task
 
 FILE = "model.safetensors"
 _COUNT = "num_batches_tracked"
@@ -35,6 +34,7 @@ def unnoised_check(model: torch.nn.Module, statistics: bool, unit: str) -> Calla
     running statistics unless they are in the vector (`statistics`). Counts of batches may: they are
     equal whatever the data are. `unit`: of privacy; "none": nothing is checked."""
     exchanged = {id(each): each for _, each in statistics_of(model) if statistics}
+    personal = personal_of(model)  # which leaves with no model of the fleet
 
     def unnoised(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
         # Of a gradient of examples nothing is left in a buffer that could be computed with.
@@ -43,6 +43,7 @@ def unnoised_check(model: torch.nn.Module, statistics: bool, unit: str) -> Calla
             (name, each)
             for name, each in (tensors_of(model) | dict(others)).items()
             if not (each.requires_grad or id(each) in exchanged or name.endswith(_COUNT))
+            and name not in personal
         ]
 
     watched = None if unit == "none" else Unexchanged(model, unnoised, sys.maxsize)
@@ -61,13 +62,19 @@ def unnoised_check(model: torch.nn.Module, statistics: bool, unit: str) -> Calla
     return check
 
 
-def save(model: torch.nn.Module, path: Path) -> None:
-    """Write the model's tensors as `path`, whole or not at all. ConfigError if the disk refuses."""
+def save(model: torch.nn.Module, path: Path, only: Container[str] | None = None) -> None:
+    """Write the model's tensors as `path`, or those with `only` these names, whole or not at all.
+    ConfigError if the disk refuses."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    held = {name: t.detach().cpu().clone().contiguous() for name, t in tensors_of(model).items()}
+    held = {
+        name: tensor.detach().cpu().clone().contiguous()
+        for name, tensor in tensors_of(model).items()
+        if only is None or name in only
+    }
     try:
+        path.parent.mkdir(exist_ok=True)
         with replacing(path) as file:
             save_file(held, file.name, metadata={"format": "pt"})  # puts another file there
             sync(Path(file.name))
@@ -139,22 +146,3 @@ def set_buffer(model: torch.nn.Module, name: str, value: torch.Tensor) -> None:
     like = next(model.parameters()) if buffer is None else buffer
     is_kept = key not in module._non_persistent_buffers_set
     module.register_buffer(key, value.to(like.device, copy=True), persistent=is_kept)
-
-
-class Started:
-    """A task whose models begin from a file. All else is the task's own."""
-
-    def __init__(self, task: Task, path: Path) -> None:
-        self._task, self._path = task, path
-
-    def model(self) -> torch.nn.Module:
-        """See Task. ConfigError as `load`."""
-        model = self._task.model()
-        if next(model.parameters()).device.type != "meta":
-            load(model, self._path)
-        return model
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._task, name)

@@ -201,9 +201,10 @@ def _kinds(job: Job, options: Options, beside: Path | None) -> tuple[tuple[Kind,
 def _measure(job: Job, boards: list[str], beside: Path | None) -> tuple[int, dict[str, float]]:
     """The task's parameters, and a step's seconds on each device. Loads torch and the data."""
     from edgetrain.jobs.lookup import built, pace_of, task_of
+    from edgetrain.tasks.flat import trained_of
 
     alone = replace(job, fleet=replace(job.fleet, members=1))
     task = task_of(alone, beside)
     model = built(task)
-    elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    elements = sum(p.numel() for _, p in trained_of(model))
     return elements, {board: pace_of(alone, board, model, task) for board in boards}

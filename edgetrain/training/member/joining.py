@@ -70,6 +70,7 @@ def join(
     runs: str | Path | None = None,
     steps: int = 0,
     job_file: str | Path | None = None,
+    personal: str | Sequence[str] = "",
 ) -> JoinedMember:
     """Join the hub at "tcp://host:port", or one of these, with a model and its optimizer.
 
@@ -85,25 +86,25 @@ def join(
     (docs/secure-aggregation.md); `honest_hub`: it does not lie. Without a checkpoint. With a
     `checkpoint` (a folder or an edgetrain.Keep) what only this member knows is written there: the
     optimizer's state, lossy contributions' rests, the steps. A process that was killed and joins
-    again with the same folder and `name` goes on as the same member, behind `member.steps` batches.
-    `close` empties it. `state`: what else is to be in it, with `state_dict` and `load_state_dict`,
-    put back before `join` returns; then step a scheduler `while scheduler.last_epoch <
-    member.begins_at`. `privacy` (an edgetrain.Privacy, unit "member") clips and noises what leaves;
-    without a checkpoint. Frozen parameters and buffers (not statistics of normalisation) are
-    `fixed` "equal" on all members, the "first" one's, or each one's "own". With `buffers` "mean"
-    running statistics are averaged. `runs`: for a run folder. After `steps`, the same on all, the
-    fleet lands (docs/dga.md). Raises HubUnreachable, NetworkError, Refused, ConfigError.
+    again with the same folder and `name` goes on behind `member.steps` batches. `close` empties it.
+    `state`: what else is to be in it, with `state_dict` and `load_state_dict`, put back before
+    `join` returns; then step a scheduler `while scheduler.last_epoch < member.begins_at`. `privacy`
+    (an edgetrain.Privacy, unit "member") clips and noises what leaves, and keeps no checkpoint.
+    Frozen parameters and buffers (not statistics of normalisation) are `fixed` "equal" on all
+    members, the "first" one's, or each one's "own". With `buffers` "mean" running statistics are
+    averaged. `runs`: for a run folder. After `steps`, the same on all, the fleet lands. `personal`
+    tensors (names as "head.*") are trained and kept here, never sent. Raises HubUnreachable,
+    NetworkError, Refused, ConfigError.
     """
     _check_arguments(weight, runs, checkpoint is not None, bool(state), privacy, steps)
     found, optimizers = _job_of(job_file), plain_optimizers(optimizer)
     keep = _keep_in(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
     reached = _reach_hub(hub, timeout_s, keep, name, job)
     shown = credentials_for(reached.hubs, hub_key, keys, insecure=insecure)
-    keeping = None if keep is None else _keeping(keep, name, model, optimizers, state or {})
-    flat = bind(model, optimizers, fixed, buffers)
+    keeping, release = _keeping(keep, name, model, optimizers, state or {}), release_of(privacy)
+    flat, stepper = bind(model, optimizers, fixed, buffers, personal), Together(optimizers)
     request = Request("", name, weight, job, secure=secure, honest_hub=honest_hub, steps=steps)
     link, request = _way(reached, shown, keys, insecure, found, request)
-    stepper, release = Together(optimizers), release_of(privacy)
     member = JoinedMember.join(link, flat, stepper, request, keeping=keeping, release=release)
     member.watch(model, buffers, None if fixed == "own" else Unexchanged(model), privacy)
     return _recorded(member.follow(flat, optimizers), runs)
@@ -166,13 +167,15 @@ def _way(
 
 
 def _keeping(
-    keep: Keep,
+    keep: Keep | None,
     name: str,
     model: torch.nn.Module,
     optimizers: Sequence[torch.optim.Optimizer],
     state: Mapping[str, Stateful],
-) -> Keeping:
+) -> Keeping | None:
     """What goes into checkpoints: the first optimizer, and the others with the user's `state`."""
+    if keep is None:
+        return None
     from edgetrain.training.member.keeping import keeping_of
 
     first, *rest = optimizers

@@ -36,6 +36,7 @@ from edgetrain.exchange.transport import Traffic
 from edgetrain.jobs.job import BUFFERS, FIXED, Privacy
 from edgetrain.runs.environment import free_memory
 from edgetrain.strategies import find
+from edgetrain.tasks.fixed import personal_of
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.training.member.optimizers import each_of, parameters_of, plain_optimizers
 from edgetrain.training.member.readings import readings_of, versions
@@ -511,13 +512,19 @@ def bind(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     fixed: str = "equal",
     buffers: str = "local",
+    personal: str | Sequence[str] | None = None,
 ) -> FlatModel:
     """The model as flat vectors. ConfigError for optimizers that would train other tensors.
 
     `fixed`: what is not trained is "equal" on all members, and compared, the "first" member's, or
     each member's "own".
     `buffers`: running statistics are exchanged like parameters ("mean"), or "local".
+    `personal`: patterns of what this member keeps; None: as the model says.
     """
+    if personal or (personal is not None and personal_of(model)):
+        from edgetrain.tasks.personal import make_personal
+
+        make_personal(model, personal)
     if buffers not in BUFFERS:
         raise ConfigError(f"buffers = {buffers!r}", f"allowed are {' and '.join(BUFFERS)}")
     if fixed not in FIXED:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.member.checkpoint import Bytes
 from edgetrain.tasks.draws import generator_states, put_back_generators
-from edgetrain.tasks.fixed import Unexchanged
+from edgetrain.tasks.fixed import Unexchanged, personal_of
 from edgetrain.tasks.weights import set_buffer, tensors_of
 
 _DTYPES = {
@@ -95,11 +95,13 @@ class TrainingState:
         return {n: p.detach() for n, p in named if p.requires_grad and p.itemsize != 4}
 
     def _moved(self) -> dict[str, torch.Tensor]:
-        """Frozen parameters that have other values than when training began, as a teacher's."""
+        """Frozen parameters that have other values than when training began, as a teacher's; and
+        personal ones."""
         if self._unexchanged is None:
             self._unexchanged = Unexchanged(self._model)
         changed = self._unexchanged.changed()
-        return {name: p for name, p in changed.items() if isinstance(p, torch.nn.Parameter)}
+        personal, named = personal_of(self._model), dict(self._model.named_parameters())
+        return {name: p for name, p in named.items() if name in personal or name in changed}
 
     def collect_others(self) -> dict[str, Any]:
         """The states of the others. ConfigError where a checkpoint cannot hold one."""

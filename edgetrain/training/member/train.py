@@ -328,11 +328,23 @@ def _model_keeper(
     check = _unnoised_check(made)
 
     def keep(loop: Loop, log: MetricsLog) -> None:
+        if made.found.job.strategy.personal:
+            _keep_personal(made.model, log, member.name)
         if keeps_model and loop.evaluates:
             with member.fleet_model():
                 keep_model(made.model, log, check)
 
     return keep
+
+
+def _keep_personal(model: torch.nn.Module, log: MetricsLog, name: str) -> None:
+    """Write this member's personal layers beside the log. An error does not undo the training."""
+    from edgetrain.tasks.personal import save_personal
+
+    try:
+        save_personal(model, log.path.parent, name)
+    except ConfigError as error:
+        log.event("error", f"the personal layers are not kept: {error}")
 
 
 def _unnoised_check(made: Made) -> Callable[[], None]:

@@ -76,6 +76,8 @@ def why_not_batched(task: Task, job: Job) -> str | None:
         return "the task says what counts of each batch that is added up"
     model = model_of(task, job.seed)
     parameters = list(model.parameters())
+    if job.strategy.personal:
+        return "the model has layers that each member keeps for itself"
     if any(p.dtype is not torch.float32 for p in parameters):
         return "the model has parameters that are not float32"
     if any(not p.requires_grad for p in parameters):

@@ -49,7 +49,8 @@ class OneByOne:
 
     def __init__(self, task: Task, found: Resolved, reason: str) -> None:
         self._task, self._found, self.reason = task, found, reason
-        self._first: torch.nn.Module | None = None
+        self.models: dict[int, torch.nn.Module] = {}
+        """Each member's newest."""
         self._made: dict[int, tuple[torch.optim.Optimizer, Local]] = {}
 
     def member(self, index: int) -> tuple[Flat, Stepper, Local]:
@@ -61,8 +62,7 @@ class OneByOne:
         tune(optimizer, tuning_of(job))
         work = work_of(job, self._task, model, flat, index, noise_of(job, index))
         self._made[index] = optimizer, work
-        if index == 0 or self._first is None:
-            self._first = model
+        self.models[index] = model
         return flat, optimizer, work
 
     def begin_at(self, index: int, step: int) -> None:
@@ -75,8 +75,8 @@ class OneByOne:
     def model_at(self, base: Vector) -> torch.nn.Module:
         """A model of its own with these parameters, and the buffers of member 0, which evaluates,
         or of the first that was made if that one never was; one has been."""
-        assert self._first is not None
-        return with_parameters(self._first, base)
+        first = self.models.get(0) or next(iter(self.models.values()))
+        return with_parameters(first, base)
 
     def close(self) -> None:
         """End worker threads, of which there are none. No member may be used any more."""

@@ -34,6 +34,7 @@ from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task, weights
 from edgetrain.tasks.draws import generators_kept, model_of
+from edgetrain.tasks.personal import save_personal
 from edgetrain.training.hub_recorder import HubRecorder
 from edgetrain.training.outcome import at_gateways, recorded, write_errors
 from edgetrain.training.simulated import local
@@ -308,14 +309,17 @@ class Simulation:
         return at_gateways([(one.sent_bytes, one.received_bytes) for one in each])
 
     def write_model(self, path: Path) -> None:
-        """Write the fleet's parameters and the evaluating member's buffers, if it has trained.
-        ConfigError."""
+        """Write the fleet's parameters and the evaluating member's buffers, if it has trained; and
+        what is personal, of each member. ConfigError."""
         halves = [each.training.half for each in self.members if each.training]
         if halves:  # one that went off for good, or ended sooner, has what was the base then
             half = max(halves, key=lambda half: half.applied)
             doubled = self._planned.strategy.has_variates
             base = half.base[: half.base.size // 2] if doubled else half.base
             weights.save(self._gradients.model_at(base), path)
+        if self._planned.job.strategy.personal and isinstance(self._gradients, local.OneByOne):
+            for index, model in self._gradients.models.items():
+                save_personal(model, path.parent, f"m{index}")
 
     def report(self) -> dict[str, Any]:
         return report_of(self.network, self._gradients.reason)

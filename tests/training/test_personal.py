@@ -1,0 +1,249 @@
+"""Personal layers: trained and kept at the member, never sent; the rest as without them."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+import time
+
+import children
+import numpy as np
+import pytest
+import torch
+from loopback import Loopback
+from safetensors.numpy import load_file
+from torch import nn
+
+from edgetrain.errors import ConfigError, Refused
+from edgetrain.exchange.member.checkpoint import Keep, Sparing
+from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.seam import Request
+from edgetrain.jobs import reading
+from edgetrain.jobs.plan import plan
+from edgetrain.runs.folder import create, read_metrics
+from edgetrain.tasks.flat import FlatModel
+from edgetrain.tasks.personal import make_personal
+from edgetrain.training import emulated
+from edgetrain.training.member.keeping import keeping_of
+from edgetrain.training.member.member import Member, bind
+from edgetrain.training.simulated import simulation
+
+HEAD = "2.*"
+PARTS = """
+import torch
+
+class Parts:
+    name, metric, better, target = "parts", "loss", "lower", None
+
+    def __init__(self, frozen=False, seed=0):
+        self.frozen = frozen
+
+    def model(self):
+        found = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 3))
+        found[1].requires_grad_(not self.frozen)
+        return found
+
+    def samples(self, member, members):
+        return 8
+
+    def batches(self, member, members, batch, seed):
+        generator = torch.Generator().manual_seed(member)
+        while True:
+            yield (torch.randn(batch, 3, generator=generator),)
+
+    def loss(self, model, batch):
+        return (model(batch[0]) - batch[0]).square().mean()
+
+    def evaluate(self, model):
+        return {"loss": float(model[1].weight.detach().square().sum())}
+"""
+CASES = {
+    "sync-sgd": {}, "fedavg": {"every": 3}, "dga(own)": {"every": 3, "delay": 2},
+}  # fmt: skip
+
+
+def made(personal=HEAD):
+    found = children.model(0)
+    make_personal(found, personal)
+    return found, children.optimizer("adamw", found)
+
+
+def lived(wires, index, steps=9, keeping=None, personal=HEAD):
+    """One member's model and what it sent, after so many steps of its own."""
+    model, optim = made(personal)
+    flat = bind(model, optim)
+    link = Link(wires.connect(), time.monotonic)
+    keeping = keeping and keeping(model, optim)
+    with Member.join(link, flat, optim, Request("", f"m{index}"), keeping=keeping) as member:
+        while member.steps < abs(steps):
+            children.backward(model, optim, index, member.steps)
+            member.step()
+        if steps < 0:
+            member.vanish()
+    return model, member.traffic().sent_bytes
+
+
+def naive(strategy, every=1, delay=0, steps=9):
+    """The same two members in plain torch, of which the first layer is shared."""
+    members = [(found := children.model(0), children.optimizer("adamw", found)) for _ in "ab"]
+    shared = [list(model.parameters())[:2] for model, _ in members]
+    start = [[p.detach().clone() for p in own] for own in shared]
+    waiting = []
+    for step in range(steps):
+        for index, (model, optim) in enumerate(members):
+            children.backward(model, optim, index, step)
+        if strategy == "sync-sgd":
+            for pair in zip(*shared, strict=True):
+                mean = torch.stack([p.grad for p in pair]).mean(0)
+                for p in pair:
+                    p.grad = mean.clone()
+        for _, optim in members:
+            optim.step()
+        if strategy == "sync-sgd":
+            continue
+        with torch.no_grad():
+            if (step + 1) % every == 0:
+                did = [[p - b for p, b in zip(*each, strict=True)]
+                       for each in zip(shared, start, strict=True)]  # fmt: skip
+                waiting.append((step + delay, did))
+                start = [[p.clone() for p in own] for own in shared]
+            if (waiting and waiting[0][0] <= step) or step == steps - 1:
+                for _, did in (waiting.pop(0) for _ in list(waiting)):
+                    for own, mine, before in zip(shared, did, start, strict=True):
+                        for p, m, b, a, c in zip(own, mine, before, *did, strict=True):
+                            p += (a + c) / 2 - m
+                            b += (a + c) / 2 - m
+    return [model for model, _ in members]
+
+
+@pytest.mark.parametrize("strategy", CASES)
+def test_personal_and_shared_parameters_are_those_of_a_naive_loop(strategy):
+    wires, how = Loopback(), CASES[strategy]
+    with children.HubThread(wires, strategy, 2, **how).serving():
+        found = children.in_threads(*(lambda i=i: lived(wires, i)[0] for i in (0, 1)))
+    for mine, wanted in zip(found, naive(strategy, **how), strict=True):
+        np.testing.assert_allclose(children.flat(mine), children.flat(wanted), atol=2e-6)
+    (a, *_, b), (c, *_, d) = (list(each.parameters()) for each in found)
+    assert torch.equal(a, c)
+    assert not torch.equal(b, d)
+
+
+@pytest.mark.usefixtures("own_imports")
+def test_bytes_are_those_of_the_shared_part_alone(tmp_path):
+    (tmp_path / "parts.py").write_text(PARTS)
+    words = "task=parts:Parts", "every=3", "strategy=fedavg", "fixed=own", "buffers=local"
+    sent = [
+        simulated(tmp_path, name, *words, *more)["sent_bytes"]
+        for name, more in {
+            "mine": ["personal=1.*"], "frozen": ["data.frozen=true"], "whole": [],
+        }.items()
+    ]  # fmt: skip
+    mine, frozen, whole = sent
+    assert mine == frozen
+    assert whole - mine > 3 * 4 * 4 * 3 * 4, "members, rounds, bytes, a weight of the head"
+
+
+@pytest.mark.parametrize("strategy", ["sync-sgd", "fedavg"])
+def test_a_member_that_comes_back_has_its_own_layers(strategy, tmp_path):
+    def keeping(model, optim):
+        return keeping_of(Keep(tmp_path, Sparing(0.0, 1.0, 1e15)), "m0", model, optim)
+
+    ends, policy = [], {"gone_s": 30.0}
+    for lives in ((9,), (-6, 9)):
+        wires = Loopback()
+        with children.HubThread(wires, strategy, 1, every=1, policy=policy).serving():
+            models = [lived(wires, 0, steps, keeping)[0] for steps in lives]
+        ends.append(children.flat(models[-1]))
+    assert ends[0].tobytes() == ends[1].tobytes()
+
+
+def test_a_member_with_another_pattern_is_refused_in_one_line():
+    wires = Loopback()
+    with children.HubThread(wires, "fedavg", 1).serving():
+        first = made()
+        link = Link(wires.connect(), time.monotonic)
+        with Member.join(link, bind(*first), first[1], Request("", "m0")):
+            said = r"first tensor that differs is 'no tensor' and 'float32 3x8 2.weight'"
+            with pytest.raises(Refused, match=said):
+                lived(wires, 1, personal="2.bias")
+            first[1].step()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("haed.*", r"personal = 'haed.\*': no parameter or buffer .* nearest are"),
+        ("*", r"takes all that is trained: members would exchange nothing"),
+        ("2.*, 3.*", r"personal = '3.\*': no parameter"),
+    ],
+)
+def test_a_pattern_that_cannot_be_is_one_line(pattern, says):
+    with pytest.raises(ConfigError, match=says) as caught:
+        make_personal(children.model(0), pattern)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_personal_is_in_no_vector_copy_or_digest():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 6))
+    model.register_buffer("table", torch.ones(3))
+    plain = FlatModel(copy.deepcopy(model), statistics=True)
+    make_personal(model, ["1.*", "table"])
+    flat = FlatModel(copy.deepcopy(model), statistics=True)
+    assert [name for name, *_ in flat.layout] == [n for n, *_ in plain.layout if n[0] != "1"]
+    assert b"running" in plain.description
+    assert b"running" not in flat.description
+    assert plain.fixed
+    assert not flat.fixed
+    make_personal(model, "")
+    assert FlatModel(model, statistics=True).description == plain.description
+
+
+def job(*words):
+    short = "members=3", "pace_s=0.001", "steps=12", "batch=4", "evaluate_every=6"
+    return reading.load(None, [*short, *words])
+
+
+def simulated(folder, name, *words):
+    return simulation.run(plan(job(*words), folder), create(folder, name))
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("own_imports")
+def test_simulated_personal_layers_are_the_emulated_ones_bit_for_bit(tmp_path):
+    ends, words = [], ("strategy=fedavg", "every=3", "network=none", "personal=*.bias")
+    for run, name in ((emulated.run, "real"), (simulation.run, "virtual")):
+        inside = create(tmp_path, name)
+        run(plan(job(*words)), inside)
+        said = " ".join(str(each.get("reason")) for each in read_metrics(inside, "event"))
+        kept = {
+            file.stem: {key: value.tobytes() for key, value in load_file(file).items()}
+            for file in (inside / "personal").iterdir()
+        }
+        ends.append((set(re.findall("base ([0-9a-f]{16})", said)), kept))
+        whole = load_file(inside / "model.safetensors")
+        assert all(whole[name].tobytes() == kept["m0"][name] for name in kept["m0"])
+    assert ends[0] == ends[1]
+    bases, kept = ends[0]
+    assert len(bases) == 1
+    assert sorted(kept) == ["m0", "m1", "m2"]
+    assert all(kept[a] != kept[b] for a, b in itertools.combinations(kept, 2))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["personal=nothing.*"], "no parameter or buffer"),
+        (["personal=*"], "takes all that is trained"),
+        (["personal=*.bias", "strategy=sync-sgd", "train.clip=1.0"], "cut by its whole length"),
+        (
+            ["personal=*.bias", "unit=member", "noise=1.0", "strategy=dga"],
+            "members' data are private",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("own_imports")
+def test_jobs_that_cannot_have_personal_layers_are_refused(words, says):
+    with pytest.raises(ConfigError, match=says):
+        plan(job(*words))
