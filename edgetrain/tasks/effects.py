@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from edgetrain.tasks.meta import outline_of
+from edgetrain.tasks.meta import outline_of, without_numbers
 from edgetrain.tasks.profiling import traced
 from edgetrain.tasks.protocol import Batch, Task
 
@@ -56,8 +56,6 @@ class Effects:
 
 def effects_of(task: Task, batch: Batch) -> Effects:
     """The effects of a step of this batch, [samples, …]."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     outline = outline_of(task).model
     hooked = [n for n, p in outline.named_parameters() if _has_hook(p)]
     is_complex = [n for n, p in outline.named_parameters() if p.is_complex()]
@@ -72,7 +70,7 @@ def effects_of(task: Task, batch: Batch) -> Effects:
     }
     watch = _Calls()
     try:
-        with torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True):
+        with without_numbers():
             model = task.model()
             before, parts = _buffers(model), _parts(model)
             versions = {name: p._version for name, p in model.named_parameters()}

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from edgetrain.errors import TaskError
-from edgetrain.tasks.meta import outline_of
+from edgetrain.tasks.meta import outline_of, without_numbers
 from edgetrain.tasks.protocol import Batch, Task, batches_from, counts_of, is_counted
 
 MOST_SAMPLES, ENOUGH = 256, (8, 64)
@@ -194,10 +194,8 @@ def _first(batch: Batch, count: int) -> Batch:
 def _outputs_of(task: Task, batch: Batch) -> tuple[list[Any], int]:
     """What the model answers to each call of it, without numbers unless it is small; and how many
     elements of it a sample has."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     found: list[Any] = []
-    with nullcontext() if is_small(task) else FakeTensorMode(allow_non_fake_inputs=True):
+    with nullcontext() if is_small(task) else without_numbers():
         model = task.model()
         model.register_forward_hook(lambda module, given, output: found.append(output))
         loss = task.loss(model, batch)

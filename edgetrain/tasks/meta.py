@@ -1,13 +1,22 @@
-"""A task's model without memory: built on torch's meta device, where tensors have only shapes."""
+"""A task's model without memory, built on torch's meta device, and steps without numbers: there
+tensors have only shapes."""
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from edgetrain.errors import TaskError
 from edgetrain.tasks.protocol import Task
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,32 @@ def outline_of(task: Task) -> Outline:
         except Exception as error:  # whatever a model's own code raises
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
         return Outline(task.model(), f"the model cannot be built without memory: {problem}")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what libraries log and warn: torch logs what it raises, with all frames."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def without_numbers() -> Iterator[FakeTensorMode]:
+    """Within it new tensors have shapes and no numbers. Torch's generator is not touched."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with (
+        quiet(),
+        torch.random.fork_rng(devices=[]),
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+    ):
+        yield mode
 
 
 def gpus() -> list[int]:

@@ -23,6 +23,7 @@ from edgetrain.errors import TaskError
 from edgetrain.tasks.experts import expert_modules
 from edgetrain.tasks.layers import Layer, Model
 from edgetrain.tasks.losses import scalar_of
+from edgetrain.tasks.meta import without_numbers
 from edgetrain.tasks.protocol import Batch, Task
 
 # -- a task without its model ---------------------------------------------------------------------
@@ -122,9 +123,7 @@ def _has_layers(module: nn.Module) -> bool:
 
 def profile(task: Task, batch: Batch) -> Model:
     """The layers of the task's model in a step of this batch, [samples, …], seen for its shapes."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True):
+    with without_numbers():
         model = task.model()
         found, pieces = layers_of(model), pieces_of(model)
         # Two passes: the flop counter decomposes composite operators, which would count twice.

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from edgetrain.errors import ConfigError
+from edgetrain.tasks.meta import quiet
 from edgetrain.tasks.protocol import Task
 
 MOST_BYTES = 2_000_000_000
@@ -218,12 +217,6 @@ def _first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what exporters log, warn and print: what fails is said in one line."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
+    """Without what exporters say: what fails is said in one line."""
+    with quiet(), contextlib.redirect_stdout(io.StringIO()):
+        yield

@@ -8,8 +8,6 @@ of a pipeline run one after the other. `checking` compares what a step does to n
 from __future__ import annotations
 
 import contextlib
-import logging
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgetrain.errors import EdgetrainError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import task_on_servers
 from edgetrain.jobs.placement.words import Placement
+from edgetrain.tasks.meta import quiet, without_numbers
 from edgetrain.tasks.profiling import inputs_of, loss_of
 from edgetrain.tasks.protocol import Batch, Task
 from edgetrain.training.servers.attempt import WAY_OUT
@@ -56,19 +54,14 @@ def rehearsal(job: Job, beside: Path | None) -> Callable[[Placement], str]:
 
 def problem_of(job: Job, task: Task, placement: Placement) -> str:
     """Why a job cannot be trained on a placement, in one line; "": nothing was found."""
-    noise, level = logging.getLogger("torch"), logging.getLogger("torch").level
     try:
-        noise.setLevel(logging.CRITICAL)  # torch logs what it raises
-        with warnings.catch_warnings(), torch.random.fork_rng([]):
-            warnings.simplefilter("ignore")
+        with quiet(), torch.random.fork_rng([]):
             _rehearse(job, task, placement)
     except EdgetrainError as error:
         return str(error)
     except Exception as error:  # whatever torch and a model's code raise
         said = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
         return f"torch cannot build or step it on {placement} ({said}): {WAY_OUT}"
-    finally:
-        noise.setLevel(level)
     return ""
 
 
@@ -87,7 +80,7 @@ def _rehearse(job: Job, task: Task, placement: Placement) -> None:
         if parts.pipe is not None:
             for stage in every.stages:
                 parts.pipe.build_stage(stage, ranks.device, ranks.mesh["pipeline"].get_group())
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with without_numbers() as mode:
             for module in held.modules:
                 module.to_empty(device="cpu")
             batch = tuple(mode.from_tensor(each) for each in micro)

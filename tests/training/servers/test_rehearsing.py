@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 
 import buffer_cases
 import odd_models as odd
@@ -48,6 +49,13 @@ def test_what_cannot_be_built_is_said_in_one_line(subject, words, said):
     assert said in problem
     assert "\n" not in problem
     assert not dist.is_initialized()
+
+
+def test_what_torch_logs_of_tensors_without_numbers_is_not_on_the_terminal(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("torch"), "handlers", [caplog.handler])
+    job = odd.job_of("choosing, grouped")
+    assert any("_grouped_mm" in note for note in question_of(resolve(job)).notes)
+    assert not caplog.text
 
 
 def test_a_plan_passes_over_what_cannot_be_built(tmp_path):
