@@ -141,9 +141,10 @@ def profile(task: Task, batch: Batch) -> Model:
 def layers_of(model: nn.Module) -> Model:
     """The layers of a model, with their parameters and no other figures."""
     found = _counted_parameters(model, pieces_of(model))
-    found.heads = int(
-        getattr(model, "heads", 0) or getattr(_config(model), "num_key_value_heads", 0)
-    )
+    module, plan = _planned(model)
+    heads = ("num_key_value_heads", *(["num_attention_heads"] if plan else []))
+    told = (getattr(_config(module), name, 0) for name in heads)
+    found.heads = int(getattr(model, "heads", 0) or next(filter(None, told), 0))
     return found
 
 
@@ -159,16 +160,25 @@ def _config(model: nn.Module) -> Any:
 def tensor_plan(model: nn.Module) -> dict[str, str]:
     """Name patterns of linear layers and how each is divided, in the words of transformers, whose
     plans count from the model that a head is on; {} if neither the model nor a part of it says."""
+    return _planned(model)[1]
+
+
+def _planned(model: nn.Module) -> tuple[nn.Module, dict[str, str]]:
+    """The first module of whose plan a pattern hits, and its plan; else the first with a plan: what
+    wraps a model may answer for it (peft)."""
+    found: list[tuple[nn.Module, dict[str, str]]] = []
+    names = [name for name, _ in model.named_modules()]
     for name, module in model.named_modules():
-        plan: dict[str, str] | None = getattr(module, "tensor_plan", None)
-        base = ""
-        if plan is None:
-            plan = getattr(_config(module), "base_model_tp_plan", None)
-            base = getattr(module, "base_model_prefix", "")
+        said = getattr(_config(module), "base_model_tp_plan", None)
+        plan: dict[str, str] | None = getattr(module, "tensor_plan", said)
+        base = "" if hasattr(module, "tensor_plan") else getattr(module, "base_model_prefix", "")
         if plan is not None:
             inside = [each for each in (name, base if hasattr(module, base) else "") if each]
-            return {".".join([*inside, pattern]): style for pattern, style in plan.items()}
-    return {}
+            whole = {".".join([*inside, pattern]): style for pattern, style in plan.items()}
+            found.append((module, whole))
+            if any(fnmatchcase(each, pattern) for each in names for pattern in whole):
+                return found[-1]
+    return found[0] if found else (model, {})
 
 
 def _counted_parameters(model: nn.Module, pieces: list[tuple[str, ...]]) -> Model:

@@ -139,15 +139,36 @@ class Configured(nn.Module):
     config = SimpleNamespace(num_key_value_heads=2, base_model_tp_plan={"layers.*.up": "colwise"})
 
 
+class Answering(nn.Module):
+    """As peft's models, for what they wrap."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("model"), name)
+
+
 def test_a_plan_counts_from_the_model_that_a_head_is_on_wherever_that_is():
     base, head, around = Configured(), Configured(), nn.Module()
     base.layers = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(2, 2)}) for _ in range(2))
     head.model, around.inside = base, head
-    for model, prefix in ((base, ""), (head, "model."), (around, "inside.model.")):
+    wrapped = Answering(head)
+    prefixes = {base: "", head: "model.", around: "inside.model.", wrapped: "model.model."}
+    for model, prefix in prefixes.items():
         assert tensor_plan(model) == {f"{prefix}layers.*.up": "colwise"}
+        assert layers_of(model).heads == 2, prefix
     assert layers_of(head).is_divided
-    base.config = head.config = SimpleNamespace(base_model_tp_plan={"blocks.*.up": "colwise"})
+    more = {"num_key_value_heads": None, "num_attention_heads": 4}
+    base.config = head.config = SimpleNamespace(
+        base_model_tp_plan={"blocks.*.up": "colwise"}, **more
+    )
     assert not layers_of(head).is_divided
+    assert layers_of(head).heads == 4
 
 
 def test_a_model_of_no_modules_is_one_layer():
