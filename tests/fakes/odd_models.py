@@ -191,6 +191,18 @@ class Hooked(Traced):
         return hidden
 
 
+class Turned(Traced):
+    """What it passes on from block to block is not in order in memory, or has no memory of its
+    own."""
+
+    def forward(self, text):
+        hidden = self._embedded(text)
+        mask = hidden.new_ones(LENGTH).expand(len(text), LENGTH)
+        for block in self.blocks:
+            hidden = (block(hidden) * mask[..., None]).transpose(0, 1).contiguous().transpose(0, 1)
+        return self._scored(self.norm(hidden))
+
+
 class Reversed(Traced):
     def between(self, hidden):
         return hidden + 0.3 * Reverse.apply(hidden)
@@ -246,6 +258,15 @@ class Scaled(Decoder):
     def forward(self, text):
         found = super().forward(text)
         return found if self.norm is None else found * self.scale.exp()
+
+
+class Gathered(Decoder):
+    """Its divided layers hand on whole results, and take whole inputs."""
+
+    tensor_plan = {  # noqa: RUF012
+        name: {"colwise": "colwise_gather_output", "rowwise": "rowwise_split_input"}[style]
+        for name, style in Transformer.tensor_plan.items()
+    }
 
 
 class Chosen(Decoder):
@@ -354,6 +375,8 @@ MORE = {
     "body and head": Bodied,
     "two names": lambda: Bodied(("bytes", "norm", "second")),
     "scalars": Scaled,
+    "gathered": Gathered,
+    "turned": Turned,
     **{f"choosing, {how}": lambda how=how: Chosen(how) for how in CHOICES},
 }
 """Models of which a few placements are tried."""

@@ -1,9 +1,10 @@
 """Layers divided among tensor-parallel ranks, by a table of name patterns.
 
-The words of the table are those of transformers' tp_plan: `colwise`, `rowwise`. With split norms
-(Korthikanti et al., Reducing Activation Recomputation, MLSys 2023) each of these ranks has a part
-of the sequence wherever layers are whole: the first block begins with a slice, norms gather it for
-divided layers, whose results are scattered again.
+The words of the table are those of transformers' tp_plan: `colwise`, `rowwise`, and for layers
+whose results or inputs the model takes apart `colwise_gather_output`, `rowwise_split_input`. With
+split norms (Korthikanti et al., Reducing Activation Recomputation, MLSys 2023) each of these ranks
+has a part of the sequence wherever layers are whole: the first block begins with a slice, norms
+gather it for divided layers, whose results are scattered again.
 """
 
 from __future__ import annotations
@@ -32,8 +33,6 @@ from torch.distributed.tensor.parallel import (
 from edgetrain.errors import ConfigError, did_you_mean
 from edgetrain.training.servers.attention import exchanged
 
-STYLES = ("colwise", "rowwise")
-"""How a layer is divided."""
 PLACES = 1
 """The dimension of positions in what blocks pass on, [samples, positions, width]."""
 
@@ -140,14 +139,24 @@ class _Times(torch.autograd.Function):
 def _styles(
     module: nn.Module, plan: dict[str, str], results: Shard | None
 ) -> dict[str, ParallelStyle]:
+    """How each layer is divided; `results`: what rows hand on is a slice of the sequence."""
+    out, whole = results or Replicate(), Replicate()
+    kinds = {
+        "colwise": ColwiseParallel(),
+        "colwise_gather_output": ColwiseParallel(output_layouts=whole),
+        "rowwise": RowwiseParallel(output_layouts=out),
+        "rowwise_split_input": RowwiseParallel(input_layouts=whole, output_layouts=out),
+    }
     found: dict[str, ParallelStyle] = {}
     for pattern, style in plan.items():
-        if style not in STYLES:
-            raise ConfigError(f"tensor_plan: '{style}'", did_you_mean(style, STYLES))
+        if style not in kinds:
+            raise ConfigError(
+                f"the model's tensor_plan divides '{pattern}' in the way '{style}'",
+                did_you_mean(style, kinds),
+            )
         for name, child in module.named_modules():
             if fnmatchcase(name, pattern) and isinstance(child, nn.Linear | nn.Embedding):
-                rowwise = RowwiseParallel(output_layouts=results) if results else RowwiseParallel()
-                found[name] = ColwiseParallel() if style == "colwise" else rowwise
+                found[name] = kinds[style]
     return found
 
 

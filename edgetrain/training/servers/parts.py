@@ -215,7 +215,10 @@ def _traced(
         )
     holders: dict[str, list[int]] = {first: [] for first in names.values()}
     for stage in range(pipe.num_stages):
-        module = pipe.get_stage_module(stage)
+        module: Any = pipe.get_stage_module(stage)
+        for node in module.graph.nodes:  # stages receive into memory that is in order
+            if isinstance(example := node.meta.get("val"), torch.Tensor):
+                node.meta["val"] = example.contiguous()
         every = itertools.chain(module.named_parameters(), module.named_buffers())
         for name in (_plain(name) for name, _ in every):
             if name in names and stage not in holders[names[name]]:

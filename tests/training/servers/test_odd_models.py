@@ -47,7 +47,8 @@ def test_a_group_computes_what_one_process_does_or_refuses(worlds, subject):
      ("two names", "data=2 shard=2 zero=1"), ("two names", "pipeline=2 microbatches=4"),
      ("scalars", "data=2 microbatches=2"), ("scalars", "data=2 shard=2 zero=3"),
      ("scalars", "pipeline=2 microbatches=4"), ("choosing, mask", "data=2 shard=2 zero=3"),
-     ("choosing, mask", "tensor=2")],
+     ("choosing, mask", "tensor=2"), ("gathered", "tensor=2"),
+     ("turned", "pipeline=2 microbatches=4")],
 )  # fmt: skip
 def test_what_torch_s_sharding_does_not_take_is_trained_all_the_same(worlds, subject, words):
     found = odd.judge(worlds, subject, words, True)
