@@ -113,12 +113,15 @@ class Held:
         for each in experts:
             assert self.ranks.experts is not None
             fully_shard(each, mesh=self.ranks.experts["copies", "single"], mp_policy=policy)
-        scalars = {p for p in module.parameters() if not p.dim()}  # every rank has them whole
-        shard = partial(fully_shard, mesh=mesh, reshard_after_forward=again, ignored_params=scalars)
-        for name in _apart(module, units):
-            shard(module.get_submodule(name), mp_policy=policy)
-        # The loss is computed in float32, and so do stages hand on what they have computed.
-        shard(module, mp_policy=ends)
+        if mesh.size() > 1 or experts or precision == "bf16":
+            scalars = {p for p in module.parameters() if not p.dim()}  # every rank has them whole
+            shard = partial(
+                fully_shard, mesh=mesh, reshard_after_forward=again, ignored_params=scalars
+            )
+            for name in _apart(module, units):
+                shard(module.get_submodule(name), mp_policy=policy)
+            # The loss is computed in float32, and so do stages hand on what they have computed.
+            shard(module, mp_policy=ends)
         _move(module, self.ranks.device)
         self.parts.tie(module)
         if placement.all_stages > 1:

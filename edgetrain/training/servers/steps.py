@@ -113,13 +113,13 @@ class Passes:
 
     def _one_stage(self) -> Tensor:
         (module,) = self._held.modules
-        assert isinstance(module, FSDPModule)
         device = self._ranks.device
         total = torch.zeros((), device=device)
         outputs: list[Any] = []
         watch = module.register_forward_hook(lambda module, given, output: outputs.append(output))
         for place, (micro, divisor) in enumerate(zip(self._micro, self._divisors, strict=True)):
-            module.set_requires_gradient_sync(place == self._parts - 1)
+            if isinstance(module, FSDPModule):
+                module.set_requires_gradient_sync(place == self._parts - 1)
             with self._streams.drawing_loss(place):
                 loss = scalar_of(self.task, self.task.loss(module, micro), device) / divisor
             if math.isinf(divisor):
