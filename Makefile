@@ -10,6 +10,7 @@
 #   make test-boot-qemu  the same under QEMU, which emulates a whole machine (also -arm64, -raspi3b)
 #   make test-tc  what the kernel's own tc does, under user-mode-linux and QEMU: minutes (TESTS="-k words")
 #   make test-trainers  loops of Accelerate, Lightning, transformers, which are installed into .venv-trainers
+#   make test-zoo  models of transformers, timm, peft, torch_geometric in six ways: a table (.venv-zoo)
 #   make test-trackers  TensorBoard, MLflow and W&B read back what they were given (.venv-trackers)
 #   make test-notebook  interrupt a simulation in a notebook's kernel, at ten drawn moments (.venv-notebook)
 #   make test-commands  run every long command of README, docs and --help, with its seconds (hours)
@@ -34,11 +35,12 @@ WORKERS ?= 2
 TRAINERS ?= .venv-trainers
 TRACKERS ?= .venv-trackers
 NOTEBOOK ?= .venv-notebook
+ZOO ?= .venv-zoo
 DOCS ?= .venv-docs
 # Of the tests and of mypy, so that `make demo` and `make test` take one build; an install may have any from 2.6.
 TORCH ?= torch>=2.6,<2.14
 
-.PHONY: demo test test-real test-tc test-examples test-costs chaos test-damages test-trainers test-trackers test-notebook test-kills test-boot test-fleet test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers install-notebook install-docs docs
+.PHONY: demo test test-real test-tc test-examples test-costs chaos test-damages test-trainers test-trackers test-notebook test-zoo test-kills test-boot test-fleet test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers install-notebook install-zoo install-docs docs
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -71,6 +73,11 @@ test-trackers: install-trackers
 
 test-notebook: install-notebook
 	$(NOTEBOOK)/bin/python -m pytest -m notebook -p no:cacheprovider tests/notebook
+
+# WORDS="-k GPT" for some of them.
+test-zoo: export OMP_NUM_THREADS ?= 1
+test-zoo: install-zoo
+	$(ZOO)/bin/python -m pytest -m zoo -s --show-capture=no --tb=line -p no:cacheprovider tests/training/servers/test_zoo.py $(WORDS)
 
 test-damages: install-dev
 	DAMAGES=1000 $(BIN)/pytest tests/cli/test_damages.py
@@ -144,19 +151,22 @@ install-dev: $(BIN)/python
 	$(BIN)/pip install --quiet --editable '.[dev]'
 
 # Sees what is in $(VENV), so that torch stays the one that is there.
-install-trainers install-trackers install-notebook install-docs: install-dev
+install-trainers install-trackers install-notebook install-zoo install-docs: install-dev
 	@test -e $(BESIDE)/bin/pip || $(BIN)/python -m venv $(BESIDE)
 	@$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
 	  > $$($(BESIDE)/bin/python -c 'import site; print(site.getsitepackages()[0])')/edgetrain.pth
-	@$(BESIDE)/bin/pip install --quiet $(WANTS) torch
+	@$(BESIDE)/bin/pip install --quiet $(WANTS)
 install-trainers: BESIDE = $(TRAINERS)
-install-trainers: WANTS = accelerate lightning transformers==5.23.0
+install-trainers: WANTS = accelerate lightning transformers==5.23.0 torch
 install-trackers: BESIDE = $(TRACKERS)
-install-trackers: WANTS = tensorboard mlflow wandb
+install-trackers: WANTS = tensorboard mlflow wandb torch
 install-notebook: BESIDE = $(NOTEBOOK)
-install-notebook: WANTS = ipykernel jupyter_client
+install-notebook: WANTS = ipykernel jupyter_client torch
+# Locked by hashes: benchmarks/environments.py writes such a list.
+install-zoo: BESIDE = $(ZOO)
+install-zoo: WANTS = --no-deps --require-hashes --requirement tests/training/servers/zoo.txt
 install-docs: BESIDE = $(DOCS)
-install-docs: WANTS = zensical==0.0.73 mkdocstrings-python==2.0.11
+install-docs: WANTS = zensical==0.0.73 mkdocstrings-python==2.0.11 torch
 
 drawn: install-dev
 	$(BIN)/pytest -m endurance -p no:cacheprovider tests/endurance/test_drawn_jobs.py

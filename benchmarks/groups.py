@@ -104,31 +104,16 @@ def models() -> None:
         return worlds[count]
 
     letters = [chr(ord("a") + place) for place in range(len(odd.PLACEMENTS))]
-    reasons: list[str] = []
     for letter, words in zip(letters, odd.PLACEMENTS, strict=True):
         print(f"- {letter}: `{words}`")
-    print(f"\n| model or loss | {' | '.join(letters)} |\n|---|{'---|' * len(letters)}")
+    table = odd.Table(letters)
+    print(f"\n{table.head}")
     for subject in odd.SUBJECTS:
-        cells = []
-        for words in odd.PLACEMENTS:
-            found = odd.judge(world, subject, words)
-            reason = _said(found.why, words)
-            if found.kind == "refused" and reason not in reasons:
-                reasons.append(reason)
-            is_refused = found.kind == "refused"
-            cells.append(str(reasons.index(reason) + 1) if is_refused else odd.SIGNS[found.kind])
-        print(f"| {subject} | {' | '.join(cells)} |", flush=True)
-    print()
-    for number, reason in enumerate(reasons, 1):
-        print(f"{number}. {reason}")
+        found = {words: odd.judge(world, subject, words) for words in odd.PLACEMENTS}
+        print(table.row(subject, found), flush=True)
+    print(f"\n{table.reasons}")
     for each in worlds.values():
         each.close()
-
-
-def _said(reason: str, words: str) -> str:
-    """A reason without the placement in it, and without what to do about it."""
-    reason = reason.replace(str(parse(words)), "…").replace(words, "…")
-    return reason.removeprefix("placement: …, and ").partition(" (leave ")[0]
 
 
 def main() -> int:

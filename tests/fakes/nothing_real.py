@@ -34,6 +34,7 @@ OTHERS = {
     "endurance",
     "nightly",
     "trainers",
+    "zoo",
     "trackers",
     "notebook",
     "uml",
