@@ -158,6 +158,14 @@ def lacks_memory(reason: str) -> bool:
     return _MEMORY.search(reason) is not None
 
 
+def quoted(error: BaseException) -> str:
+    """An exception's kind and the first sentence that it says: what follows in a library's error is
+    advice to those who develop it."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    said = re.split(r"(?<=[.!]) +(?=[A-Z(])", first)[0].removesuffix(".")
+    return f"{type(error).__name__}: {said}".removesuffix(": ")
+
+
 def in_words(error: BaseException) -> str:
     """An exception in one line; below it the frames of the user's own code, innermost last."""
     own = own_frames(error)

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from edgetrain.errors import TaskError
+from edgetrain.errors import TaskError, quoted
 from edgetrain.tasks.meta import outline_of, without_numbers
 from edgetrain.tasks.protocol import Batch, Task, batches_from, counts_of, is_counted
 
@@ -306,8 +306,7 @@ class _Trial:
         except AttributeError as error:
             return Look(apart=f"asks the model for more than its answer ({error})")
         except Exception as error:  # whatever it makes of a model that is none
-            said = f"{type(error).__name__}: {error}".splitlines()[0]
-            return Look(apart=f"{FAILS} ({said})", draws=given.said)
+            return Look(apart=f"{FAILS} ({quoted(error)})", draws=given.said)
         apart = "" if len(stand.calls) == 1 else f"calls the model {len(stand.calls)} times"
         reads = self._reads(whole, stand)
         draws = given.said
@@ -386,8 +385,7 @@ class _Trial:
             try:
                 loss, part = self._loss(batch, tree_map_only(Tensor, cut, self._outputs), 1)
             except Exception as error:  # of a loss that takes whole batches only
-                said = f"{type(error).__name__}: {error}".splitlines()[0]
-                return f"fails for a part of a batch ({said})"
+                return f"fails for a part of a batch ({quoted(error)})"
             if not _same(part.calls, tree_map_only(Tensor, cut, stand.calls)):
                 return f"calls the model with other than {whose} part"
             total = total + loss.detach() * (count / counts.sum())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from edgetrain.errors import TaskError
+from edgetrain.errors import TaskError, quoted
 from edgetrain.tasks.protocol import Task
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def outline_of(task: Task) -> Outline:
                 return Outline(model, "")
             problem = "it makes its tensors elsewhere"
         except Exception as error:  # whatever a model's own code raises
-            problem = f"{type(error).__name__}: {error}".splitlines()[0]
+            problem = quoted(error)
         return Outline(task.model(), f"the model cannot be built without memory: {problem}")
 
 

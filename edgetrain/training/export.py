@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.errors import ConfigError, did_you_mean, refuse_first, require
+from edgetrain.errors import ConfigError, did_you_mean, quoted, refuse_first, require
 from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.reading import load
 from edgetrain.runs.folder import JOB, read_summary, runs_in
@@ -187,7 +187,7 @@ def _evaluated(task: Task, model: nn.Module, name: str) -> dict[str, float]:
         raise
     except Exception as error:  # whatever a task's own code raises
         raise ConfigError(
-            f"the task cannot evaluate {name}: {type(error).__name__}: {error}".splitlines()[0],
+            f"the task cannot evaluate {name}: {quoted(error)}",
             "its evaluate(model) may only call the model",
         ) from error
     return figures

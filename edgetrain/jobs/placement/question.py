@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.errors import ConfigError, EdgetrainError, quoted
 from edgetrain.fleet import cluster as clusters
 from edgetrain.fleet import devices
 from edgetrain.fleet.assignment import devices_of
@@ -104,7 +104,7 @@ def model_of(task: Task, job: Job) -> tuple[Model, tuple[str, ...]]:
     except EdgetrainError:
         raise
     except Exception as error:  # whatever a model's own code raises on tensors without numbers
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        said = quoted(error)
         outline = outline_of(task)
         flops, operators = measure_step(
             built(task), batch, lambda model, batch: scalar_of(task, task.loss(model, batch))

@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.pipelining import Pipe, SplitPoint, pipeline
 from torch.utils._pytree import tree_map_only
 
-from edgetrain.errors import ConfigError
+from edgetrain.errors import ConfigError, quoted
 from edgetrain.jobs.placement.words import Placement
 from edgetrain.tasks.meta import outline_of
 from edgetrain.tasks.profiling import pieces_of, traced
@@ -204,8 +204,7 @@ def _traced(
         while cause.__cause__ is not None:
             cause = cause.__cause__
         raise ConfigError(
-            f"the model cannot be cut into stages: {type(cause).__name__}: "
-            f"{str(cause).strip().splitlines()[0] if str(cause).strip() else ''}",
+            f"the model cannot be cut into stages: {quoted(cause)}",
             "name its pieces (`pieces`, docs/gpu-servers.md), or place it without a pipeline",
         ) from None
     if pipe.num_stages != len(begins) + 1:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from edgetrain.errors import EdgetrainError
+from edgetrain.errors import EdgetrainError, quoted
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import task_on_servers
 from edgetrain.jobs.placement.words import Placement
@@ -60,7 +60,7 @@ def problem_of(job: Job, task: Task, placement: Placement) -> str:
     except EdgetrainError as error:
         return str(error)
     except Exception as error:  # whatever torch and a model's code raise
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST]
+        said = quoted(error)[:LONGEST]
         return f"torch cannot build or step it on {placement} ({said}): {WAY_OUT}"
     return ""
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from edgetrain.errors import quoted
 from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.placement.decision import decide
 from edgetrain.jobs.placement.question import model_of, question_of
@@ -37,7 +38,8 @@ JOB = ["task=odd_models:Odd", "members=4", "batch=4", "optimizer=adamw"]
      ("choosing, mask", "tensor=2 norms=split", ""),
      ("long skip", "pipeline=2 schedule=zero-bubble microbatches=4", ""),
      ("long skip", "tensor=2 norms=split", "RuntimeError: "),
-     ("tensor on device", "pipeline=2 microbatches=4", "RecursionError: "),
+     ("tensor on device", "pipeline=2 microbatches=4", ""),
+     ("tensor on device", "data=2 shard=2 zero=3 pipeline=2 microbatches=2", "RecursionError: "),
      ("layer of two blocks", "tensor=2 norms=split", "is of no norm and not divided"),
      ("block used twice", "tensor=2 norms=split", "one after the other"),
      ("tied", "pipeline=2 tensor=2 microbatches=2", "torch's tracer cuts")],
@@ -51,15 +53,28 @@ def test_what_cannot_be_built_is_said_in_one_line(subject, words, said):
     assert not dist.is_initialized()
 
 
+@pytest.mark.parametrize(
+    ("said", "quoted_"),
+    [("Found <class 'a.B'> in output, which is not a known type. If this type holds tensors, you",
+      ": Found <class 'a.B'> in output, which is not a known type"),
+     ("on two devices, cpu and meta! While executing %g", ": on two devices, cpu and meta!"),
+     ("Could not guard on Eq(u0, 1).  (Size-like symbols: none)", ": Could not guard on Eq(u0, 1)"),
+     ("\nat most 2.5 of e.g. a list\nFrames:", ": at most 2.5 of e.g. a list"), ("", "")],
+)  # fmt: skip
+def test_of_an_error_of_torch_its_first_sentence_is_quoted(said, quoted_):
+    assert quoted(RuntimeError(said)) == f"RuntimeError{quoted_}"
+
+
 def test_what_torch_logs_of_tensors_without_numbers_is_not_on_the_terminal(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("torch"), "handlers", [caplog.handler])
     job = odd.job_of("choosing, grouped")
-    assert any("_grouped_mm" in note for note in question_of(resolve(job)).notes)
+    assert any("mat_a" in note for note in question_of(resolve(job)).notes)
     assert not caplog.text
 
 
 def test_a_plan_passes_over_what_cannot_be_built(tmp_path):
-    words = [*JOB, "servers.fallback=when-faster", "servers.placement=pipeline=2"]
+    placed = "servers.placement=data=2 shard=2 zero=3 pipeline=2 microbatches=2"
+    words = [*JOB, "servers.fallback=when-faster", placed]
     job = load(None, [*words, "data.subject=tensor on device"])
     decision = decide(question_of(resolve(job), tmp_path), rehearsal(job, tmp_path))
     assert decision.chosen == ""
