@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 
 from edgetrain.errors import ConfigError, quoted
 from edgetrain.jobs.placement.words import Placement
-from edgetrain.tasks.meta import outline_of
+from edgetrain.tasks.meta import outline_of, quiet
 from edgetrain.tasks.profiling import pieces_of, traced
 from edgetrain.tasks.protocol import Task
 
@@ -196,8 +195,7 @@ def _traced(
     args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), example)
     split = dict.fromkeys(begins, SplitPoint.BEGINNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet():
             pipe = pipeline(whole, args, kwargs, split_spec=split)
     except Exception as error:  # whatever the tracer meets in a model's code
         cause: BaseException = error
