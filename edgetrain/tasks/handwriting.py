@@ -27,8 +27,9 @@ def digits(
     seed. Raises TaskError when the file is missing or damaged.
 
     Source: Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998 (the test
-    part, CC BY 4.0). Grey levels go from 0 to 16. Half of the training images are moved by up to a
-    pixel: shards are small, and members that run on through a delay would learn theirs by heart.
+    part; its page there has the terms). Grey levels go from 0 to 16. Half of the training images
+    are moved by up to a pixel: shards are small, and members that run on through a delay would
+    learn theirs by heart.
     """
     if download:
         raise TaskError("digits has nothing to download", "it comes with edgetrain")
