@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 MOST_MEMBERS = 64
 """In each round the hub restores one secret of every member from shares: work that grows with the
-cube of the members. With more members a round would take seconds."""
+square of the members. With more members a round would take seconds."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def why_not(members: int, threshold: int, honest_hub: bool = False) -> str:
     if not 2 <= members <= MOST_MEMBERS:
         return (
             f"{members} members: allowed are 2 to {MOST_MEMBERS}, because each round's work at the "
-            "hub grows with the cube of them: use fewer members, or put gateways in between"
+            "hub grows with the square of them: use fewer members, or put gateways in between"
         )
     least, usual = members // 2 + 1, default_threshold(members)
     if honest_hub and not least <= threshold <= members:
