@@ -5,6 +5,7 @@
     python benchmarks/stand_ins.py --groups text
     python benchmarks/stand_ins.py --groups landing --partitions 0.3,iid
     python benchmarks/stand_ins.py --groups variates
+    python benchmarks/stand_ins.py --groups mixing --partitions iid
     python benchmarks/stand_ins.py --groups choice --partitions iid,1,0.3,0.1 --seeds 2
     python benchmarks/stand_ins.py --groups rate
 
@@ -29,6 +30,8 @@ leave R       a share R of what a member was away from the mean stays in its par
               members is what it was; each is pulled back less at once
 first N       the first N rounds are waited for, and nothing stays of them
 last N K      the last N steps in rounds of K steps without a delay (docs/decisions/032)
+alpha A       a share A of what the member has stays when a reply comes, as with streaming-diloco
+              of one fragment; paper's: the steps of the delay are in that share only
 scaffold      control variates, as in edgetrain/strategies/variates.py
 feddyn A      FedDyn (Acar et al., ICLR 2021, algorithm 1) with alpha A: each member's gradient has
               -g_m + A (params - base), g_m <- g_m - A own; the base also moves by -h / A,
@@ -47,6 +50,7 @@ members and seeds.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import sys
@@ -84,6 +88,9 @@ class Rule:
     leave: float = 0.0
     first: int = 0
     last: tuple[int, int] = (0, 5)
+    alpha: float = 0.0
+    drops: bool = False
+    """Of the steps of the delay all but `alpha`."""
     variates: bool = False
     dyn: float = 0.0
     task: str = "digits"
@@ -244,7 +251,9 @@ class Fleet:
         if rule.velocity:
             self.moments[0] -= rule.velocity * missed / (rule.lr * rule.every)
         self.stayed = rule.leave * (self.stayed - missed) * (self.replies > rule.first)
-        self.params = self._expected() + self.within + local
+        kept = self.params
+        self.params = self._expected() + self.within + local * (not rule.drops)
+        self.params = rule.alpha * kept + (1 - rule.alpha) * self.params
 
     def _summed(self, products: Tensor) -> Tensor:
         found = torch.zeros(self.members, self.products.shape[2])
@@ -341,6 +350,18 @@ def rows(group: str) -> dict[str, Rule]:
                 if k == 5 and rule.lr < 0.2 and not rule.is_adamw:
                     for alpha in (0.1, 0.3, 1.0):
                         table[f"{label}, feddyn {alpha}"] = replace(plain, dyn=alpha)
+        return table
+    if group == "mixing":
+        for name, whole in (
+            ("momentum", Rule(20, 6, 0.05, 0.9, corrects=False)),
+            ("adamw", Rule(20, 6, 0.01, is_adamw=True, corrects=False)),
+            ("text, momentum", Rule(20, 6, 0.1, 0.9, corrects=False, task="char_lm")),
+            ("text, adamw", Rule(20, 6, 0.01, is_adamw=True, corrects=False, task="char_lm")),
+        ):
+            for d, alpha in itertools.product((6, 12, 18), (0.0, 0.5)):
+                rule = replace(whole, delay=d, alpha=alpha, outer=(0.7, 0.5))
+                table[f"{name}, D={d}, alpha {alpha}"] = rule
+                table[f"{name}, D={d}, alpha {alpha}, paper's"] = replace(rule, drops=True)
         return table
     if group == "choice":
         for name, rule in (
