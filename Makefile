@@ -77,7 +77,7 @@ test-notebook: install-notebook
 # WORDS="-k GPT" for some of them.
 test-zoo: export OMP_NUM_THREADS ?= 1
 test-zoo: install-zoo
-	$(ZOO)/bin/python -m pytest -m zoo -s --show-capture=no --tb=line -p no:cacheprovider tests/training/servers/test_zoo.py $(WORDS)
+	$(ZOO)/bin/python -m pytest -m zoo -s --show-capture=no --tb=line -p no:cacheprovider tests/training/servers/test_zoo.py tests/training/test_adapters.py $(WORDS)
 
 test-damages: install-dev
 	DAMAGES=1000 $(BIN)/pytest tests/cli/test_damages.py

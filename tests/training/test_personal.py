@@ -198,6 +198,10 @@ def test_what_is_personal_is_in_no_vector_copy_or_digest():
     assert not flat.fixed
     make_personal(model, "")
     assert FlatModel(model, statistics=True).description == plain.description
+    tied = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    tied["b"].weight = tied["a"].weight
+    make_personal(tied, "b.*")
+    assert [name for name, *_ in FlatModel(tied).layout] == ["a.bias"]
 
 
 def job(*words):
