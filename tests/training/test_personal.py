@@ -201,7 +201,11 @@ def test_what_is_personal_is_in_no_vector_copy_or_digest():
     tied = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
     tied["b"].weight = tied["a"].weight
     make_personal(tied, "b.*")
-    assert [name for name, *_ in FlatModel(tied).layout] == ["a.bias"]
+    flat = FlatModel(tied)
+    assert [name for name, *_ in flat.layout] == ["a.bias"]
+    tied["b"](torch.ones(3)).sum().backward()
+    flat.zero_grad()
+    assert tied["b"].weight.grad is None, "or a job's steps would add up gradients"
 
 
 def job(*words):
