@@ -37,8 +37,9 @@ from edgetrain.training.servers.rehearsing import problem_of, rehearsal
 from edgetrain.training.servers.steps import batches_of
 
 VOCABULARY, LENGTH, WIDTH, MASKED = 16, 8, 8, 15
-MOST, NEAR = 1e-9, 1e-6
-"""What is rounding in float64, and in models of the zoo that compute some of it in float32."""
+MOST, NEAR = 1e-9, 1e-5
+"""What is rounding in float64, and in models of the zoo that compute some of it in float32: DETR
+in one process is 4.6e-6 from itself when it takes the same batches backwards."""
 ZOO = "zoo "
 """How the names of subjects begin that are models of `zoo_models`."""
 STEPS = 3
