@@ -9,9 +9,12 @@
 #   make test-fleet  sixteen machines with a real sshd, ten of them in trouble (root, mmdebstrap)
 #   make test-boot-qemu  the same under QEMU, which emulates a whole machine (also -arm64, -raspi3b)
 #   make test-tc  what the kernel's own tc does, under user-mode-linux and QEMU: minutes (TESTS="-k words")
+#   make test-versions  the oldest of every floor, and the newest of everything, each in build/versions: a table
+#   make test-fresh  what a fresh install takes on ARM (emulated), and on Debian 13 and testing (root, mmdebstrap)
 #   make test-trainers  loops of Accelerate, Lightning, transformers, which are installed into .venv-trainers
 #   make test-zoo  models of transformers, timm, peft, torch_geometric in six ways: a table (.venv-zoo)
 #   make test-trackers  TensorBoard, MLflow and W&B read back what they were given (.venv-trackers)
+#   make findings  what packages of this field do against one's guess: each installs pinned ones of its own (findings/)
 #   make test-notebook  interrupt a simulation in a notebook's kernel, at ten drawn moments (.venv-notebook)
 #   make test-commands  run every long command of README, docs and --help, with its seconds (hours)
 #   make test-damages  1,000 drawn damages of run folders, journals and key folders (60 are in make test)
@@ -40,7 +43,7 @@ DOCS ?= .venv-docs
 # Of the tests and of mypy, so that `make demo` and `make test` take one build; an install may have any from 2.6.
 TORCH ?= torch>=2.6,<2.14
 
-.PHONY: demo test test-real test-tc test-examples test-costs chaos test-damages test-trainers test-trackers test-notebook test-zoo test-kills test-boot test-fleet test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard check drawn install-lab install-dev install-trainers install-trackers install-notebook install-zoo install-docs docs
+.PHONY: demo test test-real test-tc test-examples test-costs chaos test-damages test-trainers test-trackers test-notebook test-zoo test-kills test-boot test-fleet test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard test-versions test-fresh findings check drawn install-lab install-dev install-trainers install-trackers install-notebook install-zoo install-docs docs
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -78,6 +81,15 @@ test-notebook: install-notebook
 test-zoo: export OMP_NUM_THREADS ?= 1
 test-zoo: install-zoo
 	$(ZOO)/bin/python -m pytest -m zoo -s --show-capture=no --tb=line -p no:cacheprovider tests/training/servers/test_zoo.py tests/training/test_adapters.py $(WORDS)
+
+test-versions:
+	$(PYTHON) .ci/versions $(WORDS)
+
+test-fresh:
+	$(PYTHON) .ci/fresh $(WORDS)
+
+findings:
+	set -e; for each in findings/*.sh; do echo "$$each"; bash "$$each"; done
 
 test-damages: install-dev
 	DAMAGES=1000 $(BIN)/pytest tests/cli/test_damages.py
