@@ -32,6 +32,7 @@ from edgetrain.jobs.grid import write as write_sweep
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.plan import check, check_names, with_task
 from edgetrain.jobs.reading import load, parse
+from edgetrain.jobs.resolved import look_beside
 from edgetrain.jobs.rules import refuse_gateways
 from edgetrain.runs.folder import create, create_inside, remove_unbegun, write_job, write_summary
 from edgetrain.runs.loaded import Run, Runs
@@ -253,6 +254,7 @@ def _job(
         found = parse(job, words)
     else:
         raise ConfigError(f"a job is no {type(job).__name__}", "a file, a dictionary, or None")
+    look_beside(beside)
     found, why = choosing.named(found)
     if why:
         log.info("%s", why)

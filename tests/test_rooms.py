@@ -11,9 +11,10 @@ import pytest
 import edgetrain
 
 PACKAGE = Path(edgetrain.__file__).parent
-GROUND = {"errors", "files"}
+GROUND = {"errors", "files", "extensions"}
 MAY = {
     "errors": set(),
+    "extensions": {"errors"},
     "files": {"errors"},
     "vectors": GROUND,
     "fleet": GROUND,
@@ -24,6 +25,8 @@ MAY = {
     "exchange": GROUND | {"vectors", "codecs", "strategies"},
     "jobs": GROUND | {"vectors", "codecs", "fleet", "runs", "strategies", "tasks", "exchange"},
 }
+MAY["testing"] = GROUND | {"vectors", "codecs", "strategies"}
+MAY["jobs"] |= {"testing"}
 MAY["training"] = MAY["jobs"] | {"jobs"}
 MAY["provisioning"] = GROUND | {"vectors", "fleet", "runs", "exchange", "jobs"}
 MAY["cli"] = MAY["training"] | {"training", "provisioning", "api"}
@@ -86,7 +89,7 @@ def doors(name: str) -> set[str]:
     return {f"edgetrain.{name}.{each.strip()}" for each in listed.split(",") if each.strip()}
 
 
-@pytest.mark.parametrize("name", sorted(MAY.keys() - {"errors", "cli"}))
+@pytest.mark.parametrize("name", sorted(MAY.keys() - {"errors", "extensions", "testing", "cli"}))
 def test_other_rooms_come_through_the_doors(name):
     known = modules()
     entered = {

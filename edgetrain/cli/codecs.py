@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from edgetrain import extensions
 from edgetrain.cli import common
 
 HELP = "list the ways in which vectors can be compressed, and by how much"
@@ -38,7 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
             {**{key: getattr(row, key) for key in keys}, "ratio": round(ratio, 3)}
             for row, ratio in zip(rows, ratios, strict=True)
         ]
-        common.say(json.dumps({"codecs": listed, "ratios_of": table.SAMPLE_WORDS}))
+        own = extensions.names("codec")
+        common.say(
+            json.dumps({"codecs": listed, "ratios_of": table.SAMPLE_WORDS, "installed": own})
+        )
         return 0
     common.say(f"{'ratio':>7}  {'for example':15}  codec")
     for row, ratio in zip(rows, ratios, strict=True):
@@ -48,4 +52,6 @@ def run(arguments: argparse.Namespace) -> int:
         "\nratio: bytes of float32 / bytes sent, each way, of the example, for a vector of\n"
         f"{table.SAMPLE_WORDS}; * measured, else exact"
     )
+    if own := extensions.names("codec"):
+        common.say(f"\nof installed packages: {', '.join(own)}")
     return 0

@@ -41,14 +41,17 @@ def job_of(arguments: argparse.Namespace, defaults: tuple[str, ...] = ()) -> tup
     overrides = words if path else [*defaults, *words]
     from edgetrain.jobs.job import AUTO
     from edgetrain.jobs.reading import load
+    from edgetrain.jobs.resolved import look_beside
 
-    job = load(path, overrides)
+    job, beside = load(path, overrides), Path(path).resolve().parent if path else Path.cwd()
+    keys = getattr(arguments, "keys", None)
+    look_beside(beside, Path(keys) if keys else None)
     if job.strategy.name.strip() == AUTO:
         from edgetrain.jobs import choosing
 
         job, why = choosing.named(job)
         warn(why)
-    return job, Path(path).resolve().parent if path else Path.cwd()
+    return job, beside
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ import os
 from functools import partial
 from pathlib import Path
 
+from edgetrain import extensions
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError, did_you_mean
 
@@ -112,15 +113,15 @@ def names(kind: str) -> list[str]:
         case "network":
             from edgetrain.fleet import networks
 
-            return sorted(networks.names())
+            return sorted([*networks.names(), *extensions.names("network profile")])
         case "device":
             from edgetrain.fleet import devices
 
-            return [*devices.names(), devices.HOST]
+            return [*devices.names(), devices.HOST, *extensions.names("device profile")]
         case "codec" | "reply_codec":
             from edgetrain.codecs.table import TABLE
 
-            return sorted(TABLE)
+            return sorted([*TABLE, *extensions.names("codec")])
         case "optimizer":
             from edgetrain.jobs.optimizers import optimizers
 
@@ -130,7 +131,8 @@ def names(kind: str) -> list[str]:
             from edgetrain.strategies import merging, outer
 
             table = {"strategy": strategies, "merge": merging, "outer": outer}[kind].TABLE
-            return sorted(table)
+            what = kind if kind == "strategy" else f"{kind} rule"
+            return sorted([*table, *extensions.names(what)])
         case "task":
             return [f"edgetrain.tasks:{name}" for name in ("char_lm", "cifar10", "digits", "mnist")]
     return {"delay": ["auto"], "secure": ["true", "false"], "shell": [*SHELLS]}.get(kind, [])

@@ -122,7 +122,10 @@ def _job(arguments: argparse.Namespace) -> tuple[Job, Path | None]:
         raise ConfigError(
             "--resume goes on with the job of a run", "edgetrain run --resume runs/… [KEY=VALUE]"
         )
+    from edgetrain.jobs.resolved import look_beside
+
     job = load(arguments.resume / "job.toml", overrides)
+    look_beside(Path.cwd())
     return job, Path.cwd()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from edgetrain import extensions
 from edgetrain.cli import common
 from edgetrain.jobs import choosing
 from edgetrain.strategies import TABLE, merging
@@ -26,6 +27,7 @@ _OF_STRATEGY = (
     "summary", "source",
 )  # fmt: skip
 _OF_RULE = ("name", "spelling", "weighs", "elementwise", "summary", "source")
+_KINDS = ("strategy", "merge rule", "outer rule")
 _OF_OUTER = ("name", "spelling", "summary", "source")
 
 
@@ -36,7 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [{key: getattr(row, key) for key in _OF_STRATEGY} for row in TABLE.values()]
         rules = [{key: getattr(rule, key) for key in _OF_RULE} for rule in merging.TABLE.values()]
         outers = [{key: getattr(rule, key) for key in _OF_OUTER} for rule in outer.TABLE.values()]
-        common.say(json.dumps({"strategies": rows, "merge": rules, "outer": outers}))
+        own = {kind: names for kind in _KINDS if (names := extensions.names(kind))}
+        common.say(
+            json.dumps({"strategies": rows, "merge": rules, "outer": outers, "installed": own})
+        )
         return 0
     for row in TABLE.values():
         more = f"outer rule {row.outer}; " if row.outer else ""
@@ -55,4 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     common.say("\nwhat it makes of that before it goes to all: strategy.outer =")
     for each in outer.TABLE.values():
         common.say(f"{each.spelling}\n{'':10} {each.summary}; {each.source}")
+    for kind in _KINDS:
+        if names := extensions.names(kind):
+            common.say(f"\nof installed packages, a {kind} each: {', '.join(names)}")
     return 0

@@ -187,6 +187,9 @@ def sweep_of(arguments: argparse.Namespace) -> tuple[Sweep, Path | None]:
         beside = None if path is None else path.resolve().parent
         words = words if path else [*SIMULATED, *words]
         found = Sweep(reading.load(path).to_dict(), (), beside=beside)
+    from edgetrain.jobs.resolved import look_beside
+
+    look_beside(found.beside)
     found = found.joined(reading.parse(found.job, words), axes, arguments.seeds)
     return replace(found, how="emulated") if arguments.emulate else found, None
 

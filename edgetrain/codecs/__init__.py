@@ -26,4 +26,5 @@ from edgetrain.codecs.feedback import Feedback as Feedback
 from edgetrain.codecs.kernels.chosen import Backend as Backend
 from edgetrain.codecs.kernels.chosen import backend as backend
 from edgetrain.codecs.memories import memory as memory
+from edgetrain.codecs.spec import load_own as load_own
 from edgetrain.codecs.spec import parse as parse

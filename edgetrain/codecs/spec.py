@@ -9,8 +9,11 @@ stage   = name [ "(" argument { "," argument } ")" ]
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from edgetrain import extensions
 from edgetrain.codecs.base import Codec
 from edgetrain.codecs.dense import BFloat, Dense, Half
 from edgetrain.codecs.fixed import Ranged
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from edgetrain.codecs.deep import Deep
     from edgetrain.codecs.rules import Rule
 
-_STAGE = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(?:\(([^()]*)\))?\s*\Z")
+_STAGE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*(?:\(([^()]*)\))?\s*\Z")
 
 _DENSE = {"fp32": Dense, "dense": Dense, "fp16": Half, "bf16": BFloat}
 _BLOCKS = ("int8", "int4", "ternary", "sign", "q1", "q2", "q3", "q4")
@@ -28,11 +31,26 @@ _PLAIN = (*_DENSE, *_BLOCKS)
 _CHAINED = ("topk", "dgc", "randk", "low-rank")
 
 
+def load_own(text: str, beside: Path | None, open_bundle: Callable[[str], Path]) -> None:
+    """Import the user's own codecs in a job's spelling, as `extensions.load`. What stands before
+    the colon of a rule is a pattern where a codec of the table follows: "fc.weight:int8"."""
+    if ":" not in text:
+        return
+    from edgetrain.codecs.table import TABLE
+
+    for rule in text.split(";"):
+        for stage in rule.split("|"):
+            last = stage.rpartition(":")[2].partition("(")[0].strip()
+            if last not in TABLE and last != "dense":
+                extensions.load(stage, beside, open_bundle)
+
+
 def parse(text: str) -> Codec:
     """The codec that `text` names; `parse(codec.name)` gives an equal one. Raises ConfigError.
 
     A codec's module is loaded where it is named: most jobs take one.
     """
+    text = extensions.dotted(text)
     if ";" not in text and ":" not in text:
         return _chain(text)
     from edgetrain.codecs.rules import Rules
@@ -100,7 +118,7 @@ def _chain(text: str) -> Codec:
 
 def _values(text: str) -> Ranged:
     name, arguments = _stage(text)
-    if name in _CHAINED or name == "auto":
+    if name in _CHAINED or name == "auto" or extensions.is_own(name):
         raise ConfigError(
             f"'{name}' cannot code values", f"after '|' stand {', '.join(sorted(_PLAIN))}, qsgd"
         )
@@ -113,9 +131,7 @@ def _plain(name: str, arguments: list[str]) -> Ranged:
     if name == "qsgd":
         return blocks.qsgd(_whole(name, arguments or ["7"], 1, 127))
     if name not in _PLAIN:
-        from edgetrain.codecs.table import TABLE
-
-        raise ConfigError(f"no codec '{name}'", did_you_mean(name, [*TABLE, "dense"]))
+        return _own(name, arguments)  # type: ignore[return-value]  # `_values` refuses it
     if arguments:
         raise ConfigError(f"'{name}' takes no arguments, not ({', '.join(arguments)})")
     if name in _DENSE:
@@ -124,6 +140,17 @@ def _plain(name: str, arguments: list[str]) -> Ranged:
         return blocks.Sign()
     made = {"int8": blocks.int8, "int4": blocks.int4, "ternary": blocks.ternary}
     return made[name]() if name in made else blocks.Planes(int(name[1:]))
+
+
+def _own(name: str, arguments: list[str]) -> Codec:
+    """A user's own codec, called by its name in the job. ConfigError."""
+    from edgetrain.codecs.table import TABLE
+
+    known = {key: Codec for key in (*TABLE, "dense") if key != name}
+    cls: Any = extensions.find("codec", name, known, Codec)
+    codec: Codec = extensions.build("codec", name, arguments, cls)
+    codec.name = f"{name}({', '.join(arguments)})" if arguments else name
+    return codec
 
 
 def _first(name: str, arguments: list[str], values: Ranged | None) -> Codec:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgetrain import extensions
 from edgetrain.errors import ConfigError
 from edgetrain.fleet.devices.profile import load as load_device
 
@@ -71,6 +72,7 @@ def _items(text: str) -> Iterator[tuple[str, str, str, str]]:
 
     The path of a profile that is there may hold both marks.
     """
+    text = extensions.dotted(text)
     while True:
         ends = (match.end() for match in _PATH_END.finditer(text))
         size = next((end for end in ends if Path(text[:end].strip()).expanduser().is_file()), 0)

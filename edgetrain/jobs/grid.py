@@ -232,6 +232,9 @@ class Sweep:
 def fitting(job: Job) -> Job:
     """The job with `every` and `delay` set to 0 if its strategy has no local steps or no delay, and
     without a correction, a landing or an outer rule of its own if it has none."""
+    from edgetrain.jobs.resolved import load_own  # NumPy comes with it
+
+    load_own(job.strategy.name)
     strategy = strategies.find(job.strategy.name)
     table = replace(
         job.strategy,
@@ -246,6 +249,9 @@ def fitting(job: Job) -> Job:
 
 def variants(job: Job, names: Sequence[str]) -> list[Job]:
     """The job under each of these strategies; their outer rules win. ConfigError."""
+    from edgetrain.jobs.resolved import load_own
+
+    load_own(job.strategy.name, *names)
     strategies.find(job.strategy.name)  # also where the names win over it, a slip is a slip
     tables = [
         replace(

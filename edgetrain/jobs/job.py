@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from edgetrain import extensions
 from edgetrain.files.tables import key, ranged
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ class Job:
         """Of everything that members of one job must agree on; where they run is not part of it.
 
         Nor is `start`: a member that joins is given the fleet's parameters. A topology is, where
-        it changes bits.
+        it changes bits. Behind "+" is a digest of the code of what it names of a user's own.
         """
         data = {key: value for key, value in self.data.items() if key not in ("folder", "download")}
         agreed = {
@@ -261,7 +262,7 @@ class Job:
         if self.fleet.topology in COLLECTIVES:
             agreed["topology"] = self.fleet.topology
         text = json.dumps(agreed, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return hashlib.sha256(text.encode()).hexdigest()[:32] + extensions.mark(text)
 
     def to_dict(self) -> dict[str, Any]:
         """All keys as plain values, in the order of the file."""

@@ -6,6 +6,7 @@ Torch is loaded with the task.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from edgetrain.errors import ConfigError, TaskError
 from edgetrain.fleet import devices
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import placed
-from edgetrain.jobs.resolved import Resolved
+from edgetrain.jobs.resolved import Resolved, load_own_of, look_beside
 from edgetrain.jobs.shares import shares_of
 from edgetrain.tasks.spelling import OWN
 
@@ -47,7 +48,10 @@ def task_of(job: Job, beside: Path | None = None, keys: Path | None = None) -> T
 
 
 def task_on_servers(job: Job, beside: Path | None, keys: Path | None = None) -> Task:
-    """The job's task with the options that differ on servers."""
+    """The job's task with the options that differ on servers. What else the job names of a user's
+    own is loaded, too: ranks look nothing up."""
+    look_beside(beside, keys)
+    load_own_of(job)
     return task_of(replace(job, data={**job.data, **job.servers.data}), beside, keys)
 
 
@@ -64,6 +68,8 @@ def _loaded(job: Job, beside: Path | None, keys: Path | None) -> Task:
                 "a relative one is looked for beside the job file",
             )
         data["folder"] = str(folder)
+    if given := re.fullmatch(r"given\((.+)\)", str(data.get("partition", ""))):
+        data["partition"] = f"given({placed(given[1], beside)})"
     if "#" not in job.task:  # or else it names a bundle
         return load_task(job.task, data, defaults=defaults, beside=beside)
     from edgetrain.exchange.keys.pairs import keys_folder

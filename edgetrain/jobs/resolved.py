@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgetrain import codecs, strategies
+from edgetrain import codecs, extensions, strategies
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.delay import (
     APART_SHARE,
@@ -27,6 +27,7 @@ from edgetrain.fleet.assignment import devices_of
 from edgetrain.fleet.presence import Presence
 from edgetrain.jobs.job import Job, StrategyTable
 from edgetrain.strategies import Strategy, merging
+from edgetrain.strategies.spelling import split
 from edgetrain.vectors.ranges import shared
 
 if TYPE_CHECKING:
@@ -166,6 +167,12 @@ class Resolved:
         above = f"the hub: the sums of sites{alone}" if self.job.fleet.gateways else ""
         return "; ".join(filter(None, (above, inner)))
 
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """In another process, what the job names of a user's own is loaded there, too."""
+        self.__dict__.update(state)
+        look_beside(self.beside)
+        load_own_of(self.job)
+
     @property
     def links(self) -> list[Profile]:
         return [self.network_profiles[name] for name in self.networks]
@@ -194,8 +201,47 @@ class Resolved:
         return max(AgreedDelay(self.every, d, steps, ranges).end_after(0) for d in delays)
 
 
+_place: tuple[Path | None, Path | None] = None, None
+"""Where this process looks for what jobs spell as `module:object`: see `look_beside`."""
+
+
+def look_beside(beside: Path | None, keys: Path | None = None) -> None:
+    """From now on jobs' own code is found in the folder `beside`, that of the job file, and in the
+    bundles that `keys`, the folder of this machine's keys, allows (None: the usual one)."""
+    global _place
+    _place = beside, keys
+
+
+def load_own(*names: str) -> None:
+    """Import what these spell as `module:object`. ConfigError."""
+    for text in names:
+        extensions.load(text, _place[0], _bundle_at)
+
+
+def load_own_of(job: Job) -> None:
+    """Import what the job names of a user's own, in whatever process. ConfigError."""
+    table, fleet = job.strategy, job.fleet
+    load_own(table.name, table.merge, table.outer, job.train.schedule, fleet.device, fleet.network,
+             fleet.hub_network, str(job.data.get("partition", "")))  # fmt: skip
+    for text in (table.codec, table.reply_codec):
+        codecs.load_own(text, _place[0], _bundle_at)
+
+
+def _bundle_at(spec: str) -> Path:
+    from edgetrain.exchange.keys.pairs import keys_folder
+    from edgetrain.jobs import bundles
+    from edgetrain.jobs.reading import placed
+
+    bundle, (beside, keys) = bundles.named(f"{spec}#"), _place
+    assert bundle is not None
+    allowed = bundles.Allowed(keys_folder(keys))
+    return bundles.opened(placed(bundle.path, beside), allowed, bundle.pin)
+
+
 def look_up(job: Job) -> Resolved:
-    """The objects that a job names. ConfigError for a name or an argument that does not exist."""
+    """The objects that a job names. ConfigError for a name or an argument that does not exist, and
+    for a user's own that is not what it says (`edgetrain.testing`)."""
+    load_own_of(job)
     table = job.strategy
     strategy, merge = strategy_of(table), merging.find(table.merge)
     if table.weigh:
@@ -216,6 +262,7 @@ def look_up(job: Job) -> Resolved:
     every = -(-every // ranges)
     if delay.is_measured and job.train.steps and not table.every:
         every = min(every, max(1, job.train.steps // SHORTEST))
+    _check_own(job, strategy, codec)
     return Resolved(
         job=job,
         strategy=strategy,
@@ -226,6 +273,22 @@ def look_up(job: Job) -> Resolved:
         merge=merge,
         mask_terms=mask_terms_of(job),
     )
+
+
+def _check_own(job: Job, strategy: Strategy, codec: Codec) -> None:
+    """ConfigError for the first law that something of a user's own does not keep."""
+    spelled = strategy.name, strategy.outer, job.strategy.merge, codec.name
+    own = [extensions.is_own(split(text)[0]) for text in spelled]
+    if not any(own):
+        return
+    from edgetrain import testing
+
+    if own[0] or own[1]:
+        testing.check_strategy(strategy)
+    if own[2]:
+        testing.check_merge_rule(job.strategy.merge)
+    if own[3]:
+        testing.check_codec(codec)
 
 
 def _delay_of(job: Job, strategy: Strategy) -> Delay:
@@ -278,7 +341,7 @@ def _has_equal_data(job: Job) -> bool:
     any files, unless its `partition` says so."""
     own_files = not job.task.startswith("edgetrain.tasks:")
     partition = job.data.get("partition", None if own_files else "iid")
-    return partition == "iid" or str(partition).startswith("shared(")
+    return str(partition).startswith(("iid", "sizes(", "shared("))
 
 
 def with_all_members(job: Job) -> Job:
@@ -293,7 +356,7 @@ def strategy_of(table: StrategyTable) -> Strategy:
     """The strategy that a [strategy] table names, with its correction and outer rule, which the
     name may have as well. ConfigError."""
     found = given = strategies.find(table.name)
-    row = strategies.TABLE[found.name]
+    row = strategies.row_of(found.name)
     for key, change in (("correction", Strategy.corrected), ("outer", Strategy.stepped)):
         text = getattr(table, key)
         if not text:

@@ -9,9 +9,13 @@ A warm-up comes first, and is followed by one of the others (constant, if none i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain import extensions
+from edgetrain.errors import ConfigError
 from edgetrain.strategies.spelling import Parameter, arguments_of, spelled, split
 
 _STEPS, _END = Parameter("steps", 1), Parameter("end", 0.0, 1.0, default=0.0)
@@ -34,12 +38,16 @@ class Schedule:
     """linear, cosine: the factor that the last step comes near. step: the factor of each fall."""
     fall_every: int = 0
     """step: steps between two falls."""
+    own: Callable[[int, int], float] | None = None
+    """A user's own shape: the factor of a step after the warm-up, of how many there are then."""
 
     def factor(self, step: int) -> float:
         """Of the step with this number, from 0; after the job's last it stays."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         done = min(step, self.steps) - self.warmup
+        if self.own is not None:
+            return self.own(done, self.steps - self.warmup)
         share = done / max(1, self.steps - self.warmup)
         match self.shape:
             case "linear":
@@ -49,6 +57,10 @@ class Schedule:
             case "step":
                 return float(self.end ** (done // self.fall_every))
         return 1.0
+
+
+def _own(shape: Callable[..., float], *values: float) -> Callable[[int, int], float]:
+    return lambda step, steps: float(shape(step, steps, *values))
 
 
 def parse(text: str, steps: int) -> Schedule | None:
@@ -62,15 +74,16 @@ def parse(text: str, steps: int) -> Schedule | None:
     if not text.strip():
         return None
     warmup, shape, end, fall_every = 0, "", 0.0, 0
+    own: Callable[[int, int], float] | None = None
     for place, part in enumerate(text.split("|")):
         name, words = split(part)
-        if name not in _PARTS:
-            raise ConfigError(
-                f"train.schedule = '{text}': no part '{name}'", did_you_mean(name, _PARTS)
-            )
-        parameters = _PARTS[name]
+        found: Any = extensions.find("schedule", name, _PARTS)
+        parameters = found if name in _PARTS else ()
         spelling = spelled(name, [each.name for each in parameters])
-        values = arguments_of(name, spelling, parameters, words)
+        if name in _PARTS:
+            values = arguments_of(name, spelling, parameters, words)
+        else:
+            own, values = extensions.build("schedule", name, words, partial(_own, found)), ()
         taken = int(values[-1]) if _STEPS in parameters else 0
         if taken > steps:
             raise ConfigError(
@@ -85,4 +98,4 @@ def parse(text: str, steps: int) -> Schedule | None:
             )
         else:
             shape, end, fall_every = name, values[0] if values else 0.0, taken
-    return Schedule(steps, warmup, shape or "constant", end, fall_every)
+    return Schedule(steps, warmup, shape or "constant", end, fall_every, own)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from edgetrain import extensions
 from edgetrain.errors import ConfigError, did_you_mean, refuse_first
 from edgetrain.strategies.spelling import Parameter as Parameter
 from edgetrain.strategies.spelling import arguments_of, spelled, split
@@ -193,7 +194,7 @@ class Strategy:
         0.9)", "dga | weighed". `find(strategy.spelled)` gives an equal strategy; so it travels in
         `Welcome.strategy`."""
         words = [self.correction] if self.correction not in ("", *self.corrections[:1]) else []
-        row = TABLE[self.name]
+        row = row_of(self.name)
         pairs = [*zip(self.parameters, self.arguments, strict=False)]
         while pairs and not words and pairs[-1][0].default == pairs[-1][1]:
             pairs.pop()
@@ -535,6 +536,11 @@ _ROWS = (
 TABLE: dict[str, Strategy] = {row.name: row for row in _ROWS}
 
 
+def row_of(name: str) -> Strategy:
+    """The row of a strategy, of the table or of a user's own. ConfigError with the near miss."""
+    return replace(extensions.find("strategy", name, TABLE, Strategy), name=name)
+
+
 WEIGHED = ("alike", "weighed")
 """Whether members count by the weights that they join with, as a strategy spells it."""
 
@@ -551,9 +557,8 @@ def find(text: str) -> Strategy:
         return replace(find(whole), weighted=bool(WEIGHED.index(last.strip())))
     before, bar, outer = text.partition("|")
     name, arguments = split(before)
-    if name not in TABLE:
-        raise ConfigError(f"no strategy '{name}'", did_you_mean(name, TABLE))
-    row = TABLE[name].stepped(outer.strip()) if bar else TABLE[name]
+    row = row_of(name)
+    row = row.stepped(outer.strip()) if bar else row
     if row.corrections and len(arguments) > len(row.parameters):
         row = row.corrected(arguments.pop(len(row.parameters)))
     return replace(row, arguments=arguments_of(name, row.spelling, row.parameters, arguments))

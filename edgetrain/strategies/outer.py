@@ -7,9 +7,9 @@ The table is data and imports no numpy; `outer_rules` has what its rows build.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain import extensions
 from edgetrain.strategies.spelling import Parameter, arguments_of, spelled, split
 
 if TYPE_CHECKING:
@@ -81,9 +81,12 @@ def parse(text: str) -> OuterRule:
     """A fresh rule, as a job's `strategy.outer` spells it: "nesterov(0.7, 0.9)", or "nesterov" for
     the defaults. ConfigError names what is wrong with the spelling or a value."""
     name, words = split(text)
-    if name not in TABLE:
-        raise ConfigError(f"no outer rule '{name}'", did_you_mean(name, TABLE))
-    from edgetrain.strategies.outer_rules import RULES
+    from edgetrain.strategies.outer_rules import RULES, OuterRule
 
+    cls: Any = extensions.find("outer rule", name, RULES, OuterRule)
+    if name not in TABLE:
+        own: OuterRule = extensions.build("outer rule", name, words, cls)
+        own.name = name
+        return own
     row = TABLE[name]
     return RULES[name](*arguments_of(name, row.spelling, row.parameters, words))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from edgetrain.errors import ConfigError
 
-_SPELLED = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]*)\s*(?:\(([^()]*)\))?\s*\Z")
+_SPELLED = re.compile(r"\s*([A-Za-z_.~/][\w.:#@~/-]*)\s*(?:\(([^()]*)\))?\s*\Z")
 _COMMA = re.compile(r",(?![^(]*\))")
 
 

@@ -79,9 +79,11 @@ def run(
 def simulate_cell(beside: Path | None, job: Job, inside: Path) -> dict[str, Any]:
     """Simulate one cell, in whatever process. `beside` is the folder of the sweep's job."""
     from edgetrain.jobs.plan import check, with_task
+    from edgetrain.jobs.resolved import look_beside
     from edgetrain.training.host_pace import paced
     from edgetrain.training.simulated import simulation
 
+    look_beside(beside)
     return simulation.run(with_task(paced(check(job), beside), beside), inside)
 
 

@@ -61,7 +61,7 @@ def test_a_warm_up_rises_to_the_rate_and_the_rest_follows(steps, warmup):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("cosin", "no part 'cosin' (did you mean 'cosine'?)"),
+        ("cosin", "no schedule 'cosin' (did you mean 'cosine'?)"),
         ("warmup(200)", "warmup with steps = 200 in a run of 100 steps (allowed are 1 to 100)"),
         ("step(0.5, 101)", "step with steps = 101 in a run of 100 steps (allowed are 1 to 100)"),
         ("step(0.5)", "step with arguments (0.5) (it reads step(factor, steps))"),

@@ -96,6 +96,12 @@ class Admission:
         if join.protocol != PROTOCOL:
             return self._other_protocol(join)
         if self.terms.job and join.job and join.job != self.terms.job:
+            (mine, *code), (its, *theirs) = self.terms.job.split("+"), join.job.split("+")
+            if mine == its:
+                return "job", (
+                    f"the hub's extensions have the code {''.join(code) or 'none'}, the member's "
+                    f"{''.join(theirs) or 'none'}: give both the same files"
+                )
             return "job", (
                 f"the hub runs job {self.terms.job[:12]}, the member {join.job[:12]}: "
                 "task, data, seed, [train] and [strategy] must be equal"

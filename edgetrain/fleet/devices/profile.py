@@ -105,6 +105,8 @@ def load(name: str, root: Path = Path("/")) -> Device:
         return _host(root)
     if name == SERVERS:
         return replace(_host(root), name=SERVERS, title="a job's [servers], as one member")
+    if (found := catalog.own("devices", name, Device)) is not None:
+        return replace(found, name=name)
     own = measured_path(name)
     is_own = not name.endswith(".toml") and own.exists()
     try:

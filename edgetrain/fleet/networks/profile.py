@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,8 @@ def load(name: str) -> Profile:
         return Profile(name, "no emulation")
     if name.startswith("rtt-"):
         return _parametric(name)
+    if (own := catalog.own("netem", name, Profile)) is not None:
+        return replace(own, name=name)
     path, table = catalog.load("netem", name)
     return parse(Path(name).stem if name.endswith(".toml") else name, table, path)
 

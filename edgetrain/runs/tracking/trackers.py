@@ -1,8 +1,8 @@
 """A run folder that is handed to a tracker: TensorBoard, MLflow, Weights & Biases, or a package's.
 
 Each library is imported where it is used, and is an extra: it is called back through `Tracker`.
-Another tracker is an entry point of the group "edgetrain.trackers": a name, and a function that is
-given an `About` and returns a `Tracker`.
+Another tracker is a user's own (`extensions`), a function that is given an `About` and returns a
+`Tracker`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain import extensions
+from edgetrain.errors import ConfigError
 from edgetrain.runs.folder import metrics_path, read_job, read_summary
 from edgetrain.runs.metrics.lines import Follower
 from edgetrain.runs.tracking.points import Curves, Point, parameters
@@ -149,27 +149,14 @@ OWN: Mapping[str, Callable[[About], Tracker]] = {
 }
 
 
-def trackers() -> dict[str, Callable[[About], Tracker]]:
-    """All that are known here, by name: ours, and those of other packages."""
-    found = dict(OWN)
-    for each in entry_points(group="edgetrain.trackers"):
-
-        def begin(about: About, theirs: EntryPoint = each) -> Tracker:
-            made: Tracker = theirs.load()(about)
-            return made
-
-        found.setdefault(each.name, begin)
-    return found
-
-
 def find_tracker(name: str) -> Callable[[About], Tracker]:
-    """ConfigError for one that is not known, or not installed."""
-    known = trackers()
-    if name not in known:
-        raise ConfigError(f"no tracker '{name}'", did_you_mean(name, known))
+    """One of `OWN`, or a user's own, whose module may be in the current folder. ConfigError for one
+    that is not known, or not installed."""
+    extensions.load(name, Path.cwd())
+    found = extensions.find("tracker", name, OWN)
     if name in OWN and find_spec(name) is None:
         raise _missing(name, name)
-    return known[name]
+    return found
 
 
 def _missing(name: str, package: str) -> ConfigError:

@@ -7,9 +7,10 @@ heavy is loaded, so that the command line can list the table at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain import extensions
+from edgetrain.errors import ConfigError
 from edgetrain.strategies.spelling import check_count, number, split, whole
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class RuleRow:
     goes with contributions that are masked, or that only mean something once they are added."""
     summary: str
     source: str
+    own: type[Any] | None = None
+    """The class of a user's own rule."""
 
 
 _ROWS = (
@@ -95,6 +98,10 @@ def parse(text: str, keeps_late: bool = True) -> SliceRule | RoundRule:
     round's median.
     """
     row, arguments = _split(text)
+    if row.own is not None:
+        rule = extensions.build("merge rule", row.name, arguments, row.own)
+        rule.keeps_late = keeps_late
+        return rule  # type: ignore[no-any-return]  # `testing.check_merge_rule` looks at it
     check_count(row.name, row.spelling, arguments, *row.arguments)
     if row.name == "mean":
         from edgetrain.strategies.merging.rule import Mean
@@ -134,9 +141,17 @@ def sum_rule() -> SliceRule:
 
 def _split(text: str) -> tuple[RuleRow, list[str]]:
     name, arguments = split(text)
-    if name not in TABLE:
-        raise ConfigError(f"no merge rule '{name}'", did_you_mean(name, TABLE))
-    return TABLE[name], arguments
+    found: Any = extensions.find("merge rule", name, TABLE, type)
+    return found if name in TABLE else _own_row(name, found), arguments
+
+
+def _own_row(name: str, cls: type[Any]) -> RuleRow:
+    """The row of a user's own rule, from its class. What it does not say is what promises least."""
+    weighs, by_element, sums = (
+        bool(getattr(cls, key, False)) for key in ("weighs", "elementwise", "sum_only")
+    )
+    summary = (cls.__doc__ or "").partition("\n")[0]
+    return RuleRow(name, name, (0, 0), weighs, by_element, sums, summary, cls.__module__, cls)
 
 
 def _length(row: RuleRow, text: str) -> tuple[float, bool]:
