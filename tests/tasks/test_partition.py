@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -141,3 +143,111 @@ def test_shared_shards_are_drawn_by_each_member_from_all(members, samples, seed)
 def test_a_shared_partition_out_of_range_is_refused(spec):
     with pytest.raises(TaskError, match="shared"):
         partition(spec, np.zeros(30, np.int64), 2, 0)
+
+
+# -- as users have them ----------------------------------------------------------------------------
+
+TEN = np.arange(10_000) % 10
+
+
+def shares(shards, labels=TEN):
+    return np.array([np.bincount(labels[s], minlength=10) / len(s) for s in shards])
+
+
+def test_the_last_members_of_a_dirichlet_partition_are_like_the_others():
+    """A class's share has the deviation of a Dirichlet-multinomial: 0.042."""
+    drawn = [shares(partition("dirichlet(100)", TEN, 100, seed)) for seed in range(8)]
+    exact = (0.09 * ((1 - 1 / 100) / 101 + 1 / 100)) ** 0.5
+    for who in (slice(0, 50), slice(90, 99), slice(99, 100)):
+        spread = float(np.std([each[who] - 0.1 for each in drawn]))
+        assert abs(spread / exact - 1) < 0.15, who
+
+
+@pytest.mark.parametrize(("members", "sums"), [(4, 4272004806), (8, 4008281954), (12, 1091531048)])
+def test_a_small_alpha_has_the_shards_that_it_had(members, sums):
+    """No mix is further from that of all data than a mix of one class."""
+    shards = partition("dirichlet(0.3)", np.arange(1438) % 10, members, 0)
+    assert zlib.crc32(np.concatenate(shards).astype("<i8").tobytes()) == sums
+
+
+SIZED = ["iid", "dirichlet(0.5)", "dirichlet(100)", "shards(2)"]
+
+
+@given(
+    st.sampled_from(SIZED), st.sampled_from(["lognormal(1)", "zipf(1.2)", "zipf(0)"]),
+    st.integers(1, 30), st.integers(0, 2**32),
+)  # fmt: skip
+def test_sizes_are_drawn_over_any_and_every_sample_has_a_member(base, sizes, members, seed):
+    labels = TEN[:400]
+    shards = partition(f"{base} | sizes({sizes})", labels, members, seed)
+    assert sorted(np.concatenate(shards)) == list(range(400))
+    lengths = sorted(map(len, shards))
+    assert lengths[0] >= 1
+    if sizes == "zipf(0)":
+        assert lengths[-1] - lengths[0] <= 1
+    elif members > 9:
+        assert lengths[-1] > 2 * lengths[members // 2]
+
+
+def test_sizes_follow_their_law():
+    ranks = np.arange(1, 101) ** -1.2
+    shards = partition("sizes(zipf(1.2))", np.zeros(100_000, int), 100, 3)
+    found = np.sort([len(s) for s in shards])[::-1]
+    np.testing.assert_allclose(found, 1 + 99_900 * ranks / ranks.sum(), atol=1)
+    logs = np.log(
+        [len(s) for s in partition("sizes(lognormal(0.5))", np.zeros(10**6, int), 999, 0)]
+    )
+    assert abs(np.std(logs) - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("each", [1, 2, 3])
+def test_shards_are_so_many_stretches_of_the_labels(each):
+    shards = partition(f"shards({each})", TEN, 50, 0)
+    assert {len(s) for s in shards} == {200}
+    classes = [len(np.unique(TEN[s])) for s in shards]
+    assert max(classes) <= 2 * each
+    assert sorted(np.concatenate(shards)) == list(range(10_000))
+    assert each == 1 or np.mean(classes) > 1.5
+
+
+def test_a_column_says_whose_samples_are_whose():
+    writers = np.array(["b", "a", "c", "a", "b", "d"])
+    columns = {"writer": writers}
+    four = partition('by("writer")', np.zeros(6), 4, 0, columns=columns)
+    assert [list(s) for s in four] == [[1, 3], [0, 4], [2], [5]]
+    two = partition("by(writer)", np.zeros(6), 2, 0, columns=columns)
+    assert [set(writers[one]) & set(writers[two[1]]) for one in two[:1]] == [set()]
+    assert sorted(np.concatenate(two)) == list(range(6))
+    by_label = partition("by(label)", np.array([1, 0, 1]), 2, 0)
+    assert [list(s) for s in by_label] == [[1], [0, 2]]
+
+
+@pytest.mark.parametrize("text", [
+    '{"a": [3, 1], "b": [0]}', '[[1, 3], [0]]', '{"users": ["x", "y"], "num_samples": [2, 1]}',
+])  # fmt: skip
+def test_a_file_says_it(text, tmp_path):
+    (tmp_path / "shards.json").write_text(text)
+    shards = partition(f"given({tmp_path}/shards.json)", np.zeros(4, int), 2, 0)
+    wanted = [[0, 1], [2]] if "num" in text else [[1, 3], [0]]
+    assert [list(s) for s in shards] == wanted
+
+
+@pytest.mark.parametrize(("spec", "says"), [
+    ("by(user)", "no such column .did you mean 'users'"), ("by(users)", "2 values over 3 members"),
+    ("by(users) | sizes(zipf(1))", "has its own sizes"), ("shards(0)", "at least 1 sample"),
+    ("shards", "known: iid"), ("by()", "known: iid"), ("sizes(zipf(9))", "zipf must lie in 0 … 5"),
+    ("iid | zipf(1)", "known: iid"), ("given(nowhere.json)", "nowhere.json"),
+])  # fmt: skip
+def test_what_cannot_be_is_one_line(spec, says):
+    with pytest.raises(TaskError, match=says):
+        partition(spec, np.zeros(6, int), 3, 0, columns={"users": [1, 1, 1, 2, 2, 2]})
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("[[0]]", "1 users over 2 members"), ("[[0], [9]]", "an index of 9"),
+    ("[[0], []]", "0 indices"), ("{", "a JSON file"), ('[["a"], [0]]', "indices of type"),
+])  # fmt: skip
+def test_a_bad_file_is_one_line(text, says, tmp_path):
+    (tmp_path / "bad.json").write_text(text)
+    with pytest.raises(TaskError, match=says):
+        partition(f"given({tmp_path}/bad.json)", np.zeros(4, int), 2, 0)
