@@ -30,6 +30,7 @@ __all__ = [
     "load",
     "simulate",
     "sweep",
+    "task",
 ]
 
 _HOMES = {
@@ -46,6 +47,7 @@ _HOMES = {
     "load": "edgetrain.runs.loaded",
     "simulate": "edgetrain.api",
     "sweep": "edgetrain.api",
+    "task": "edgetrain.tasks.datasets",
 }
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from edgetrain.exchange.member.checkpoint import Keep, Sparing
     from edgetrain.jobs.job import Privacy
     from edgetrain.runs.loaded import Run, Runs, load
+    from edgetrain.tasks.datasets import task
     from edgetrain.training.export import export
     from edgetrain.training.member.joining import join
     from edgetrain.training.member.member import Member

@@ -271,7 +271,7 @@ def test_pure_modules_know_no_socket_no_clock_and_no_thread():
 def test_what_the_package_exports_is_pinned():
     assert sorted(edgetrain.__all__) == [
         "EdgetrainError", "Keep", "Member", "Privacy", "Run", "Runs", "Sparing", "__version__",
-        "compare", "export", "join", "load", "simulate", "sweep",
+        "compare", "export", "join", "load", "simulate", "sweep", "task",
     ]  # fmt: skip
     for name in edgetrain.__all__:
         assert getattr(edgetrain, name) is not None

@@ -25,7 +25,7 @@ start here:
 VERBS = (
     "compare", "run", "watch", "dashboard", "runs", "report", "track", "export", "init", "hub",
     "tell", "gateway", "member", "keys", "bundle", "privacy", "strategies", "codecs",
-    "devices", "networks", "sweep", "capacity", "topology", "plan", "rank", "doctor",
+    "devices", "networks", "data", "sweep", "capacity", "topology", "plan", "rank", "doctor",
     "completion",
 )  # fmt: skip
 """All verbs, in the order of --help. Each is a module with HELP, ABOUT, EXAMPLES and

@@ -4,8 +4,8 @@ A job names one as `task = "edgetrain.tasks:digits"`, or `"your_module:your_fact
 nothing of members' processes, networks or strategies. Their factories load torch; what a
 job says of them is checked without it (`spelling`).
 
-Doors: draws, effects, experts, fixed, flat, held, layers, layerwise, losses, meta, personal,
-private_work, profiling, protocol, slices, spelling, vmapped, weights, work.
+Doors: datasets, draws, effects, experts, fixed, flat, held, layers, layerwise, losses, meta,
+partition, personal, private_work, profiling, protocol, slices, spelling, vmapped, weights, work.
 """
 
 from importlib import import_module

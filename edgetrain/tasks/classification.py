@@ -107,13 +107,13 @@ class Classification:
         self.name = name
         self.target = recipe.target
         self.train, self.held_out = train, held_out
-        self._recipe, self._shards = recipe, shards
+        self._recipe, self.shards = recipe, shards
 
     def model(self) -> nn.Module:
         return self._recipe.model()
 
     def samples(self, member: int, members: int) -> int:
-        return len(self._shards.of(member, members))
+        return len(self.shards.of(member, members))
 
     def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
         return self.batches_from(member, members, batch, seed, 0)
@@ -126,13 +126,13 @@ class Classification:
 
     def draws(self, member: int, members: int, batch: int, seed: int) -> Iterator[Draw]:
         """What `batches` is made of, for `gather`."""
-        order, rng = self._shards.batches(member, members, batch, seed)
+        order, rng = self.shards.batches(member, members, batch, seed)
         return ((indices, self._recipe.augment.draw(len(indices), rng)) for indices in order)
 
     def pick(
         self, member: int, members: int, chosen: NDArray[np.int64], rng: np.random.Generator
     ) -> Batch:
-        indices = self._shards.of(member, members)[chosen]
+        indices = self.shards.of(member, members)[chosen]
         return self.batch_of((indices, self._recipe.augment.draw(len(indices), rng)))
 
     def gather(self, draws: Sequence[Draw]) -> Batch:
