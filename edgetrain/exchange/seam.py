@@ -200,12 +200,16 @@ class CatchUp:
     merged: int = 0
     complete: int = 0
     """Out of step, of `base`: see RoundReply."""
+    steps: int = 0
+    """Local steps of the run before `round`."""
+    idle_s: float = 0.0
+    """Seconds of the wait since the member heard that its last round was over."""
 
     @classmethod
     def of(cls, start: Start, base: Vector | None) -> Self:
         return cls(
             start.round, start.delay, start.applied, start.checksum, base, start.every,
-            start.merged, start.complete,
+            start.merged, start.complete, start.steps,
         )  # fmt: skip
 
 

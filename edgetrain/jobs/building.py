@@ -75,6 +75,10 @@ def hub_of(
         from edgetrain.exchange.hub.collective import CollectivePart
 
         part = CollectivePart(job.fleet.topology, job.strategy.ranges)
+    elif job.cohort is not None:
+        from edgetrain.exchange.hub.drawing import CohortPart
+
+        part = CohortPart(job.cohort, any_job)
     policy, merge = _policy(job, most_elements, site), _merge_rule(found, source)
     hub = Hub(terms, policy, merge, *codecs, masks, outer=outer)
     return hub if part is None else part.attach(hub)

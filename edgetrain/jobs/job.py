@@ -16,6 +16,7 @@ from edgetrain.files.tables import key, ranged
 
 if TYPE_CHECKING:
     from edgetrain.exchange.member.checkpoint import Sparing
+    from edgetrain.strategies.cohort import Cohort
 
 
 AUTO: Final = "auto"
@@ -23,7 +24,7 @@ AUTO: Final = "auto"
 
 LATER = (
     "schedule", "clip", "accumulate", "rate_for", "correction", "buffers", "honest_hub", "outer",
-    "landing", "ranges", "weigh", "personal",
+    "landing", "ranges", "weigh", "personal", "cohort", "sampling", "cohort_extra",
 )  # fmt: skip
 """Keys that were added later: where they have their defaults a job has the digest that it had
 before, so that its journals and checkpoints still open."""
@@ -40,6 +41,7 @@ TOPOLOGIES = ("star", DIRECT, *COLLECTIVES, AUTO)
 FIXED = ("equal", "first", "own")
 BUFFERS = ("mean", "local")
 WEIGHTS = ("", "alike", "samples", "shares")
+SAMPLINGS = ("uniform", "weighted", "poisson")
 FALLBACKS = ("never", "when-needed", "when-faster")
 COMPILERS = ("", "inductor", "aot_eager", "eager")
 """Backends of torch.compile; ones with "eager" show whether a model can be compiled."""
@@ -122,6 +124,11 @@ class StrategyTable:
         1, 1, 1 << 20, "ranges of the vector that hubs share; codecs are cut at their borders"
     )
     weigh: str = key("", "what a member counts for ('': as the strategy says)", choices=WEIGHTS)
+    cohort: float = ranged(
+        0.0, 0.0, 100_000.0, "members drawn for a round: a number, or a share below 1; 0: all"
+    )
+    sampling: str = key("uniform", "how they are drawn", choices=SAMPLINGS)
+    cohort_extra: int = ranged(0, 0, 100_000, "drawn besides; the first `cohort` answers count")
     buffers: str = key("mean", "normalisation's running statistics", choices=BUFFERS)
     personal: str = key("", "layers that members train and keep: 'head.*, *.bn*'; '': none")
     secure: bool = key(False, "mask contributions, so that the hub learns only their sum")
@@ -236,6 +243,15 @@ class Job:
     def first_members(self) -> int:
         """Members with which training may begin."""
         return self.hub.start_with or self.fleet.members
+
+    @property
+    def cohort(self) -> Cohort | None:
+        """Who has a part in which round; None: all members in all."""
+        if not (table := self.strategy).cohort:
+            return None
+        from edgetrain.strategies.cohort import Cohort  # of a job that has one
+
+        return Cohort.of(self.seed, self.fleet.members, table)
 
     def digest(self) -> str:
         """Of everything that members of one job must agree on; where they run is not part of it.

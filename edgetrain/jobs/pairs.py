@@ -40,11 +40,14 @@ WHY = {
     "zeros": "the middle of mostly zeros is zero, and the codec sends a few elements of each",
     "lengths": "a gradient is cut by its whole length, which members do not have in common",
     "local": "stages make one step together, as in sync-sgd",
+    "drawn": "each of its rounds has all members, or a cohort is not built for it yet",
     "staged": "no contributions are exchanged, and the hub passes activations on",
 }
 """By property: why a choice that bars it cannot be with one that has it."""
 
-_ONE_HUB = frozenset({"hidden", "compares", "cuts", "apart", "fragments", "few", "group", "staged"})
+_ONE_HUB = frozenset(
+    {"hidden", "compares", "cuts", "apart", "fragments", "few", "group", "staged", "drawn"}
+)
 _AMONG = _ONE_HUB | {"deals", "several", "replica", "sites"}
 _BARRED = {
     "hubs": _ONE_HUB | {"replica", "sites"},
@@ -86,36 +89,40 @@ def _choices(found: Resolved) -> Iterator[JobChoice]:
     cuts = unit == "member" and job.privacy.where == "hub"
     another, few = "choose dga or fedavg", hub.start_with
     rows: tuple[tuple[object, str, str, str, str], ...] = (
-        (found.mask_terms, "strategy.secure", "leave secure out", "hidden", "compares"),
+        (job.cohort, f"strategy.cohort = {table.cohort:g}", "leave cohort out", "drawn", ""),
+        (found.mask_terms, "strategy.secure", "leave secure out", "hidden", "compares drawn"),
         (not merge.sum_only, f"strategy.merge = '{table.merge}'", "say merge = 'mean'",
          "compares" if merge.weighs else "compares once", "zeros" if merge.elementwise else ""),
         (cuts, "privacy.where = 'hub'", "say where = 'member'", "cuts", ""),
-        (unit != "none", f"privacy.unit = '{unit}'", "leave privacy out", "private", ""),
+        (unit != "none", f"privacy.unit = '{unit}'", "leave privacy out", "private",
+         "drawn" if unit == "member" else ""),
         (not strategy.in_step, strategy.spelled, another, "apart", "hidden"),
+        (strategy.delays, strategy.spelled, "choose fedavg or local-sgd", "", "drawn"),
         (strategy.weighted, strategy.name, "choose dga or local-sgd", "", "once"),
         (strategy.ranges > 1, strategy.spelled, another, "fragments", ""),
         (strategy.has_variates, strategy.spelled, another, "", "compares"),
-        (strategy.deals, strategy.name, another, "deals", "hidden compares group"),
+        (strategy.deals, strategy.name, another, "deals", "hidden compares group drawn"),
         (strategy.has_local_steps, strategy.name, "choose sync-sgd", "local", ""),
         (job.fleet.placement, f"fleet.placement = '{job.fleet.placement}'", "leave placement out",
-         "staged", "private hidden apart local deals compares few replica group rated"),
-        (not strategy.allows_late_join, strategy.name, another, "closed", ""),
+         "staged", "private hidden apart local deals compares few replica group rated drawn"),
+        (not strategy.allows_late_join, strategy.name, another, "closed", "drawn"),
         (0 < few < job.fleet.members, f"hub.start_with = {few}", "leave start_with out", "few",
          "closed"),
         (table.ranges > 1, f"strategy.ranges = {table.ranges}", "leave ranges out", "ranged",
-         "fragments hidden"),
-        (hub.replica, "hub.replica", "leave replica out", "replica", "apart hidden deals"),
+         "fragments hidden drawn"),
+        (hub.replica, "hub.replica", "leave replica out", "replica",
+         "apart hidden deals drawn"),
         (has_group(job), f"fleet.device = '{job.fleet.device}'", "leave servers out", "group",
-         "rated"),
+         "rated drawn"),
         (steps_in(job), f"servers.fallback = '{job.servers.fallback}' with servers.data",
          "leave servers.data out, then no group steps in while the job runs", "group",
-         "closed apart replica hidden private rated"),
+         "closed apart replica hidden private rated drawn"),
         (job.train.clip and strategy.adjusts_gradient, f"train.clip = {job.train.clip:g}",
          "leave clip out", "lengths", ""),
         (table.personal, f"strategy.personal = '{table.personal}'", "leave personal out", "",
-         "private staged deals group lengths"),
+         "private staged deals group lengths drawn"),
         (job.train.rate_for, f"train.rate_for = {job.train.rate_for}", "leave rate_for out",
-         "rated", ""),
+         "rated", "drawn"),
         (codec.sums_only or codec.two_trips, f"strategy.codec = '{codec.name}'",
          "choose fp16, int8 or topk", "bound", "compares" if codec.sums_only else ""),
         (codec.few_elements, f"strategy.codec = '{codec.name}'", "send all (int8, sign)", "zeros",

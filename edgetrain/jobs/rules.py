@@ -6,8 +6,6 @@ Nothing is built: a job can be checked without a hub.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from edgetrain import codecs
 from edgetrain.errors import ConfigError, refuse_first, require
 from edgetrain.exchange.addresses import split_address
@@ -26,9 +24,6 @@ from edgetrain.jobs.shares import has_group
 from edgetrain.strategies import merging
 from edgetrain.vectors.ranges import shared
 
-if TYPE_CHECKING:
-    pass
-
 _FEWEST_ROBUST = 3
 """Contributions of which one that lies can be told from the others."""
 
@@ -43,6 +38,10 @@ def resolve(job: Job) -> Resolved:
 
 def check(found: Resolved) -> None:
     _check_weights(found)
+    if (table := found.job.strategy).cohort or table.cohort_extra or table.sampling != "uniform":
+        from edgetrain.jobs.cohorts import check_cohort  # of a job that says so
+
+        check_cohort(found)
     _check_pace(found)
     check_pairs(found)
     _check_accumulated(found)

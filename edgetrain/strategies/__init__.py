@@ -7,8 +7,8 @@ at once.
 To add a strategy, write its half (`half.MemberHalf`) in a file of its own, a function here that
 builds it, and a row.
 
-Doors: arrivals, closing, factored, half, lbfgs, merging, merging.private, merging.rule, outer,
-outer_rules, spelling.
+Doors: arrivals, closing, cohort, factored, half, lbfgs, merging, merging.private, merging.rule,
+outer, outer_rules, spelling.
 """
 
 from __future__ import annotations

@@ -137,6 +137,8 @@ class MemberRecord:
     member for each round before it began."""
     open: int = 0
     """Contributions of its site in open rounds."""
+    drawn: int | None = None
+    """The newest round that it was drawn for; None: all members have a part in all rounds."""
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -158,6 +160,15 @@ class MemberRecord:
     def trains(self) -> bool:
         """Whether rounds may wait for it, and replies are sent to it."""
         return self.state in ("training", "late")
+
+    @property
+    def follows(self) -> bool:
+        """Whether it trains, and has a part in all rounds."""
+        return self.trains and self.drawn is None
+
+    def is_told(self, round: int) -> bool:
+        """Whether it is sent the reply to this round; one that is returning is, once it is back."""
+        return self.trains and not self.returning and self.drawn in (None, round)
 
     @property
     def returning(self) -> bool:
@@ -186,6 +197,7 @@ class MemberRecord:
         return (
             self.next_round <= round
             and self.first_round <= round
+            and self.drawn in (None, round)
             and not 0 < self.ends <= round
             and self.state in ("training", "late")
         )
@@ -299,6 +311,10 @@ class MemberRecord:
         self.first_round = first_round
         before = [rounds for rounds in self.left_out if rounds.stop > self.merged]
         self.left_out = [*before, range(submitted, first_round)]
+
+    def draw(self, round: int) -> None:
+        """It has a part in this round; -1: in none, until it is drawn again."""
+        self.drawn = round
 
     def mark_applied(self, applied: int) -> None:
         """It has this many replies, or is being sent them."""

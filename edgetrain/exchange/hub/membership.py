@@ -103,6 +103,8 @@ class Membership:
         """Bases and replies that were sent over connections that have given nothing since."""
         self.evaluators = Evaluators(members)
         self.is_ready: Callable[[], bool] = lambda: True
+        self.draw: Callable[[MemberRecord], bool] = lambda member: True
+        """Asked for a member that could begin: whether it has a part in the open round."""
         self._terms = terms
         self._members = members
         self._rounds = rounds
@@ -192,7 +194,7 @@ class Membership:
             effects += self.remove(old, "gone", "started anew")
         if self._rounds.masks is not None:
             self._rounds.masks.aggregator.drop_secrets(join.name)
-        if not self.model.elements and (problem := self._accept_model(join)) is not None:
+        if not self.model.elements and (problem := _accept_model(self, join)) is not None:
             return [*effects, *turn_away(sender, join.name, "layout", problem)]
         return effects + self._add(sender, join)
 
@@ -230,17 +232,6 @@ class Membership:
         may = self.is_ready() or member.trains
         return self.admit(member) if self._rounds.started and may else []
 
-    def _accept_model(self, join: Join) -> str | None:
-        """Make this member's model the job's. Returns what is wrong; then nothing has changed."""
-        told = join.model, join.elements, bytes(join.payload), join.fixed_bytes
-        model = AgreedModel(*told, self._terms.stretch)
-        try:
-            self._rounds.merger.bind_model(model.layout(), model.elements)
-        except (BadMessage, ConfigError) as error:
-            return str(error)
-        self.model = model
-        return None
-
     def _welcome(self, member: MemberRecord) -> Welcome:
         uploads = member is self.first_base.uploader and not self._rounds.started
         return _welcome(self._terms, self.policy, self._rounds, member, uploads, self.epoch)
@@ -265,10 +256,11 @@ class Membership:
 
     def admit(self, member: MemberRecord) -> list[Effect]:
         """Send a member what it lacks of the base, and let it train from the next round on."""
-        rounds = self._rounds
-        first = None
+        rounds, first = self._rounds, None
+        if not self.draw(member):
+            return []
         if member.state == "waiting" or member.first_round < rounds.oldest_number:
-            first = self._next_round_for(member)
+            first = self._next_round_for(member) if member.drawn is None else rounds.round
             self._members.away.pop(member.name)
         member.start(first, applied=rounds.round)
         checksum = rounds.checksums[rounds.round]
@@ -313,7 +305,10 @@ class Membership:
         begin, skips = message.submitted, message.skips or message.submitted
         keep = not message.lacks_base and self._admission(tail).has_replies_from(message.applied)
         newest = max(rounds.oldest_number, member.next_round)
-        if self._terms.strategy.allows_late_join and begin < newest:
+        if member.drawn is not None:  # it gets the base of its round, or goes on with another one
+            keep = not self.draw(member) or message.applied == rounds.round
+            begin = begin if keep else rounds.round
+        elif self._terms.strategy.allows_late_join and begin < newest:
             begin = self._next_round_for(member)
         if begin > skips:
             member.begin_at(begin, skips)
@@ -328,7 +323,7 @@ class Membership:
         )  # fmt: skip
         effects.append(Send(sender, with_merged(start, member, rounds.arrivals)))
         missed = rounds.messages_missed(member.name)
-        if member.applied < rounds.round:
+        if member.applied < rounds.round and member.drawn is None:
             missed.insert(0, Replay(sender, member.applied, rounds.round))
         if missed or lacking:
             self.unrequited.count_sent(sender)
@@ -437,3 +432,15 @@ class Membership:
         for member in present.values():
             self._members.add(member)
             member.mark_unreachable(now)
+
+
+def _accept_model(membership: Membership, join: Join) -> str | None:
+    """Make this member's model the job's. Returns what is wrong; then nothing has changed."""
+    told, terms = (join.model, join.elements, bytes(join.payload)), membership._terms
+    model = AgreedModel(*told, join.fixed_bytes, terms.stretch)
+    try:
+        membership._rounds.merger.bind_model(model.layout(), model.elements)
+    except (BadMessage, ConfigError) as error:
+        return str(error)
+    membership.model = model
+    return None

@@ -229,7 +229,7 @@ class Hub:
     def needed(self) -> int:
         """The oldest round whose reply a member may still ask the journal for."""
         known = [*self.members, *self.members.away]
-        return min((member.applied for member in known), default=self.round)
+        return min((m.applied for m in known if m.drawn is None), default=self.round)
 
     def checksum(self, applied: int, default: int = 0) -> int:
         """Of the base after `applied` replies; `default` if the hub does not know it."""

@@ -414,10 +414,9 @@ class Rounds:
         return effects
 
     def _answer(self, record: Round, count: int) -> list[Effect]:
-        """The reply to a round of this many contributions, to all members that train. Equal
-        messages follow each other, because each is packed once."""
-        # A member that a restored hub has not heard yet gets its replies when it is back.
-        told = [member for member in self._members if member.trains and not member.returning]
+        """The reply to a round of this many contributions, to all members that have a part in it.
+        Equal messages follow each other, because each is packed once."""
+        told = [member for member in self._members if member.is_told(record.round)]
         first = self.merger.stretch.turn(len(told))
         told = told[first:] + told[:first]
         if record.complete is None:
@@ -436,7 +435,7 @@ class Rounds:
     def find_behind(self) -> tuple[int, list[MemberRecord]]:
         """How many replies may wait for a member, and the members for which more are waiting."""
         most = max(self.slack, BEHIND_BYTES // max(self._reply_bytes, 1))
-        return most, [m for m in self._members if m.trains and self.round - m.applied > most]
+        return most, [m for m in self._members if m.follows and self.round - m.applied > most]
 
 
 def _merge_early(rounds: Rounds, members: Members, part: int) -> None:

@@ -207,9 +207,9 @@ class Driver:
     and `end_step` around it), then `drain` and `leave`.
 
     `steps` is the number of local steps taken. `wait_s` and `exchange_s` are the seconds that all
-    steps so far waited for replies, and spent on handing over and applying. `is_mid_step` is True
-    from before a step's exchange to after the optimizer's step. `half` is the strategy's half;
-    `entry` is what the exchange said on joining.
+    steps so far waited for replies, and spent on handing over and applying; `idle_s` are those of
+    rounds without it, if it `is_drawn`. `is_mid_step` is True from before a step's exchange to
+    after the optimizer's step. `half` is the strategy's half, `entry` what the exchange said.
     """
 
     def __init__(
@@ -238,11 +238,11 @@ class Driver:
         )  # fmt: skip
         self.half: MemberHalf = row.member_half(setting)
         self.steps = 0
-        self.wait_s = 0.0
+        self.wait_s = self.idle_s = 0.0
         self.exchange_s = 0.0
         self.observe: Callable[[Exchanged], None] | None = None
         """Called after each exchange."""
-        self.is_mid_step = self.is_drained = False
+        self.is_mid_step = self.is_drained = self.is_drawn = False
         self.optimizer, self.clock, self.release = optimizer, clock, release
         self._weight = float(request.weight) if self.strategy.weighted else 1.0
         self._meter = DelayMeter() if entry.delay.is_measured or is_auto else None
@@ -404,7 +404,7 @@ class Driver:
             self.is_drained = True
             self.flat.pull_params()
             self._exchange(self._rest)
-            while not self.exchange.settle() and self.half.moves_params:
+            while not (self.exchange.settle() or self.is_drawn) and self.half.moves_params:
                 self._take_part()  # what came too late for its own round is in this one
             while to_the_end and not self.strategy.in_step and self.exchange.await_reply():
                 self._apply(self.half.applied)
@@ -418,7 +418,7 @@ class Driver:
             is_more = self._submit(self.half.follow_up(), self._weight)
 
     def _rest(self) -> Vector | None:
-        rest = self.half.finish(rest=not self.exchange.sent_nearly_all)
+        rest = self.half.finish(rest=not (self.exchange.sent_nearly_all or self.is_drawn))
         if not self.strategy.in_step:
             self.exchange.end(self.half.round)
         return rest
@@ -535,6 +535,9 @@ class Driver:
         if found.base is not None:
             self.half.rebase(found.base, found.applied)
             self._compare(found.checksum)
+        self.idle_s, self.wait_s = self.idle_s + found.idle_s, self.wait_s - found.idle_s
+        self.exchange_s -= found.idle_s
+        self._progress = max(self._progress, self.is_drawn * found.steps)
         if not self.strategy.deals:  # then each round is a step, also one that was missed
             self._progress += max(0, found.round - self.half.round) * self.half.every
         self.half.skip_to(found.round)

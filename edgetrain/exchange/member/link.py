@@ -384,12 +384,14 @@ class Link(Entrance):
 
     def wait(self, round: int) -> RoundReply | CatchUp:
         """See Exchange. A hub that is away is waited for, for `outage_s` or a few beats."""
-        decoded = self.inbox.decode_s
+        decoded, idle_since = self.inbox.decode_s, math.inf
         while not self.inbox.is_whole(round):
             if self._catch_up is not None:
                 found, self._catch_up = self._catch_up, None
-                return found
-            self._act(self._next())
+                return replace(found, idle_s=max(0.0, self._clock() - idle_since))
+            self._act(message := self._next())
+            if isinstance(message, Beat) and message.merged > round:  # over, and no reply comes
+                idle_since = min(idle_since, self._silence.heard)
         reply = self.inbox.pop_reply(round)
         self.outbox.follow(self.inbox.rung)
         self._session.applied, self._session.checksum = round + 1, reply.checksum

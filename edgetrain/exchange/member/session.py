@@ -32,6 +32,8 @@ welcomed   Refuse "unknown"     joining    ask again
 training   Reply                training   to the inbox
 training   Beat, other epoch    returning  ask
 training   Refuse "unknown"     returning  ask
+training   Base, and Start      training   it is drawn for a round: the link catches up
+           without an attempt
 training   Welcome, Base,       training   ignored, if a question was asked twice
            Fixed, Start
 returning  Start, last attempt  training   the link sends what the hub lacks, or catches up
@@ -276,6 +278,10 @@ class Session:
                 _raise(message)
             case Reply():
                 return None if returning else message
+            case Base() if not returning:
+                return self._accept_answer(message)
+            case Start(attempt=0, applied=newer) if not returning and newer > self.applied:
+                return self._accept_answer(message)
             case Welcome() | Base() | Fixed() | Start() if self._attempt:
                 return self._accept_answer(message)
             case Welcome() | Base() | Fixed() | Start() if self._questions > 1:
@@ -285,7 +291,7 @@ class Session:
         raise BadMessage(f"the hub sent {type(message).__name__} during training")
 
     def _accept_answer(self, message: Welcome | Base | Fixed | Start) -> Welcome | Back | None:
-        """A part of an answer to this or an earlier Resume."""
+        """A part of an answer to this or an earlier Resume, or of what draws it for a round."""
         match message:
             case Welcome():
                 self._base_parts = []  # of an answer that a dying hub began
@@ -299,7 +305,8 @@ class Session:
                 return None
             case Start():
                 parts, self._base_parts = self._base_parts, []
-                if self.state != "returning" or message.attempt != self._attempt:
+                wanted = self._attempt if self.state == "returning" else 0
+                if message.attempt != wanted or (not wanted and message.applied <= self.applied):
                     return None
                 self.state, self.wants_base = "training", False
                 if not message.keep:

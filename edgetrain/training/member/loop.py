@@ -18,6 +18,7 @@ from edgetrain.training.member.pacing import Pace
 if TYPE_CHECKING:
     from edgetrain.fleet.devices.energy import Energy
     from edgetrain.runs.metrics.log import MetricsLog
+    from edgetrain.training.member.drawn import InCohort
 
 LINE_BYTES = 512
 """More than the line of a step has."""
@@ -151,9 +152,11 @@ class Loop:
             None
         )
         """Called with the figures of each evaluation, and when it began."""
+        self.cohort: InCohort | None = None
+        """Of a member that has a part in some rounds only."""
         self._record_every = steps.record_every
         self._most_bytes = steps.most_bytes
-        self._unrecorded = 0
+        self._unrecorded, self._idle_s = 0, 0.0
         self._seconds = Seconds()
         self._all_seconds = Seconds()
         """Of all steps that are over; `_seconds` are those that no line has yet."""
@@ -172,7 +175,8 @@ class Loop:
         if not self._member.begins_at:  # until the hub's word that training begins was here
             self._seconds.wait_s = max(0.0, self._log.elapsed_s)
         began = self._clock()
-        self._evaluate()
+        if self._evaluate_every and self.cohort is None:
+            self._evaluate()
         ended = self._clock()
         self._seconds.eval_s = ended - began if self._evaluate_every else 0.0
         self._all_seconds.add(self._seconds)
@@ -182,9 +186,12 @@ class Loop:
             step += 1
             if not self._evaluate_every and self.is_to_evaluate():
                 self._evaluate_every = self._stand_in_every
-            many = self._local.takes_many and not self._evaluate_every
+            every = self._evaluate_every
+            if self.cohort is not None:
+                every = self._stand_in_every * self.cohort.is_first(half.round)
+            many = self._local.takes_many and not every
             began = self._clock()
-            if self._evaluate_every and step > 1 and (step - 1) % self._evaluate_every == 0:
+            if every and (step > 1 or self.cohort) and (step - 1) % every == 0:
                 self._evaluate()  # while a paced device would still be computing
                 if not self._pace.is_set:
                     evaluated = Seconds(eval_s=self._clock() - began)
@@ -197,26 +204,39 @@ class Loop:
             for _ in range(quiet):
                 loss_of = self._local.backward()
             self._pace.hold(began, 1 + quiet)
-            waited, exchanged = self._member.wait_s, self._member.exchange_s
-            self._member.skip(quiet)
-            self._member.step()
-            step += quiet
-            seconds = Seconds(wait_s=self._member.wait_s - waited)
-            if step == self._steps:
-                # Out of step others may not be done: what is evaluated and kept has all of it.
-                self._member.drain(to_the_end=self.evaluates)
-                seconds.end_s = self._member.wait_s - waited - seconds.wait_s
-            now = self._clock()
-            seconds.overhead_s = self._member.exchange_s - exchanged
-            seconds.compute_s = now - ended - seconds.wait_s - seconds.end_s - seconds.overhead_s
-            self._pace.end_step(seconds.compute_s)
-            self._unrecorded += 1 + quiet
-            self._seconds.add(seconds)
-            self._all_seconds.add(seconds)
-            self._step, self._step_ended = step, now
-            self._record(step, loss_of)
-            ended = now
+            ended, step = self._end_step(step, quiet, ended, loss_of)
         self._finish()
+
+    def _end_step(
+        self, step: int, quiet: int, ended: float, loss_of: Callable[[], float]
+    ) -> tuple[float, int]:
+        """Step and exchange, the step before having ended at `ended`. When this one has, and the
+        number of the last step of the job that is over: rounds may have gone on without it."""
+        waited, exchanged = self._member.wait_s, self._member.exchange_s
+        self._member.skip(quiet)
+        self._member.step()
+        step += quiet
+        after = step if self.cohort is None else max(step, self.cohort.progress)
+        seconds = Seconds(wait_s=self._member.wait_s - waited)
+        if after >= self._steps:
+            # Out of step others may not be done: what is evaluated and kept has all of it.
+            self._member.drain(to_the_end=self.evaluates)
+            seconds.end_s = self._member.wait_s - waited - seconds.wait_s
+        now = self._clock()
+        seconds.overhead_s = self._member.exchange_s - exchanged
+        seconds.compute_s = now - ended - seconds.wait_s - seconds.end_s - seconds.overhead_s
+        if self.cohort is not None:
+            seconds.compute_s -= self.cohort.idle_s - self._idle_s
+            self._idle_s = self.cohort.idle_s
+        self._pace.end_step(seconds.compute_s)
+        self._unrecorded += 1 + quiet
+        self._seconds.add(seconds)
+        self._all_seconds.add(seconds)
+        self._step, self._step_ended = step, now
+        self._record(step, loss_of, is_last=after >= self._steps)
+        if self.cohort is not None and after > step:
+            self.cohort.begin_at(after)
+        return now, after
 
     def _finish(self) -> None:
         """After the last reply: the model is the fleet's, and is evaluated as such."""
@@ -237,15 +257,16 @@ class Loop:
 
     def _sums(self) -> Sums:
         seconds = self._all_seconds
+        step = self._step if self.cohort is None else self._member.steps
         return Sums(
-            self._step, self._member.half.round, self._step_ended,
+            step, self._member.half.round, self._step_ended - self._idle_s,
             seconds.wait_s, seconds.overhead_s, seconds.eval_s, seconds.end_s,
         )  # fmt: skip
 
-    def _record(self, step: int, loss_of: Callable[[], float]) -> None:
+    def _record(self, step: int, loss_of: Callable[[], float], is_last: bool) -> None:
         sums = self._seconds
         waits = self._unrecorded < self._record_every or not self._has_room(step)
-        if waits and step < self._steps:
+        if waits and not is_last:
             return
         traffic = self._member.traffic()
         self._log.step(
@@ -275,15 +296,13 @@ class Loop:
         return self._log.written_bytes + LINE_BYTES <= share
 
     def _evaluate(self) -> None:
-        if not self._evaluate_every:
-            return
         began = self._clock()
         with self._member.fleet_model():
             figures = self._local.evaluate()
         if figures:  # of a group only the leader has them
             self.observe_figures(figures, began)
             self._log.evaluation(
-                step=self._member.steps,
+                step=self._member.steps if self.cohort is None else self.cohort.progress,
                 round=self._member.half.round,
                 figures=figures,
                 eval_s=self._clock() - began,

@@ -355,6 +355,11 @@ class Member:
         """Leave model and optimizer as they were. Here: nothing to do."""
 
 
+def driver_of(member: Member) -> Driver:
+    """What drives it. Only to be looked at by who steps the member."""
+    return member._driver
+
+
 def _base_of(driver: Driver) -> tuple[int, Vector | None]:
     """How many replies it has applied, and its base; None: the strategy has none that hubs keep."""
     return driver.half.applied, driver.half.base if driver.strategy.hub_keeps_base else None

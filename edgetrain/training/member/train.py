@@ -167,7 +167,7 @@ def train(
             steps = replace(Steps.of(job, place.index), most_bytes=metrics_bytes)
             pace = _pace_of(made, member, local, clock)
             loop = Loop(steps, local, member, log, pace, Meter(), energy, clock)
-            _share_figures(loop, link, member, task, job.privacy.unit)
+            _share_figures(loop, link, member, made, (place.index, local))
             try:
                 loop.run()
             except Refused as refused:
@@ -280,13 +280,18 @@ def _tell_training(
 
 
 def _share_figures(
-    loop: Loop, link: Link | RangedExchange, member: Member, task: Task, unit: str
+    loop: Loop, link: Link | RangedExchange, member: Member, made: Made, work: tuple[int, Local]
 ) -> None:
     """Let the hub know what the loop's evaluations find, unless privacy or masks hide that, and
-    have the loop evaluate if the hub asks for it."""
-    is_hidden = unit != "none" or (isinstance(link, Link) and link.outbox.is_masked)
+    have the loop evaluate if the hub asks for it, or if the member of this index is drawn to."""
+    if made.found.job.cohort is not None:
+        from edgetrain.training.member.drawn import follow_draws
+
+        loop.cohort = follow_draws(member, made.found, made.task, work, made.optimizer)
+    is_hidden = made.found.job.privacy.unit != "none"
+    is_hidden |= isinstance(link, Link) and link.outbox.is_masked
     loop.is_to_evaluate = lambda: link.is_to_evaluate
-    loop.observe_figures = functools.partial(_tell_figure, member, task, is_hidden)
+    loop.observe_figures = functools.partial(_tell_figure, member, made.task, is_hidden)
 
 
 def _tell_figure(
@@ -312,11 +317,11 @@ def figure_of(task: Task, figures: Mapping[str, float], step: int, passed_s: flo
 def _keeping(place: Place, folder: Path, made: Made) -> Keeping:
     """How this member's checkpoint is kept in a folder. ConfigError where the job allows none."""
     from edgetrain.exchange.member.checkpoint import Keep
-    from edgetrain.jobs.on_member import refuse_checkpoint
+    from edgetrain.jobs.cohorts import refuse_checkpoint
     from edgetrain.training.member.keeping import keeping_of
 
     job, optimizer = made.found.job, made.optimizer
-    refuse_checkpoint(job.privacy.unit)
+    refuse_checkpoint(job)
     assert isinstance(optimizer, torch.optim.Optimizer)
     return keeping_of(Keep(folder, job.checkpoint.sparing()), place.name, made.model, optimizer)
 

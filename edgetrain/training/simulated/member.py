@@ -25,6 +25,7 @@ from edgetrain.fleet.devices.speed import StepTimes
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task
+from edgetrain.training.member.drawn import in_cohort
 from edgetrain.training.member.loop import Loop, Steps
 from edgetrain.training.member.member import Member, release_of
 from edgetrain.training.member.pacing import Pace
@@ -146,6 +147,8 @@ class SimulatedMember:
                 steps = Steps.of(job, index, max(1, job.fleet.members // LINES))
                 pace = work_at_pace(member, work, pace, job.train.batch, clock)
                 loop = Loop(steps, work, member, log, pace, usage, energy, clock)
+                begin = functools.partial(around.gradients.begin_at, index)
+                loop.cohort = in_cohort(member, around.planned, around.task, index, begin)
                 if not around.planned.presence.is_steady:
                     loop.is_to_evaluate = functools.partial(around.is_to_evaluate, index)
                 loop.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -81,6 +82,8 @@ ROWS = [
     ("training", Beat(1), "training", Ask),
     ("training", UNKNOWN, "training", Ask),
     ("training", Rekey(0, 0, 1), "training", Rekey),
+    ("training", Base(0, 1, b""), "training", None),
+    ("training", replace(start(), applied=5, round=5), "training", Back),
     ("returning", reply(), "returning", None),
     ("returning", Beat(0), "returning", None),
     ("returning", UNKNOWN, "returning", None),
@@ -107,7 +110,6 @@ WRONG = [
     ("welcomed", reply()),
     ("welcomed", Contribute(0, 0, 1, 1.0, 0, 0, 0, b"")),
     ("training", welcome()),
-    ("training", Base(0, 1, b"")),
     ("training", Fixed(0, 1, b"")),
     ("training", start()),
     ("returning", Contribute(0, 0, 1, 1.0, 0, 0, 0, b"")),

@@ -55,6 +55,23 @@ def test_a_simulated_run_ends_with_the_bits_of_an_emulated_one(tmp_path, strateg
     assert virtual["seconds"] > 1.0  # of which the test took none
 
 
+@pytest.mark.real
+def test_a_cohort_is_drawn_alike_emulated_and_simulated(tmp_path):
+    words = [*DIGITS, "steps=30", "strategy=fedavg", "every=3", "cohort=3"]
+    inside = create(tmp_path, "emulated")
+    real = emulated.run(plan(reading.load(None, [*words, "pace_s=0.001"])), inside)
+    virtual, folder = simulated(tmp_path, *words, "network=wan-200ms")
+    rosters = [[each["members"] for each in read_metrics(at, "round")] for at in (inside, folder)]
+    assert rosters[0] == rosters[1]
+    assert [len(each) for each in rosters[0]] == [3] * 10
+    assert len(bases(inside)) == 1
+    assert bases(folder) == bases(inside)
+    assert virtual["final"] == real["final"]
+    steps = [each["step"] for each in read_metrics(folder, "eval")]
+    assert sorted(steps) == [0, 5, 10, 15, 20, 25, 30]
+    assert len([*read_metrics(inside, "eval")]) == 7
+
+
 def lines(folder):
     return sorted(metrics_path(folder).read_text().splitlines())
 

@@ -1,0 +1,193 @@
+"""A hub whose rounds have a sample of the members each: who is drawn, and what they are sent.
+
+Who is drawn follows from the job alone (`strategies/cohort.py`), so that nothing of it is kept or
+sent. A member has a part in the rounds that it is drawn for, and in no others:
+
+=========================================  =======================================================
+a member that is drawn                     is sent
+=========================================  =======================================================
+and was in the round before                that round's reply
+and was not                                the base, and where the fleet stands (`Start`): it goes
+                                           on from there, whatever it missed
+and is still busy with an earlier round    nothing: what it gives counts late, as ever
+and is not there                           the same, if it comes while the round is open
+not, and was in the round before           a beat: its contribution is merged, it waits
+not                                        nothing
+=========================================  =======================================================
+
+Behind the last round all are sent the base, so that they end. A round waits for the members that
+are in it. If none of those that were drawn is there, it stays open for one that comes, as long as
+for late members, and is then over without a contribution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edgetrain.errors import ConfigError
+from edgetrain.exchange.hub.base_transfer import base_messages
+from edgetrain.exchange.hub.effects import Effect, Send
+from edgetrain.exchange.hub.members import MemberRecord
+from edgetrain.exchange.hub.membership import turn_away
+from edgetrain.exchange.hub.open_rounds import OpenRound, expected
+from edgetrain.exchange.hub.protocol import FindDue, GoOn, Hub, HubPart, Records, Restore
+from edgetrain.exchange.hub.records import State
+from edgetrain.exchange.hub.rounds import Due, FoundDue
+from edgetrain.exchange.messages import Base, Beat, Join, Message, Reply, Start
+from edgetrain.strategies.cohort import Cohort
+
+NONE = -1
+"""In place of a round's number: a member that is drawn for none."""
+
+OWN_LOOP = "strategy.cohort draws members that run the job's file: no loop of one's own can join"
+
+
+class CohortPart(HubPart):
+    """Draws the members of each round, and lets no others begin. Attached before anyone joins."""
+
+    def __init__(self, cohort: Cohort, any_job: bool = False) -> None:
+        """ConfigError for a hub that admits members whatever job they run."""
+        if any_job:
+            raise ConfigError(f"--any-job: {OWN_LOOP}", "leave it out, or strategy.cohort")
+        self.cohort = cohort
+        self._roster: tuple[int, frozenset[int]] = NONE, frozenset()
+        self._alone: tuple[int, float] = NONE, math.inf
+        """The newest round that nobody was there for, and since when."""
+
+    def attach(self, hub: Hub) -> Hub:
+        hub.membership.draw = self._draw
+        if self.cohort.extra:  # the first contributions count, and no others
+            hub.rounds.merger.keeps_late = False
+        return super().attach(hub)
+
+    # -- who is drawn -------------------------------------------------------------------------
+
+    def roster(self, round: int) -> frozenset[int]:
+        """The numbers of the members that are drawn for a round."""
+        if self._roster[0] != round:
+            drawn = self.cohort.drawn(round, self._samples())
+            self._roster = round, frozenset(drawn)
+        return self._roster[1]
+
+    def _samples(self) -> Sequence[float]:
+        if self.cohort.sampling != "weighted":
+            return ()
+        known = {self._number(m): m.weight for m in [*self.hub.members.away, *self.hub.members]}
+        return [known.get(number, 1.0) for number in range(self.cohort.members)]
+
+    def _number(self, member: MemberRecord) -> int:
+        """Its place in the job, which the members of a job have in their names."""
+        digits = member.name.removeprefix("m")
+        is_place = digits.isdecimal() and member.name == f"m{digits}" and len(digits) < 10
+        return int(digits) if is_place else member.index
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the last round of the run is merged."""
+        rounds = self.hub.rounds
+        return rounds.started and rounds.delay.end_after(rounds.round) <= rounds.round
+
+    def _is_in(self, member: MemberRecord, round: int) -> bool:
+        return self._is_over or self._number(member) in self.roster(round)
+
+    def _draw(self, member: MemberRecord) -> bool:
+        """Whether a member that could begin has a part in the open round; it has, from now on."""
+        round = self.hub.rounds.round
+        before = self.hub.members.away.get(member.name) or member
+        is_in = self._is_in(member, round) and (before.next_round <= round or self._is_over)
+        member.draw(round if is_in and not self._is_over else NONE)
+        return is_in
+
+    # -- around the hub -----------------------------------------------------------------------
+
+    def handle(self, sender: bytes, message: Message, now: float, go_on: GoOn) -> list[Effect]:
+        if isinstance(message, Join) and not message.job:
+            return turn_away(sender, message.name, "job", OWN_LOOP)
+        return go_on()
+
+    def find_due(self, now: float, go_on: FindDue) -> FoundDue:
+        effects, due = go_on()
+        rounds, round = self.hub.rounds, self.hub.round
+        if due is not None or self._is_over:
+            return effects, due
+        entry = rounds.open_rounds.get(round)
+        missing = expected(self.hub.members, round)
+        if entry is not None and self.cohort.extra:
+            there = {name for name, meant_for in entry.contributions if meant_for == round}
+            if len(there) >= self.cohort.size:
+                return effects, Due(entry, ())
+            entry.lacks = min(entry.lacks, self.cohort.size - len(there))
+        if entry is None and not missing and self._may_pass(round, now):
+            return effects, Due(OpenRound(now), ())
+        return effects, None
+
+    def _may_pass(self, round: int, now: float) -> bool:
+        """Whether a round that nobody is there for is over."""
+        if self._alone[0] != round:
+            self._alone = round, now
+        has_waited = now - self._alone[1] >= self.hub.policy.deadline_s
+        return bool(self.hub.members) and (has_waited or not self.roster(round))
+
+    def close(self, effects: list[Effect], now: float) -> list[Effect]:
+        """Let the next round begin: the reply goes to who has a part in both."""
+        round, members = self.hub.round, self.hub.members
+        before = [m for m in members if m.drawn == round - 1 and m.trains and not m.returning]
+        goes = {member.sender for member in before if not self._is_in(member, round)}
+        effects = [
+            each
+            for each in effects
+            if not (isinstance(each, Send) and isinstance(each.message, Reply) and each.to in goes)
+        ]
+        for member in before:
+            if member.sender in goes:
+                effects.append(Send(member.sender, Beat(self.hub.epoch, member.merged)))
+                member.draw(NONE)
+            else:
+                member.draw(NONE if self._is_over else round)
+                member.mark_applied(round)
+        return effects + self._call({member.sender for member in before} - goes)
+
+    def _call(self, told: set[bytes]) -> list[Effect]:
+        """Let all but these begin the open round that are drawn for it."""
+        hub, effects = self.hub, list[Effect]()
+        rounds, base = hub.rounds, list[Base]()
+        for member in [*hub.members]:
+            is_called = self._is_in(member, hub.round) and member.sender not in told
+            if not is_called or member.returning or member.standing == "astray":
+                continue
+            if member.state == "waiting":
+                effects += hub.membership.admit(member)
+            elif (member.state == "training" or self._is_over) and not self._has_ended(member):
+                assert rounds.base is not None
+                base = base or base_messages(rounds.base.copy())
+                effects += [Send(member.sender, part) for part in base]
+                effects.append(Send(member.sender, self._start(member)))
+        return effects
+
+    def _start(self, member: MemberRecord) -> Start:
+        """What draws a member that has begun for the open round, behind the base."""
+        rounds, round = self.hub.rounds, self.hub.round
+        member.begin_at(round, member.next_round)
+        member.mark_applied(round)
+        member.draw(NONE if self._is_over else round)
+        return Start(
+            round, round, rounds.delay.delay, rounds.checksums[round], keep=False, resend=round,
+            every=rounds.delay.every, steps=rounds.steps_before(round),
+            fixed=self.hub.membership.fixed.digest,
+        )  # fmt: skip
+
+    def _has_ended(self, member: MemberRecord) -> bool:
+        """Whether it was sent what came of the last round."""
+        return self._is_over and member.applied >= self.hub.rounds.delay.end_after(self.hub.round)
+
+    def state(self, state: State) -> State:
+        """Without members that have not begun: after a restart they join."""
+        waiting = {member.name for member in self.hub.members if member.state == "waiting"}
+        return replace(state, seats=tuple(s for s in state.seats if s.name not in waiting))
+
+    def restore(self, state: State, now: float, go_on: Restore, records: Records) -> None:
+        go_on(records)
+        for member in self.hub.members:
+            self._draw(member)

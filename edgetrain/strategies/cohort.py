@@ -1,0 +1,96 @@
+"""Which members have a part in a round, where a round has a sample of them: McMahan's C.
+
+Pure: who is drawn follows from the job's seed, the round, how many members there are and, where
+members are drawn by their samples, from these. So a hub that was killed, a simulation and whoever
+else wants to know draw the same, and no roster travels. The draws are those of Python's
+`random.Random.random`, which are the same in all its versions.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+Draw = Callable[[], float]
+"""A number from 0 to below 1."""
+
+
+class Wanted(Protocol):
+    """What a job says of it."""
+
+    @property
+    def cohort(self) -> float:
+        """Members, or below 1 a share of them."""
+
+    @property
+    def sampling(self) -> str:
+        """uniform, weighted or poisson."""
+
+    @property
+    def cohort_extra(self) -> int:
+        """Members that are drawn besides."""
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """`size` of `members` have a part in each round, or as many on average: see `drawn`."""
+
+    seed: int
+    members: int
+    size: int
+    sampling: str = "uniform"
+    """uniform, weighted or poisson."""
+    extra: int = 0
+    """Members that are drawn besides: the first `size` contributions of all these count."""
+
+    @classmethod
+    def of(cls, seed: int, members: int, table: Wanted) -> Cohort | None:
+        """None: all members have a part in all rounds."""
+        size = int(table.cohort) or max(1, round(table.cohort * members))
+        if size >= members:
+            return None
+        return cls(seed, members, size, table.sampling, table.cohort_extra)
+
+    def drawn(self, round: int, samples: Sequence[float] = ()) -> tuple[int, ...]:
+        """The numbers of the members of a round, in order, from 0.
+
+        uniform: each set of `size` is as likely. weighted: one after the other, those left by their
+        `samples`, of each member (): all have as many. poisson: each member by itself, with the
+        chance size / members; so a round may have none.
+        """
+        draw = random.Random(f"{self.seed} {round} cohort").random
+        wanted = min(self.size + self.extra, self.members)
+        if self.sampling == "poisson":
+            return tuple(_by_chance(draw, wanted / self.members, self.members))
+        if self.sampling == "weighted" and sum(each > 0 for each in samples) > wanted:
+            return tuple(sorted(_by_weight(draw, wanted, samples)))
+        found: set[int] = set()
+        for last in range(self.members - wanted, self.members):  # Floyd's algorithm
+            one = int(draw() * (last + 1))
+            found.add(last if one in found else one)
+        return tuple(sorted(found))
+
+
+def _by_chance(draw: Draw, share: float, members: int) -> Iterator[int]:
+    """Each of the numbers with this chance. As many draws as are found: gaps are geometric."""
+    if share >= 1:
+        yield from range(members)
+        return
+    each = math.log1p(-share)
+    at = int(math.log1p(-draw()) / each)
+    while at < members:
+        yield at
+        at += 1 + int(math.log1p(-draw()) / each)
+
+
+def _by_weight(draw: Draw, wanted: int, weights: Sequence[float]) -> set[int]:
+    """So many different numbers, one after the other, each by the weight of those left."""
+    sums, found = [*itertools.accumulate(weights)], set[int]()
+    while len(found) < wanted:
+        found.add(bisect.bisect_right(sums, draw() * sums[-1]))
+    return found

@@ -1,0 +1,70 @@
+"""A member that has a part in some rounds only, as its loop sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from edgetrain.exchange.member.driver import Driver, Stepper
+from edgetrain.jobs.resolved import Resolved
+from edgetrain.jobs.shares import shares_of
+from edgetrain.strategies.cohort import Cohort
+from edgetrain.tasks import Task
+from edgetrain.tasks.work import Local, OwnDraws, begin_at
+from edgetrain.training.member.member import Member, driver_of
+
+
+@dataclass(frozen=True)
+class InCohort:
+    """The member `index` of those that `cohort` draws from; `samples`: of all, where it asks."""
+
+    driver: Driver
+    cohort: Cohort
+    index: int
+    samples: Sequence[float]
+    begin_at: Callable[[int], None]
+    """Called with the number of its next step in the job, after rounds without it."""
+
+    @property
+    def progress(self) -> int:
+        """Steps of the job that are over, those of rounds without it included."""
+        return self.driver.progress
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds of its waits so far that passed in rounds without it."""
+        return self.driver.idle_s
+
+    def is_first(self, round: int) -> bool:
+        """Whether it is the first of those drawn for this round, who evaluates."""
+        return next(iter(self.cohort.drawn(round, self.samples)), -1) == self.index
+
+
+def in_cohort(
+    member: Member, found: Resolved, task: Task, index: int, begin_at: Callable[[int], None]
+) -> InCohort | None:
+    """What the loop of the member with this index asks, if its job has a cohort; see InCohort."""
+    if (cohort := found.job.cohort) is None:
+        return None
+    of_each = range(cohort.members if cohort.sampling == "weighted" else 0)
+    samples = [float(shares_of(found.job, each).samples(task)) for each in of_each]
+    driver = driver_of(member)
+    driver.is_drawn = True
+    return InCohort(driver, cohort, index, samples, begin_at)
+
+
+def follow_draws(
+    member: Member, found: Resolved, task: Task, work: tuple[int, Local], optimizer: Stepper
+) -> InCohort | None:
+    """As `in_cohort`, of the member with this index and work in a process of its own."""
+    index, local = work
+
+    def begin(step: int) -> None:
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        begin_at(optimizer, step)
+        if isinstance(local, OwnDraws):
+            local.step = step
+
+    return in_cohort(member, found, task, index, begin)

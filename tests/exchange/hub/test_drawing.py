@@ -1,0 +1,202 @@
+"""Rounds that have a sample of the members: who is out neither trains nor sends."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fleet import Disk, FakeMember, Fleet, noisy_descent
+from hub_desk import Desk
+
+from edgetrain.errors import ConfigError, Refused
+from edgetrain.exchange.hub.drawing import CohortPart
+from edgetrain.exchange.hub.terms import Policy
+from edgetrain.exchange.member.driver import Driver
+from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.seam import Request
+from edgetrain.jobs.job import Job
+from edgetrain.jobs.reading import load
+from edgetrain.jobs.rules import resolve
+from edgetrain.strategies.cohort import Cohort
+from edgetrain.vectors import layout as layouts
+from tests.fakes.fleet import Recorded
+
+PATIENT = {"gone_s": 1e9, "deadline_s": 1e9}
+
+
+class DrawnMember(FakeMember):
+    """A member of a job with a cohort: it goes by the job's steps."""
+
+    def _live(self) -> None:
+        fleet, flat = self.fleet, self.flat
+        request = Request(
+            layouts.digest(flat.description), f"m{self.index}", self.weight, "job", flat.description
+        )
+        link = Recorded(Link(self.way, fleet.clock), self)
+        try:
+            self.driver = driver = Driver.join(link, flat, self, request, fleet.clock)
+            driver.is_drawn, self.state = True, "training"
+            while driver.progress < self.steps:
+                self._pause()
+                flat.gradient[:] = fleet.local_step(self.index, driver.steps, self.params)
+                driver.step()
+            driver.drain()
+            self.note_base()
+            driver.leave("done")
+            self.state = "done"
+        except Refused:
+            self.state = "refused"
+        self.is_over = True
+
+
+class DrawnFleet(Fleet):
+    member = DrawnMember
+
+    def __init__(self, strategy, members, cohort, every, steps, **rest):
+        policy = Policy(members, **{**PATIENT, **rest.pop("policy", {})})
+        self.cohort = cohort
+        super().__init__(strategy, members, every, 0, steps, policy=policy, bounded=True, **rest)
+        fresh = self.fresh_hub
+        self.fresh_hub = lambda: fresh(CohortPart(cohort))
+        self.hub = self.fresh_hub()
+
+    @property
+    def last(self):
+        """The base that all ended with."""
+        assert [each.state for each in self.members] == ["done"] * len(self.members)
+        (found,) = {each.half.checksum for each in self.members}
+        return found
+
+
+def naive(cohort, initial, every, rounds, weights):
+    """FedAvg with a share of the members in each round: McMahan et al., 2017, algorithm 1."""
+    base, taken = initial.astype(np.float64), [0] * cohort.members
+    for round in range(rounds):
+        ways = []
+        for member in cohort.drawn(round, weights):
+            own = base.copy()
+            for _ in range(every):
+                own -= noisy_descent(member, taken[member], own.astype(np.float32))
+                taken[member] += 1
+            ways.append(weights[member] * (own - base))
+        base += sum(ways) / sum(weights[m] for m in cohort.drawn(round, weights))
+    return base
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "weighted"])
+def test_fedavg_of_a_tenth_is_the_papers(sampling):
+    cohort, weights = Cohort(5, 20, 2, sampling), [1.0 + m % 3 for m in range(20)]
+    fleet = DrawnFleet("fedavg", 20, cohort, 3, 150, rng=random.Random(1), weights=weights).run()
+    wanted = naive(cohort, fleet.initial, 3, 50, weights)
+    assert fleet.last
+    assert abs(fleet.members[0].half.base - wanted).max() < 1e-6 * abs(wanted).max()
+    for member in fleet.members:
+        drawn = {r for r in range(50) if member.index in cohort.drawn(r, weights)}
+        assert member.submitted == drawn, "who is not drawn sends nothing"
+        assert member.answered <= drawn
+    assert [len(each.members) for each in fleet.closed] == [2] * 50
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("sampling", ["uniform", "poisson"])
+def test_a_killed_hub_goes_on_with_the_same_rosters(seed, sampling):
+    cohort = Cohort(seed, 6, 2, sampling)
+    whole = DrawnFleet("fedavg", 6, cohort, 2, 24, rng=random.Random(seed)).run()
+    rng = random.Random(seed)
+    kills = [rng.randrange(20, 120) for _ in range(3)]
+    fleet = DrawnFleet("fedavg", 6, cohort, 2, 24, rng=rng, disk=Disk(4), kills=kills).run()
+    assert fleet.last == whole.last
+    assert {each.round: each.members for each in fleet.closed}.items() <= {
+        each.round: each.members for each in whole.closed
+    }.items()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lost_connections_change_nothing(seed):
+    cohort, rng = Cohort(seed, 6, 2), random.Random(seed)
+    whole = DrawnFleet("fedavg", 6, cohort, 2, 24, rng=random.Random(seed)).run()
+    fleet = DrawnFleet("fedavg", 6, cohort, 2, 24, rng=rng, disk=Disk())
+    fleet.run(lambda: rng.random() < 0.05 and fleet.cut(rng.randrange(6)))
+    assert fleet.last == whole.last
+
+
+@pytest.mark.parametrize(
+    ("strategy", "codec"),
+    [("scaffold", "fp32"), ("fedprox(0.1)", "fp32"), ("fedadam", "fp32"), ("diloco", "int8"),
+     ("fedavg", "topk(0.5)"), ("local-sgd", "int8")],
+)  # fmt: skip
+def test_all_end_with_one_base(strategy, codec):
+    cohort = Cohort(2, 8, 3)
+    fleet = DrawnFleet(strategy, 8, cohort, 2, 25, rng=random.Random(3), codec=codec).run()
+    assert fleet.last
+    assert [each.round for each in fleet.closed] == [*range(13)]
+
+
+def test_the_first_contributions_count_of_more_that_are_drawn():
+    cohort = Cohort(2, 8, 2, extra=2)
+    fleet = DrawnFleet("fedavg", 8, cohort, 2, 40, rng=random.Random(3)).run()
+    assert fleet.last
+    assert [len(each.members) for each in fleet.closed] == [2] * 20
+    assert all(
+        {int(name[1:]) for name in each.members} <= set(cohort.drawn(each.round))
+        for each in fleet.closed
+    )
+
+
+def test_a_drawn_member_that_is_off_keeps_no_round_open():
+    cohort = Cohort(2, 6, 2)
+    fleet = DrawnFleet("fedavg", 6, cohort, 2, 40, policy={"gone_s": 5.0, "deadline_s": 60.0})
+    fleet.run(fleet.killing(3, 90))
+    rest = [each for each in fleet.members if each.index != 3]
+    assert {each.state for each in rest} == {"done"}
+    assert [each.round for each in fleet.closed] == [*range(20)]
+    assert max(each.open_s for each in fleet.closed) <= 61.0
+
+
+def test_a_loop_of_ones_own_is_refused():
+    desk = Desk(2)
+    CohortPart(Cohort(0, 2, 1)).attach(desk.hub)
+    desk.join("a", job="")
+    assert ("refused", "a") in desk.events()
+
+
+WORDS = ("members=20", "strategy=fedavg", "steps=50")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["cohort=21"], "strategy.cohort = 21: the job has only 20 members"),
+        (["cohort=1.5"], "strategy.cohort = 1.5 is neither a number of members nor a share"),
+        (["cohort=-0.1"], "strategy.cohort = -0.1"),
+        (["strategy.sampling=poisson"], "strategy.sampling = 'poisson' without a cohort"),
+        (["cohort=15", "cohort_extra=6"], "the job has only 20 members"),
+        (["cohort=5", "cohort_extra=1", "strategy.sampling=poisson"], "is left to chance"),
+        (["cohort=5", "strategy.sampling=weighted", "weigh=alike"], "members count alike"),
+        (["cohort=5", "quorum=6"], "a round has only 5 members"),
+        (["cohort=5", "strategy=dga"], "each of its rounds has all members"),
+        (["cohort=5", "strategy=fedbuff(2, 0.5)"], "each of its rounds has all members"),
+        (["cohort=5", "strategy=sync-sgd"], "each of its rounds has all members"),
+        (["cohort=5", "secure=true"], "each of its rounds has all members"),
+        (["cohort=5", "topology=ring"], "each of its rounds has all members"),
+        (["cohort=5", "strategy.personal=head.*"], "each of its rounds has all members"),
+        (["cohort=5", "privacy.unit=member", "noise=1"], "each of its rounds has all members"),
+    ],
+)
+def test_bad_cohorts_get_one_clear_line(words, said):
+    with pytest.raises(ConfigError) as refused:
+        resolve(load(None, [*WORDS, *words]))
+    assert said in str(refused.value)
+    assert "\n" not in refused.value.message
+
+
+def test_a_share_is_a_number_and_all_are_no_cohort():
+    def cohort(*words):
+        return load(None, [*WORDS, *words]).cohort
+
+    assert cohort("cohort=0.1") == cohort("cohort=2") == Cohort(0, 20, 2)
+    assert cohort() is cohort("cohort=20") is cohort("cohort=0") is None
+    table = replace(Job().strategy, cohort=2.0)
+    assert Job().digest() != replace(Job(), strategy=table).digest()

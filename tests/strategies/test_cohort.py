@@ -1,0 +1,57 @@
+"""Who is drawn for a round: one pure function, uniform, by samples, or each member by itself."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from edgetrain.strategies.cohort import Cohort
+
+ROUNDS = 10_000
+
+
+def counts(cohort, samples=()):
+    found = [cohort.drawn(round, samples) for round in range(ROUNDS)]
+    return np.bincount(list(itertools.chain(*found)), minlength=cohort.members), found
+
+
+def test_members_are_drawn_uniformly():
+    times, found = counts(Cohort(7, 20, 5))
+    assert {len(set(each)) for each in found} == {5}
+    assert all(each == tuple(sorted(each)) for each in found)
+    # Without replacement counts vary by (1 - 5/20) of what the chi-square of 19 degrees says.
+    chi2 = float(((times - 2500) ** 2 / 2500).sum()) / (1 - 5 / 20) * 19 / 20
+    assert 4.9 < chi2 < 43.8, "one in a thousand on either side"
+    pairs = np.bincount([a * 20 + b for each in found for a, b in itertools.combinations(each, 2)])
+    assert abs(pairs[pairs > 0] - ROUNDS * 20 / 380).max() < 5 * (ROUNDS * 20 / 380) ** 0.5
+
+
+def test_rosters_follow_from_seed_and_round_alone():
+    one = Cohort(7, 1000, 10)
+    assert one.drawn(3) == Cohort(7, 1000, 10).drawn(3) == (
+        118, 133, 201, 389, 424, 544, 654, 807, 816, 996,
+    )  # fmt: skip  # as any Python draws them
+    assert one.drawn(3) != one.drawn(4) != Cohort(8, 1000, 10).drawn(4)
+    assert len(Cohort(7, 1000, 10, extra=3).drawn(3)) == 13
+    assert Cohort(1, 5, 5).drawn(0) == Cohort(1, 5, 5, "poisson").drawn(0) == (0, 1, 2, 3, 4)
+
+
+def test_each_member_is_drawn_by_itself():
+    times, found = counts(Cohort(3, 20, 5, "poisson"))
+    assert abs(times - 2500).max() < 5 * (2500 * 0.75) ** 0.5
+    sizes = np.array([len(each) for each in found])
+    assert sizes.mean() == pytest.approx(5, rel=0.02)
+    assert sizes.var() == pytest.approx(20 * 0.25 * 0.75, rel=0.06)
+    assert 0 in sizes
+
+
+def test_members_are_drawn_by_their_samples():
+    samples = [1, 2, 3, 4, 0]
+    times, _ = counts(Cohort(3, 5, 1, "weighted"), samples)
+    assert times / ROUNDS == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.0], abs=0.02)
+    times, found = counts(Cohort(3, 5, 2, "weighted"), samples)
+    assert {len(set(each)) for each in found} == {2}
+    wanted = 0.4 + sum(each / 10 * 4 / (10 - each) for each in (1, 2, 3))
+    assert times[3] / ROUNDS == pytest.approx(wanted, abs=0.02)
