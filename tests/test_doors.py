@@ -3,7 +3,8 @@ does not use.
 
 A bound is what was reached, rounded up to the next hundred: who needs more of it says so here. The
 aim is 14,000 lines for `edgetrain.join` and `edgetrain member` and 15,000 for `edgetrain hub`,
-trained as well as imported.
+trained as well as imported. Names of a user's own (`extensions.py`, which tables of names ask) took
+about 350 lines of each, personal layers and cohorts about 60.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ pytestmark = pytest.mark.real
 
 BOUNDS = {
     "import edgetrain": 100,
-    "help of edgetrain": 10_900,
-    "edgetrain.join": 12_300,
-    "a member": 14_700,
-    "a hub": 18_000,
+    "help of edgetrain": 11_000,
+    "edgetrain.join": 12_700,
+    "a member": 15_200,
+    "a hub": 18_500,
 }
 TRAINED = {
-    "edgetrain.join, trained": 13_600,
-    "a member, trained": 18_700,
-    "a hub, trained": 20_000,
+    "edgetrain.join, trained": 14_000,
+    "a member, trained": 19_200,
+    "a hub, trained": 20_500,
 }
 UNUSED = (
     *(f"codecs.{name}" for name in ("auto", "blocks", "deep", "lowrank", "pieces", "rules")),
