@@ -207,7 +207,7 @@ class HubThread:
         part=None, **other,
     ):  # fmt: skip
         row = strategies.find(strategy)
-        policy = Policy(members, **({"beat_s": 0.05, "gone_s": 0.3} | other.pop("policy", {})))
+        policy = Policy(members, **({"beat_s": 0.05, "gone_s": 60.0} | other.pop("policy", {})))
         codec = codecs.parse(other.pop("codec", "fp32"))
         reply_codec = codecs.parse(other.pop("reply_codec", codec.name))
         terms = Terms(row, every, Delay(delay or 0, delay is None), **other)

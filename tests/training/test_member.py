@@ -141,7 +141,7 @@ def test_two_processes_end_with_one_model(processes_of_ours, tmp_path):
 
 @pytest.mark.real
 def test_a_member_killed_does_not_stop_the_other(processes_of_ours, tmp_path):
-    hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "local-sgd")
+    hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "local-sgd", policy={"gone_s": 0.3})
     with hub.serving():
         outs = [str(tmp_path / f"{i}.npy") for i in range(2)]
         members = [
