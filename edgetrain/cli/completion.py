@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
             did_you_mean(arguments.shell, SHELLS),
         )
     try:
-        from argcomplete import shellcode
+        from argcomplete.shell_integration import shellcode
     except ImportError:
         raise ConfigError(
             "completion needs argcomplete", "pip install 'edgetrain[completion]'"
