@@ -40,8 +40,8 @@ VERBS = dict(verbs(parser()))
 def test_the_verbs_are_these():
     top = {path[0] for path in VERBS if len(path) == 1}
     assert top == {
-        "bundle", "capacity", "codecs", "compare", "completion", "devices", "doctor",
-        "export", "gateway", "hub", "init", "keys", "member", "networks", "plan",
+        "bundle", "capacity", "codecs", "compare", "completion", "data", "devices",
+        "doctor", "export", "gateway", "hub", "init", "keys", "member", "networks", "plan",
         "dashboard", "privacy", "rank", "report", "run", "runs", "strategies", "sweep",
         "tell", "topology", "track", "watch",
     }  # fmt: skip

@@ -24,6 +24,9 @@ QUICK = {
     "edgetrain plan task=edgetrain.tasks:char_lm data.width=1024 data.heads=16 data.layers=24"
     " device=raspberry-pi-4b": "fits nowhere|needs",
     "edgetrain run netwrok=wifi": "",
+    "edgetrain data show job.toml": "samples",
+    'edgetrain data show job.toml data.partition="dirichlet(0.3)"': "samples",
+    "edgetrain data show job.toml members=100 --json": "^{",
     "edgetrain report": r"report\.html",
     "edgetrain report runs/20260131-143007-digits -o dga.html": r"dga\.html",
     "edgetrain report runs/a runs/b -o both.html": r"both\.html",
@@ -225,6 +228,7 @@ ELSEWHERE = {
     "edgetrain completion bash": "argcomplete's script: tests/cli/test_completion.py",
     "edgetrain completion zsh": "argcomplete's script: tests/cli/test_completion.py",
     "edgetrain completion fish": "argcomplete's script: tests/cli/test_completion.py",
+    "edgetrain hub members=4 strategy=fedavg every=10 --any-job": "tests/training/test_adapters.py",
     "edgetrain export": _EXPORTED,
     "edgetrain export runs/20260131-142501-digits --onnx --int8 -o for-the-pi": _EXPORTED,
     "edgetrain export runs/20260131-142501-digits --torch": _EXPORTED,

@@ -4,15 +4,17 @@ The trackers themselves: tests/trackers."""
 from __future__ import annotations
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgetrain import extensions
 from edgetrain.__main__ import main
+from edgetrain.extensions import Extension
 from edgetrain.runs import folder as folders
-from edgetrain.runs.tracking import trackers
 from edgetrain.runs.tracking.points import TABLE, Curves, Point, parameters
 
 NUMBERS = st.one_of(st.none(), st.integers(0, 99), st.floats(0, 1e9))
@@ -104,9 +106,14 @@ class Kept:
         self.closed = ok
 
 
+def called(monkeypatch, name, made):
+    """As if an installed package had a tracker of this name."""
+    monkeypatch.setitem(extensions.loaded, name, Extension(made, sys.modules[__name__], ""))
+
+
 @pytest.fixture
 def kept(monkeypatch):
-    monkeypatch.setattr(trackers, "trackers", lambda: {**trackers.OWN, "kept": Kept})
+    called(monkeypatch, "kept", Kept)
     monkeypatch.setattr(Kept, "made", ())
     return Kept
 
@@ -165,8 +172,7 @@ def test_what_goes_wrong_is_one_line(kept, tmp_path, monkeypatch, capsys, words,
     def absent(about):
         raise ModuleNotFoundError("No module named 'absent'", name="absent")
 
-    more = {"kept": Kept, "absent": absent}
-    monkeypatch.setattr(trackers, "trackers", lambda: {**trackers.OWN, **more})
+    called(monkeypatch, "absent", absent)
     assert main(["track", str(run), *words]) != 0
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1
