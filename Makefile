@@ -186,7 +186,7 @@ drawn: install-dev
 # Pages, examples and what stands at the root are copied together first: links between them then lead somewhere.
 docs: install-docs
 	rm -rf build/site-source && mkdir -p build/site-source
-	cp -r docs/. examples devices *.md LICENSE CITATION.cff build/site-source
+	cp -r docs/. examples devices findings *.md LICENSE CITATION.cff build/site-source
 	mv build/site-source/README.md build/site-source/index.md
-	sed -i -E 's#\]\(docs/#](#g; s#\]\((\.\./)*README\.md#](index.md#g; s#\]\(\.\./(examples|devices|[A-Z]+\.md)#](\1#g' build/site-source/*.md
+	sed -i -E 's#\]\(docs/#](#g; s#\]\((\.\./)*README\.md#](index.md#g; s#\]\(\.\./(examples|devices|findings|[A-Z]+\.md)#](\1#g' build/site-source/*.md
 	$(DOCS)/bin/zensical build --strict
