@@ -8,8 +8,7 @@ else wants to know draw the same, and no roster travels. The draws are those of 
 
 from __future__ import annotations
 
-import bisect
-import itertools
+import heapq
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -88,9 +87,9 @@ def _by_chance(draw: Draw, share: float, members: int) -> Iterator[int]:
         at += 1 + int(math.log1p(-draw()) / each)
 
 
-def _by_weight(draw: Draw, wanted: int, weights: Sequence[float]) -> set[int]:
-    """So many different numbers, one after the other, each by the weight of those left."""
-    sums, found = [*itertools.accumulate(weights)], set[int]()
-    while len(found) < wanted:
-        found.add(bisect.bisect_right(sums, draw() * sums[-1]))
-    return found
+def _by_weight(draw: Draw, wanted: int, weights: Sequence[float]) -> list[int]:
+    """So many different numbers, one after the other, each by the weight of those left: the first
+    of as many exponential clocks (Efraimidis and Spirakis, 2006). Members say their weights, so one
+    that outweighs all others must not take longer."""
+    clocks = [(-math.log1p(-draw()) / each, at) for at, each in enumerate(weights) if each > 0]
+    return [at for _, at in heapq.nsmallest(wanted, clocks)]

@@ -55,3 +55,10 @@ def test_members_are_drawn_by_their_samples():
     assert {len(set(each)) for each in found} == {2}
     wanted = 0.4 + sum(each / 10 * 4 / (10 - each) for each in (1, 2, 3))
     assert times[3] / ROUNDS == pytest.approx(wanted, abs=0.02)
+
+
+def test_one_that_outweighs_all_others_is_drawn_as_soon():
+    """With others by their turn: a member says its own weight."""
+    drawn = Cohort(3, 5, 2, "weighted").drawn(0, [1e300, 1, 1, 1e-300, 1])
+    assert 0 in drawn
+    assert len(drawn) == 2
