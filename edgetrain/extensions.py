@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-from edgetrain.errors import ConfigError, EdgetrainError, did_you_mean
+from edgetrain.errors import ConfigError, EdgetrainError, did_you_mean, quoted
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ def own(kind: str, name: str) -> Any:
                 made = entry.load()
             except Exception as error:
                 said = f"{kind} '{name}' of the package '{entry.module}' cannot be imported"
-                raise ConfigError(f"{said}: {in_words(error)}") from error
+                raise ConfigError(f"{said}: {quoted(error)}") from error
             _keep(name, made, sys.modules[entry.module])
             _load_outer(made, None)
     return loaded[name].made if name in loaded else None
@@ -128,7 +128,7 @@ def build(kind: str, name: str, words: Iterable[str], made: Callable[..., T]) ->
     except EdgetrainError:
         raise
     except Exception as error:
-        raise ConfigError(f"{kind} '{name}({', '.join(words)})': {in_words(error)}") from error
+        raise ConfigError(f"{kind} '{name}({', '.join(words)})': {quoted(error)}") from error
 
 
 def _value(word: str) -> int | float | str:
@@ -252,9 +252,9 @@ def _import(kind: str, name: str, beside: Path | None, error: type[EdgetrainErro
                 f"no module '{missing.name}' for {kind} '{name}:…'{where}",
                 "install it, or put the file beside the job",
             ) from None
-        raise error(f"module '{name}' cannot be imported: {in_words(missing)}") from missing
+        raise error(f"module '{name}' cannot be imported: {quoted(missing)}") from missing
     except Exception as fault:
-        raise error(f"module '{name}' cannot be imported: {in_words(fault)}") from fault
+        raise error(f"module '{name}' cannot be imported: {quoted(fault)}") from fault
 
 
 @functools.cache
@@ -286,7 +286,3 @@ def check_origin(
             "name a class or function of a module beside the job file, or of an installed package "
             f"with an entry point in the group '{group}'",
         )
-
-
-def in_words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from edgetrain.errors import EdgetrainError, TaskError, did_you_mean
-from edgetrain.extensions import GROUPS, attribute_of, check_origin, in_words, module_of
+from edgetrain.errors import EdgetrainError, TaskError, did_you_mean, quoted
+from edgetrain.extensions import GROUPS, attribute_of, check_origin, module_of
 from edgetrain.tasks import spelling
 from edgetrain.tasks.protocol import MEMBERS_OF_TASK, METHODS_OF_TASK, Task
 
@@ -52,7 +52,7 @@ def load_task(
     except EdgetrainError:
         raise
     except Exception as error:
-        raise TaskError(f"task '{called}' failed: {in_words(error)}") from error
+        raise TaskError(f"task '{called}' failed: {quoted(error)}") from error
     _check_task(called, task)
     return task  # type: ignore[no-any-return]  # _check_task saw every attribute
 
