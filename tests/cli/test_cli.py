@@ -374,7 +374,8 @@ def test_ctrl_c_leaves_no_process_and_a_readable_folder(network, tmp_path):
     assert summary["status"] == "interrupted"
     assert summary["steps"] > 0
     assert read_job(run)["fleet"]["network"] == network
-    assert {record["member"] for record in read_metrics(run, "step")} == {"m0", "m1", "m2"}
+    stepped = {record["member"] for record in read_metrics(run, "step")}
+    assert set() < stepped <= {"m0", "m1", "m2"}  # some may have been before their first step
 
 
 @pytest.mark.real
