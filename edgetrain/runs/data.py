@@ -6,9 +6,9 @@ its pictures follow from here. `runs/kept.py` keeps the lines, too. Seconds sinc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from edgetrain.runs.metrics.lines import HUB, Record, told_evaluation
 from edgetrain.runs.reports import units
@@ -260,6 +260,16 @@ class RunData:
         if not self.is_told or not self.every:
             return None
         return self.merged_steps + self.delay + 2 * self.every
+
+    def turns(self, job: Mapping[str, Any]) -> tuple[int, float] | None:
+        """Of a job whose rounds have a sample of the members: its steps that are over, and the
+        seconds of that. None: all members have a part in all rounds."""
+        if not job.get("strategy", {}).get("cohort"):
+            return None
+        members, steps = self.members.values(), int(job.get("train", {}).get("steps") or 0)
+        over = max([self.merged_steps, *(m.step for m in members if m.has_own_lines)])
+        over = steps if any(m.standing == "finished" for m in members) else min(over, steps)
+        return over, max((m.t for m in members if m.step), default=0.0)
 
     def lost(self) -> list[str]:
         """Members that failed, or that the hub gave up and that did not come back."""

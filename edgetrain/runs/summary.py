@@ -25,12 +25,15 @@ def summarise(
     damaged.
     """
     extra = dict(extra or {})
-    summary = {"format": FORMAT, "began": None} | _from_job(folder, read_job(folder)) | extra
+    job = read_job(folder)
+    summary = {"format": FORMAT, "began": None} | _from_job(folder, job) | extra
     data = data or RunData().add_all(read_metrics(folder))
     if data.told_metric is not None and "metric" not in extra:
         summary |= dict(zip(("metric", "better"), data.told_metric, strict=True))
     summary.setdefault("members", len(data.members))
-    summary |= _pace(data) | _speed(data) | _quality(data, summary) | _cost(data)
+    summary |= (
+        _pace(data) | _speed(data) | _turns(data, job) | _quality(data, summary) | _cost(data)
+    )
     summary |= _least_waiting(data, summary["members"])
     return summary | _ending(data, extra.get("status")) | extra
 
@@ -91,6 +94,18 @@ def _speed(data: RunData) -> dict[str, Any]:
         "seconds_per_step": sum(1 / rate for rate in rates) / len(rates) if rates else None,
         "steps_per_second": sum(rates) / len(rates) if rates else None,
         **dict(zip(PARTS, mean_parts(members) if lines else [None] * len(PARTS), strict=True)),
+    }
+
+
+def _turns(data: RunData, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Where members take turns a step is the job's, and not that of a member."""
+    steps, seconds = data.turns(job) or (0, 0.0)
+    if not steps or not seconds:
+        return {}
+    return {
+        "steps": steps,
+        "seconds_per_step": seconds / steps,
+        "steps_per_second": steps / seconds,
     }
 
 

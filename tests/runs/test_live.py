@@ -22,6 +22,7 @@ from edgetrain.runs.reports.live.frame import Frame, bar
 from edgetrain.runs.reports.live.plain import news, plain_line
 from edgetrain.runs.reports.live.view import LiveView, cuts_rows
 from edgetrain.runs.reports.live.watch import FolderWatch
+from edgetrain.runs.summary import summarise
 
 
 def watched(folder: Path) -> FolderWatch:
@@ -63,6 +64,37 @@ def test_members_with_loops_of_their_own_may_go_on_behind_the_steps_of_the_job(t
     state = watched(folder).state()
     assert (state.step, state.steps, state.left_s) == (50, None, None)
     assert "step 50, " in plain_line(state)
+
+
+NAMES = ("m0", "m1", "hub")
+
+
+def test_with_a_cohort_steps_are_the_jobs(tmp_path: Path) -> None:
+    """No member has taken the last one itself, and each was idle while others trained."""
+    clock, watch = Clock(), FolderWatch(tmp_path)
+    zeros = {"wait_s": 0, "overhead_s": 0, "sent_bytes": 0, "received_bytes": 0, "cpu_s": 0}
+    write_job(tmp_path, {"task": "t:t", "train": {"steps": 25}, "strategy": {"cohort": 1.0}})
+    m0, m1, hub = (MetricsLog(metrics_path(tmp_path), name, clock, 0.0) for name in NAMES)
+    for round, log in enumerate((m0, m1, None)):  # who was drawn last is off
+        if log is not None:
+            clock.now += 1.0
+            log.event("joined")
+            log.step(step=10 + 10 * round, round=round, loss=1, compute_s=1, peak_bytes=1, **zeros)
+        hub.round(round=round, every=10, delay=0, members=[], missing=[])
+    for log in (m0, m1, hub):
+        log.close()
+    watch.read()
+    state = watch.state()
+    assert (state.step, state.steps, state.seconds_per_step) == (25, 25, pytest.approx(2 / 25))
+    for name in NAMES[:2]:
+        with MetricsLog(metrics_path(tmp_path), name, clock, 0.0) as log:
+            log.event("finished")
+    watch.read()
+    assert "step 25/25, " in plain_line(watch.state())
+    found = summarise(tmp_path)
+    assert (found["status"], found["steps"], found["seconds"]) == ("finished", 25, 2.0)
+    assert found["seconds_per_step"] == pytest.approx(2 / 25)
+    assert found["steps_per_second"] == pytest.approx(25 / 2)
 
 
 def test_the_pace_is_that_of_the_last_seconds(tmp_path: Path) -> None:

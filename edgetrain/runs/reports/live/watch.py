@@ -155,6 +155,8 @@ class FolderWatch:
         return [m for name, m in self.data.members.items() if m.step and name not in lost]
 
     def _step(self) -> float:
+        if turns := self.data.turns(self.job):
+            return turns[0]
         went = ("left", "removed")  # before the end, as a group that stepped out does
         present = self._present()
         present = [m for m in present if m.standing not in went or m.reason == "done"] or present
@@ -186,6 +188,8 @@ class FolderWatch:
 
     def _seconds_per_step(self) -> float | None:
         """Seconds per step of a member since training began, as in the closing table."""
+        if turns := self.data.turns(self.job):
+            return turns[1] / turns[0] if turns[0] else None
         paces = [each for member in self._present() if (each := member.seconds_per_step)]
         return sum(paces) / len(paces) if paces else None
 
