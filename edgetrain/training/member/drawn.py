@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,6 @@ import torch
 from edgetrain.exchange.member.driver import Driver, Stepper
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.jobs.shares import shares_of
-from edgetrain.strategies.cohort import Cohort
 from edgetrain.tasks import Task
 from edgetrain.tasks.work import Local, OwnDraws, begin_at
 from edgetrain.training.member.member import Member, driver_of
@@ -18,12 +18,9 @@ from edgetrain.training.member.member import Member, driver_of
 
 @dataclass(frozen=True)
 class InCohort:
-    """The member `index` of those that `cohort` draws from; `samples`: of all, where it asks."""
-
     driver: Driver
-    cohort: Cohort
-    index: int
-    samples: Sequence[float]
+    is_first: Callable[[int], bool]
+    """Whether it is the first of those drawn for this round, who evaluates."""
     begin_at: Callable[[int], None]
     """Called with the number of its next step in the job, after rounds without it."""
 
@@ -37,10 +34,6 @@ class InCohort:
         """Seconds of its waits so far that passed in rounds without it."""
         return self.driver.idle_s
 
-    def is_first(self, round: int) -> bool:
-        """Whether it is the first of those drawn for this round, who evaluates."""
-        return next(iter(self.cohort.drawn(round, self.samples)), -1) == self.index
-
 
 def in_cohort(
     member: Member, found: Resolved, task: Task, index: int, begin_at: Callable[[int], None]
@@ -50,9 +43,14 @@ def in_cohort(
         return None
     of_each = range(cohort.members if cohort.sampling == "weighted" else 0)
     samples = [float(shares_of(found.job, each).samples(task)) for each in of_each]
+
+    @functools.lru_cache(1)  # asked in each step, and drawn once a round
+    def is_first(round: int) -> bool:
+        return next(iter(cohort.drawn(round, samples)), -1) == index
+
     driver = driver_of(member)
     driver.is_drawn = True
-    return InCohort(driver, cohort, index, samples, begin_at)
+    return InCohort(driver, is_first, begin_at)
 
 
 def follow_draws(

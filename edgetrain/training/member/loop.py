@@ -245,7 +245,7 @@ class Loop:
         if self._pace.overruns > self._steps // 100:
             self._log.event(
                 "overrun",
-                f"{self._pace.overruns} of {self._steps} steps took longer than the "
+                f"{self._pace.overruns} of {self._member.steps} steps took longer than the "
                 f"{self._pace.seconds * 1000:.3g} ms of the emulated device",
             )
         # Equal on all members, and in every run of a job whose result no timing can change.

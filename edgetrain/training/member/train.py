@@ -46,7 +46,7 @@ from edgetrain.tasks.draws import model_of
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.work import Local, begin_at, optimizer_for, tune
 from edgetrain.training.member.loop import Loop, Steps
-from edgetrain.training.member.member import Member, bind, release_of
+from edgetrain.training.member.member import Member, bind, driver_of, release_of
 from edgetrain.training.member.pacing import HeatCap, Pace
 from edgetrain.training.member.readings import readings_of
 from edgetrain.training.member.service import Service
@@ -167,7 +167,7 @@ def train(
             steps = replace(Steps.of(job, place.index), most_bytes=metrics_bytes)
             pace = _pace_of(made, member, local, clock)
             loop = Loop(steps, local, member, log, pace, Meter(), energy, clock)
-            _share_figures(loop, link, member, made, (place.index, local))
+            _connect_loop(loop, link, member, made, (place.index, local))
             try:
                 loop.run()
             except Refused as refused:
@@ -279,11 +279,11 @@ def _tell_training(
     stop.alive = lambda: service.alive(member.steps)
 
 
-def _share_figures(
+def _connect_loop(
     loop: Loop, link: Link | RangedExchange, member: Member, made: Made, work: tuple[int, Local]
 ) -> None:
     """Let the hub know what the loop's evaluations find, unless privacy or masks hide that, and
-    have the loop evaluate if the hub asks for it, or if the member of this index is drawn to."""
+    have the loop evaluate if the hub asks for it; and go by the draws, where the job has some."""
     if made.found.job.cohort is not None:
         from edgetrain.training.member.drawn import follow_draws
 
@@ -299,8 +299,8 @@ def _tell_figure(
 ) -> None:
     """Let the hub know with the next status that this member evaluates and, unless that is hidden,
     how good the model is. NaN and infinity are not said."""
-    passed_s = at - member.began
-    found = Figure() if is_hidden else figure_of(task, figures, member.steps, passed_s)
+    passed_s, step = at - member.began, driver_of(member).progress
+    found = Figure() if is_hidden else figure_of(task, figures, step, passed_s)
     member.telemeter.figure = found
 
 
