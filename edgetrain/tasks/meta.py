@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from edgetrain.errors import TaskError, quoted
 from edgetrain.tasks.protocol import Task
@@ -49,12 +50,27 @@ def outline_of(task: Task) -> Outline:
         try:
             with torch.device("meta"):
                 model = task.model()
-            if any(each.device.type == "meta" for each in model.parameters()):
+            if not any(each.device.type == "meta" for each in model.parameters()):
+                problem = "it makes its tensors elsewhere"
+            elif kept := _kept(model):
+                problem = f"its '{kept}' is a list or dict with tensors, which have no names"
+            else:
                 return Outline(model, "")
-            problem = "it makes its tensors elsewhere"
         except Exception as error:  # whatever a model's own code raises
             problem = quoted(error)
         return Outline(task.model(), f"the model cannot be built without memory: {problem}")
+
+
+def _kept(model: torch.nn.Module) -> str:
+    """An attribute that is no tensor and holds some on the meta device, where nothing will fill
+    them, by name; "": there is none."""
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key in ("_parameters", "_buffers") or isinstance(value, torch.Tensor):
+                continue
+            if any(isinstance(each, torch.Tensor) and each.is_meta for each in tree_leaves(value)):
+                return f"{name}.{key}".removeprefix(".")
+    return ""
 
 
 @contextmanager

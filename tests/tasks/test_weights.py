@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.lookup import task_of
@@ -128,6 +129,26 @@ def test_a_model_that_cannot_be_outlined_is_built():
     outline = outline_of(Stubborn())
     assert "numbers, please" in outline.problem
     assert outline.parameters == 6
+
+
+@pytest.mark.parametrize("kept", [{"places": "tensor"}, ["tensor"], "tensor", "text"])
+def test_a_model_that_keeps_tensors_without_a_name_is_built(kept):
+    class Prompted(nn.Linear):
+        """As peft's: tokens of a prompt are an entry of a dict."""
+
+        def __init__(self):
+            super().__init__(2, 2)
+            self.kept = tree_map(lambda each: torch.arange(3) if each == "tensor" else each, kept)
+
+    class Prompt:
+        def model(self) -> nn.Module:
+            return nn.Sequential(Prompted())
+
+    outline = outline_of(Prompt())
+    assert ("its '0.kept' is a list or dict with tensors" in outline.problem) == (
+        not isinstance(kept, str)
+    )
+    assert outline.model[0].weight.is_meta == isinstance(kept, str)
 
 
 def test_the_models_size_is_the_jobs():
