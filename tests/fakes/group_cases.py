@@ -88,6 +88,26 @@ class Untraceable(Unnamed):
         return super().forward(text) if float(self.norm.weight[0]) else text
 
 
+class Angles(nn.Module):
+    """Of positions, as libraries write rotary embeddings."""
+
+    @torch.no_grad()
+    def forward(self, places):
+        return places.cos()[:, None]
+
+
+class Angled(Unnamed):
+    """A module of it keeps no gradients."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.angles = Angles()
+
+    def forward(self, text):
+        places = torch.arange(text.shape[1], device=text.device)
+        return super().forward(text) * self.angles(places)
+
+
 def unnamed(**options):
     """char_lm with a model of this file."""
     return _with_model(Unnamed, options)
@@ -95,6 +115,10 @@ def unnamed(**options):
 
 def untraceable(**options):
     return _with_model(Untraceable, options)
+
+
+def angled(**options):
+    return _with_model(Angled, options)
 
 
 def _with_model(kind, options):

@@ -210,6 +210,11 @@ def _traced(
             f"the model cannot be cut at {', '.join(begins)}: torch makes {pipe.num_stages} stages",
             "other cuts, or name its pieces (`pieces`, docs/gpu-servers.md)",
         )
+    if short := _called_short(pipe.split_gm):
+        raise ConfigError(
+            f"torch's tracer, which would cut this model, leaves out what '{short}' is called with",
+            "name its pieces (`pieces`, docs/gpu-servers.md), or place it without a pipeline",
+        )
     holders: dict[str, list[int]] = {first: [] for first in names.values()}
     for stage in range(pipe.num_stages):
         module: Any = pipe.get_stage_module(stage)
@@ -221,3 +226,18 @@ def _traced(
             if name in names and stage not in holders[names[name]]:
                 holders[names[name]].append(stage)
     return Parts(whole, names, holders, pipe.get_stage_module, "tracer", pipe, units)
+
+
+def _called_short(cut: nn.Module) -> str:
+    """The first module that the traced code calls with less than it takes, by name; "": none. Of
+    what runs under `torch.no_grad` torch 2.13 makes a function inside the module, and calls the
+    module for it, before the module's arguments are computed."""
+    for name, caller in cut.named_modules():
+        for node in getattr(getattr(caller, "graph", None), "nodes", ()):
+            if node.op == "call_module":
+                called: Any = caller.get_submodule(node.target)
+                nodes = getattr(getattr(called, "graph", None), "nodes", ())
+                wants = [each for each in nodes if each.op == "placeholder" and not each.args]
+                if len(node.args) + len(node.kwargs) < len(wants):
+                    return f"{name}.{node.target}".partition(".")[2]  # without the stage's
+    return ""

@@ -6,6 +6,7 @@ import copy
 import logging
 
 import buffer_cases
+import group_cases as cases
 import odd_models as odd
 import pytest
 import torch
@@ -51,6 +52,12 @@ def test_what_cannot_be_built_is_said_in_one_line(subject, words, said):
     assert said in problem
     assert "\n" not in problem
     assert not dist.is_initialized()
+
+
+def test_a_module_without_gradients_is_named_which_torchs_tracer_calls_with_too_little():
+    job = cases.job_of("task=group_cases:angled", *cases.CHARS[1:])
+    said = problem_of(job, task_of(job), parse("pipeline=2 microbatches=4"))
+    assert said.startswith("torch's tracer, which would cut this model, leaves out what 'angles' ")
 
 
 @pytest.mark.parametrize(
