@@ -1,6 +1,6 @@
-"""Whether a codec, a merge rule or a strategy of your own keeps the laws that edgetrain relies on.
+"""Whether a codec, merge rule, sampling or strategy of yours keeps the laws edgetrain relies on.
 
-    from edgetrain.testing import check_codec, check_merge_rule, check_strategy
+    from edgetrain.testing import check_codec, check_merge_rule, check_sampling, check_strategy
 
     def test_my_codec():
         check_codec(MyCodec(3))
@@ -12,7 +12,7 @@ names of a user's own goes through them before anything starts. NumPy alone, som
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 
@@ -22,6 +22,7 @@ from edgetrain import codecs, strategies
 from edgetrain.codecs import Codec, Feedback
 from edgetrain.errors import BadPayload, ConfigError, EdgetrainError, in_words
 from edgetrain.strategies import Setting, Strategy, merging
+from edgetrain.strategies.cohort import Cohort
 from edgetrain.strategies.half import MemberHalf
 from edgetrain.strategies.merging.rule import Discounted, Piece, RoundRule, SliceRule
 from edgetrain.vectors.vector import Buffer, Layout, Vector
@@ -177,6 +178,29 @@ def _check_merging(rule: SliceRule | RoundRule) -> None:
         same = _merged(rule, [vectors[0]] * count)
         what = "members that all send the same get" if count > 1 else "one member alone gets"
         _law(np.allclose(same, vectors[0], rtol=1e-4, atol=1e-5), f"{what} something else back")
+
+
+# -- samplings -----------------------------------------------------------------------------------
+
+
+def check_sampling(
+    sampling: Callable[..., Iterable[int]] | str, cohort: Cohort | None = None
+) -> None:
+    """ConfigError unless a function of one's own draws members of the job (`cohort`; None: 5 of
+    20), none of them twice and the same ones again, whoever is there and whatever they hold."""
+    own = None if isinstance(sampling, str) else sampling
+    spelled = sampling if isinstance(sampling, str) else getattr(sampling, "__name__", "sampling")
+    made = replace(cohort or Cohort(0, 20, 5), sampling=spelled)
+    everyone = tuple(range(made.members))
+    try:
+        for round, there in enumerate((everyone, everyone[::2], everyone[1::3], everyone[-1:])):
+            weights = [1.0 + each % 7 for each in there]
+            drawn = [made.drawn_of(round, there, weights, own) for _ in range(2)]
+            _law(drawn[0] == drawn[1], f"round {round} has other members when it is drawn again")
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise _refuse(f"sampling '{spelled}'", error) from error
 
 
 # -- strategies ----------------------------------------------------------------------------------

@@ -426,7 +426,8 @@ class Figure(_Kind, kind=b"G"):
 
 
 class Evaluate(_Kind, kind=b"D"):
-    """hub -> member: the member that evaluated is gone: evaluate in its place."""
+    """hub -> member: the member that evaluated is gone: evaluate in its place. Where the hub draws
+    members of those that are there: evaluate in the round that this one is drawn for."""
 
 
 class Rekey(_Kind, kind=b"K"):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError, refuse_first
 from edgetrain.jobs import on_member
+from edgetrain.strategies.cohort import AVAILABLE, PURE
 
 if TYPE_CHECKING:
     from edgetrain.jobs.job import Job
@@ -29,6 +30,10 @@ def check_cohort(found: Resolved) -> None:
     )  # fmt: skip
     if drawn is None:
         return
+    if table.sampling not in (*PURE, AVAILABLE):
+        from edgetrain import testing  # whoever has a function of one's own
+
+        testing.check_sampling(table.sampling, drawn)
     refuse_first(
         (drawn.size + extra > members, f"{spelled} and strategy.cohort_extra = {extra}: the job "
          f"has only {members} members", f"say cohort_extra={members - drawn.size} or less"),

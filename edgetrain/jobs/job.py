@@ -41,7 +41,6 @@ TOPOLOGIES = ("star", DIRECT, *COLLECTIVES, AUTO)
 FIXED = ("equal", "first", "own")
 BUFFERS = ("mean", "local")
 WEIGHTS = ("", "alike", "samples", "shares")
-SAMPLINGS = ("uniform", "weighted", "poisson")
 FALLBACKS = ("never", "when-needed", "when-faster")
 COMPILERS = ("", "inductor", "aot_eager", "eager")
 """Backends of torch.compile; ones with "eager" show whether a model can be compiled."""
@@ -127,7 +126,7 @@ class StrategyTable:
     cohort: float = ranged(
         0.0, 0.0, 100_000.0, "members drawn for a round: a number, or a share below 1; 0: all"
     )
-    sampling: str = key("uniform", "how they are drawn", choices=SAMPLINGS)
+    sampling: str = key("uniform", "how they are drawn: uniform, weighted, poisson, available")
     cohort_extra: int = ranged(0, 0, 100_000, "drawn besides; the first `cohort` answers count")
     buffers: str = key("mean", "normalisation's running statistics", choices=BUFFERS)
     personal: str = key("", "layers that members train and keep: 'head.*, *.bn*'; '': none")

@@ -221,8 +221,8 @@ def load_own(*names: str) -> None:
 def load_own_of(job: Job) -> None:
     """Import what the job names of a user's own, in whatever process. ConfigError."""
     table, fleet = job.strategy, job.fleet
-    load_own(table.name, table.merge, table.outer, job.train.schedule, fleet.device, fleet.network,
-             fleet.hub_network, str(job.data.get("partition", "")))  # fmt: skip
+    load_own(table.name, table.merge, table.outer, table.sampling, job.train.schedule, fleet.device,
+             fleet.network, fleet.hub_network, str(job.data.get("partition", "")))  # fmt: skip
     for text in (table.codec, table.reply_codec):
         codecs.load_own(text, _place[0], _bundle_at)
 

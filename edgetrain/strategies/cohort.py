@@ -2,18 +2,29 @@
 
 Pure: who is drawn follows from the job's seed, the round, how many members there are and, where
 members are drawn by their samples, from these. So a hub that was killed, a simulation and whoever
-else wants to know draw the same, and no roster travels. The draws are those of Python's
-`random.Random.random`, which are the same in all its versions.
+else wants to know draw the same, and no roster travels. Where it follows from who is there as well
+(`at_hub`), the hub alone knows. The draws are those of Python's `random.Random.random`, which are
+the same in all its versions.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import operator
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from edgetrain import extensions
+from edgetrain.errors import ConfigError
+from edgetrain.strategies.spelling import check_count, split
+
+PURE = ("uniform", "weighted", "poisson")
+"""Samplings that need not know who is there."""
+
+AVAILABLE = "available"
 
 Draw = Callable[[], float]
 """A number from 0 to below 1."""
@@ -28,7 +39,7 @@ class Wanted(Protocol):
 
     @property
     def sampling(self) -> str:
-        """uniform, weighted or poisson."""
+        """One of PURE, AVAILABLE, or a function of a user's own."""
 
     @property
     def cohort_extra(self) -> int:
@@ -43,7 +54,7 @@ class Cohort:
     members: int
     size: int
     sampling: str = "uniform"
-    """uniform, weighted or poisson."""
+    """One of PURE, AVAILABLE, or a function of a user's own."""
     extra: int = 0
     """Members that are drawn besides: the first `size` contributions of all these count."""
 
@@ -55,6 +66,52 @@ class Cohort:
             return None
         return cls(seed, members, size, table.sampling, table.cohort_extra)
 
+    @property
+    def wanted(self) -> int:
+        """Members that are drawn for a round."""
+        return min(self.size + self.extra, self.members)
+
+    @property
+    def at_hub(self) -> bool:
+        """Whether rosters follow from who is there, too: then see `drawn_of`, and not `drawn`."""
+        return self.sampling not in PURE
+
+    def drawn_of(
+        self,
+        round: int,
+        there: Sequence[int],
+        weights: Sequence[float],
+        own: Callable[..., Iterable[int]] | None = None,
+    ) -> tuple[int, ...]:
+        """The numbers of the members of a round, of those that are `there` and have such `weights`.
+
+        available: each set of `wanted` of them is as likely; all, if they are fewer. A user's own
+        function (None: the job's) may draw any member, and any number of them. ConfigError for a
+        roster that cannot be.
+        """
+        if self.sampling == AVAILABLE and own is None:
+            some = replace(self, members=len(there), sampling="uniform")
+            return tuple(there[at] for at in some.drawn(round))
+        given = round, tuple(there), tuple(weights), self.wanted, self.seed
+        drawn = _own(self.sampling, given) if own is None else own(*given)
+        return tuple(sorted(self._checked(drawn, f"sampling '{self.sampling}', round {round}")))
+
+    def _checked(self, drawn: Iterable[int], what: str) -> set[int]:
+        found: set[int] = set()
+        for each in drawn:
+            try:
+                number = operator.index(each)
+            except TypeError:
+                raise ConfigError(f"{what}: {each!r} is no member's number") from None
+            if number not in range(self.members):
+                raise ConfigError(
+                    f"{what}: member {number}", f"allowed are 0 to {self.members - 1}"
+                )
+            if number in found:
+                raise ConfigError(f"{what}: member {number} twice", "once is enough")
+            found.add(number)
+        return found
+
     def drawn(self, round: int, samples: Sequence[float] = ()) -> tuple[int, ...]:
         """The numbers of the members of a round, in order, from 0.
 
@@ -63,7 +120,7 @@ class Cohort:
         chance size / members; so a round may have none.
         """
         draw = random.Random(f"{self.seed} {round} cohort").random
-        wanted = min(self.size + self.extra, self.members)
+        wanted = self.wanted
         if self.sampling == "poisson":
             return tuple(_by_chance(draw, wanted / self.members, self.members))
         if self.sampling == "weighted" and sum(each > 0 for each in samples) > wanted:
@@ -73,6 +130,16 @@ class Cohort:
             one = int(draw() * (last + 1))
             found.add(last if one in found else one)
         return tuple(sorted(found))
+
+
+def _own(sampling: str, given: tuple[Any, ...]) -> Iterable[int]:
+    """What a user's own function draws. ConfigError."""
+    name, words = split(sampling)
+    known = dict.fromkeys((*PURE, AVAILABLE))
+    if name in known:
+        check_count(name, name, words, 0, 0)
+    made: Any = extensions.find("sampling", name, known)
+    return extensions.build("sampling", name, words, lambda *more: list(made(*given, *more)))
 
 
 def _by_chance(draw: Draw, share: float, members: int) -> Iterator[int]:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import random
+import sys
 
 import numpy as np
 import pytest
 
+from edgetrain import extensions
+from edgetrain.errors import ConfigError
+from edgetrain.extensions import Extension
 from edgetrain.strategies.cohort import Cohort
+from edgetrain.testing import check_sampling
 
 ROUNDS = 10_000
 
@@ -55,6 +61,66 @@ def test_members_are_drawn_by_their_samples():
     assert {len(set(each)) for each in found} == {2}
     wanted = 0.4 + sum(each / 10 * 4 / (10 - each) for each in (1, 2, 3))
     assert times[3] / ROUNDS == pytest.approx(wanted, abs=0.02)
+
+
+def test_of_those_that_are_there_each_set_is_as_likely():
+    cohort, there = Cohort(3, 20, 5, "available"), [1, 4, 6, 7, 9, 12, 13, 15, 18, 19]
+    found = [cohort.drawn_of(round, there, [1.0] * 10) for round in range(ROUNDS)]
+    times = np.bincount([*itertools.chain(*found)], minlength=20)
+    assert {len(set(each)) for each in found} == {5}
+    assert times[there] == pytest.approx(5000, abs=5 * (ROUNDS * 0.25) ** 0.5)
+    assert times.sum() == times[there].sum()
+    assert cohort.drawn_of(7, there, [1.0] * 10) == found[7]
+    assert cohort.drawn_of(7, there[:3], [1.0] * 3) == (1, 4, 6), "all, if they are fewer"
+    everyone = range(20)
+    assert cohort.drawn_of(7, everyone, [1.0] * 20) == Cohort(3, 20, 5).drawn(7)
+
+
+def by_turns(round, members, weights, size, seed, step=1):
+    """Whoever is there, one after the other."""
+    return [members[(round * size + at * step) % len(members)] for at in range(size)]
+
+
+def test_a_function_of_ones_own_draws(monkeypatch):
+    check_sampling(lambda round, members, *rest: members[:3])
+    monkeypatch.setitem(extensions.loaded, "own:by_turns", Extension(by_turns, sys, ""))
+    cohort = Cohort(3, 20, 4, "own:by_turns", extra=1)
+    assert cohort.drawn_of(2, range(20), [1.0] * 20) == (10, 11, 12, 13, 14)
+    assert Cohort(3, 20, 2, "own:by_turns(3)").drawn_of(0, range(20), [1.0] * 20) == (0, 3)
+    check_sampling("own:by_turns", Cohort(3, 20, 1))
+    with pytest.raises(ConfigError, match="sampling 'own:by_turns', round 3: member 19 twice"):
+        check_sampling("own:by_turns")
+
+
+@pytest.mark.parametrize(
+    ("drawn", "said"),
+    [
+        ([3, 3], "sampling 'drawing', round 0: member 3 twice"),
+        ([20], "member 20 (allowed are 0 to 19)"),
+        ([-1], "member -1 (allowed are 0 to 19)"),
+        ([2.5], "2.5 is no member's number"),
+        ("m3", "'m' is no member's number"),
+        (None, "sampling 'drawing': TypeError"),
+        ([0, np.int64(1)], ""),
+        ([], ""),
+    ],
+)
+def test_rosters_that_cannot_be(drawn, said):
+    def drawing(round, members, weights, size, seed):
+        return drawn
+
+    if not said:
+        check_sampling(drawing)
+        return
+    with pytest.raises(ConfigError) as refused:
+        check_sampling(drawing)
+    assert said in str(refused.value)
+
+
+def test_a_function_that_draws_by_chance_of_its_own_is_refused():
+    chance = random.Random(1)
+    with pytest.raises(ConfigError, match="round 0 has other members when it is drawn again"):
+        check_sampling(lambda round, members, *rest: chance.sample(members, 1))
 
 
 def test_one_that_outweighs_all_others_is_drawn_as_soon():

@@ -1,7 +1,9 @@
 """A hub whose rounds have a sample of the members each: who is drawn, and what they are sent.
 
 Who is drawn follows from the job alone (`strategies/cohort.py`), so that nothing of it is kept or
-sent. A member has a part in the rounds that it is drawn for, and in no others:
+sent; or from who is there when the round opens, too. Then the first of them is told to evaluate, as
+no member knows who else is drawn, and after a restart the hub draws anew, of those that are back. A
+member has a part in the rounds that it is drawn for, and in no others:
 
 =========================================  =======================================================
 a member that is drawn                     is sent
@@ -35,8 +37,8 @@ from edgetrain.exchange.hub.open_rounds import OpenRound, expected
 from edgetrain.exchange.hub.protocol import FindDue, GoOn, Hub, HubPart, Records, Restore
 from edgetrain.exchange.hub.records import State
 from edgetrain.exchange.hub.rounds import Due, FoundDue
-from edgetrain.exchange.messages import Base, Beat, Join, Message, Reply, Start
-from edgetrain.strategies.cohort import Cohort
+from edgetrain.exchange.messages import Base, Beat, Evaluate, Join, Message, Reply, Start
+from edgetrain.strategies.cohort import AVAILABLE, Cohort
 
 NONE = -1
 """In place of a round's number: a member that is drawn for none."""
@@ -65,10 +67,18 @@ class CohortPart(HubPart):
     # -- who is drawn -------------------------------------------------------------------------
 
     def roster(self, round: int) -> frozenset[int]:
-        """The numbers of the members that are drawn for a round."""
-        if self._roster[0] != round:
+        """The numbers of the members that are drawn for a round. As long as nobody is there that
+        could be, it is not drawn yet."""
+        if self._roster[0] == round:
+            return self._roster[1]
+        if not self.cohort.at_hub:
             drawn = self.cohort.drawn(round, self._samples())
-            self._roster = round, frozenset(drawn)
+        elif there := {self._number(m): m.weight for m in self.hub.members if _is_there(m)}:
+            numbers = sorted(there)
+            drawn = self.cohort.drawn_of(round, numbers, [there[each] for each in numbers])
+        else:
+            return frozenset()
+        self._roster = round, frozenset(drawn)
         return self._roster[1]
 
     def _samples(self) -> Sequence[float]:
@@ -105,7 +115,33 @@ class CohortPart(HubPart):
     def handle(self, sender: bytes, message: Message, now: float, go_on: GoOn) -> list[Effect]:
         if isinstance(message, Join) and not message.job:
             return turn_away(sender, message.name, "job", OWN_LOOP)
-        return go_on()
+        was_started, effects = self.hub.started, go_on()
+        return effects if was_started or not self.hub.started else self._ask() + effects
+
+    def tick(self, now: float, go_on: GoOn) -> list[Effect]:
+        effects, has_rounds = go_on(), self.hub.started and not self._is_over
+        return effects + (self._draw_more() if self.cohort.at_hub and has_rounds else [])
+
+    def _draw_more(self) -> list[Effect]:
+        """Draw of those that have come while a round is open that found too few, or nobody."""
+        round, before = self.hub.round, self._roster
+        roster = self.roster(round)
+        lacks = self.cohort.wanted - len(roster) if self.cohort.sampling == AVAILABLE else 0
+        if lacks and roster:
+            free = {self._number(m) for m in self.hub.members if _is_there(m)} - roster
+            more = self.cohort.drawn_of(round, sorted(free), ())[:lacks]
+            self._roster = round, roster.union(more)
+        if self._roster == before:
+            return []
+        called = self._call({m.sender for m in self.hub.members if m.drawn == round})
+        return (self._ask() if before[0] != round else []) + called
+
+    def _ask(self) -> list[Effect]:
+        """The first of those that are in the open round evaluates; behind the last, of all."""
+        found = [m for m in self.hub.members if self._is_in(m, self.hub.round) and _is_there(m)]
+        if not self.cohort.at_hub or not found:
+            return []
+        return [Send(min(found, key=self._number).sender, Evaluate())]
 
     def find_due(self, now: float, go_on: FindDue) -> FoundDue:
         effects, due = go_on()
@@ -128,7 +164,8 @@ class CohortPart(HubPart):
         if self._alone[0] != round:
             self._alone = round, now
         has_waited = now - self._alone[1] >= self.hub.policy.deadline_s
-        return bool(self.hub.members) and (has_waited or not self.roster(round))
+        roster, is_drawn = self.roster(round), self._roster[0] == round
+        return bool(self.hub.members) and is_drawn and (has_waited or not roster)
 
     def close(self, effects: list[Effect], now: float) -> list[Effect]:
         """Let the next round begin: the reply goes to who has a part in both."""
@@ -147,7 +184,8 @@ class CohortPart(HubPart):
             else:
                 member.draw(NONE if self._is_over else round)
                 member.mark_applied(round)
-        return effects + self._call({member.sender for member in before} - goes)
+        called = self._call({member.sender for member in before} - goes)
+        return self._ask() + effects + called
 
     def _call(self, told: set[bytes]) -> list[Effect]:
         """Let all but these begin the open round that are drawn for it."""
@@ -191,3 +229,9 @@ class CohortPart(HubPart):
         go_on(records)
         for member in self.hub.members:
             self._draw(member)
+
+
+def _is_there(member: MemberRecord) -> bool:
+    """Whether it could begin a round now, as far as the hub knows."""
+    can = member.state in ("waiting", "training") and member.standing == "in step"
+    return can and member.unreachable_since is None

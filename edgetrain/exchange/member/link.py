@@ -166,6 +166,7 @@ class Entrance:
 
     def _accept_before_start(self, message: Message) -> Entry | None:
         joining = self._joining
+        self.is_to_evaluate |= isinstance(message, Evaluate)
         match self._session.accept_before_start(message):
             case Welcome() as welcome:
                 self._take_terms(welcome, joining)

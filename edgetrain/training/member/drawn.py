@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from edgetrain.exchange.member.driver import Driver, Stepper
+from edgetrain.exchange.member.link import Link
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.jobs.shares import shares_of
+from edgetrain.strategies.cohort import Cohort
 from edgetrain.tasks import Task
 from edgetrain.tasks.work import Local, OwnDraws, begin_at
 from edgetrain.training.member.member import Member, driver_of
@@ -41,16 +43,34 @@ def in_cohort(
     """What the loop of the member with this index asks, if its job has a cohort; see InCohort."""
     if (cohort := found.job.cohort) is None:
         return None
+    driver = driver_of(member)
+    driver.is_drawn = True
+    if cohort.at_hub:
+        assert isinstance(driver.exchange, Link)
+        return InCohort(driver, _first_if_told(driver.exchange), begin_at)
     of_each = range(cohort.members if cohort.sampling == "weighted" else 0)
     samples = [float(shares_of(found.job, each).samples(task)) for each in of_each]
+    return InCohort(driver, _first_if_drawn(cohort, samples, index), begin_at)
 
+
+def _first_if_drawn(cohort: Cohort, samples: Sequence[float], index: int) -> Callable[[int], bool]:
     @functools.lru_cache(1)  # asked in each step, and drawn once a round
     def is_first(round: int) -> bool:
         return next(iter(cohort.drawn(round, samples)), -1) == index
 
-    driver = driver_of(member)
-    driver.is_drawn = True
-    return InCohort(driver, is_first, begin_at)
+    return is_first
+
+
+def _first_if_told(link: Link) -> Callable[[int], bool]:
+    """Each time that the hub says so is for the round that the member is in then."""
+    told = -1
+
+    def is_first(round: int) -> bool:
+        nonlocal told
+        told, link.is_to_evaluate = round if link.is_to_evaluate else told, False
+        return told == round
+
+    return is_first
 
 
 def follow_draws(

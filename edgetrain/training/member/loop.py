@@ -184,10 +184,10 @@ class Loop:
         step = self._step = min(self._member.begins_at, self._steps)
         while step < self._steps:
             step += 1
-            if not self._evaluate_every and self.is_to_evaluate():
-                self._evaluate_every = self._stand_in_every
-            every = self._evaluate_every
-            if self.cohort is not None:
+            if self.cohort is None:
+                self._stand_in()
+                every = self._evaluate_every
+            else:
                 every = self._stand_in_every * self.cohort.is_first(half.round)
             many = self._local.takes_many and not every
             began = self._clock()
@@ -238,8 +238,14 @@ class Loop:
             self.cohort.begin_at(after)
         return now, after
 
+    def _stand_in(self) -> None:
+        """Evaluate from now on, if that was another's part."""
+        if not self._evaluate_every and self.is_to_evaluate():
+            self._evaluate_every = self._stand_in_every
+
     def _finish(self) -> None:
         """After the last reply: the model is the fleet's, and is evaluated as such."""
+        self._stand_in()
         if self._evaluate_every:
             self._evaluate()
         if self._pace.overruns > self._steps // 100:

@@ -15,6 +15,7 @@ from edgetrain.exchange.hub.drawing import CohortPart
 from edgetrain.exchange.hub.terms import Policy
 from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.member.link import Link
+from edgetrain.exchange.messages import Beat, Evaluate, Reply, Start
 from edgetrain.exchange.seam import Request
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
@@ -153,6 +154,90 @@ def test_a_drawn_member_that_is_off_keeps_no_round_open():
     assert {each.state for each in rest} == {"done"}
     assert [each.round for each in fleet.closed] == [*range(20)]
     assert max(each.open_s for each in fleet.closed) <= 61.0
+
+
+def test_of_those_that_are_there_a_round_waits_for_nobody_else():
+    """Where all are there they are those of the uniform sampling; a dead one is drawn no more."""
+    cohort = Cohort(2, 6, 2, "available")
+    fleet = DrawnFleet("fedavg", 6, cohort, 2, 40).run()
+    uniform = DrawnFleet("fedavg", 6, Cohort(2, 6, 2), 2, 40).run()
+    assert fleet.last == uniform.last
+    assert [each.members for each in fleet.closed] == [each.members for each in uniform.closed]
+    policy = {"gone_s": 5.0, "deadline_s": 60.0}
+    fleet = DrawnFleet("fedavg", 6, cohort, 2, 40, policy=policy)
+    fleet.run(fleet.killing(3, 90))
+    after = [each.members for each in fleet.closed if each.round > 9]
+    assert all(len(members) == 2 and "m3" not in members for members in after[1:])
+    assert sum(each.missing != () for each in fleet.closed) <= 1
+    assert max(each.open_s for each in fleet.closed) <= 61.0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_killed_hub_draws_of_those_that_come_back(seed):
+    rng = random.Random(seed)
+    kills = [rng.randrange(20, 120) for _ in range(3)]
+    cohort = Cohort(seed, 6, 2, "available")
+    fleet = DrawnFleet("fedavg", 6, cohort, 2, 24, rng=rng, disk=Disk(4), kills=kills).run()
+    assert fleet.last
+    fleet = DrawnFleet("fedavg", 6, cohort, 2, 24, rng=random.Random(seed), disk=Disk())
+    fleet.run(lambda: rng.random() < 0.05 and fleet.cut(rng.randrange(6)))
+    assert fleet.last
+
+
+def told(desk, *kinds):
+    """Who was sent something of each kind by what the hub said last."""
+    return [
+        "".join(
+            sorted(who for who, said in desk.said.items() if any(isinstance(m, k) for m in said))
+        )
+        for k in kinds
+    ]
+
+
+def test_those_that_come_while_a_round_has_too_few_are_in_it():
+    desk = Desk(4, deadline_s=5.0, gone_s=100.0)
+    CohortPart(Cohort(0, 4, 2, "available")).attach(desk.hub)
+    desk.started("abcd")
+    (pair, first), rest = told(desk, Start, Evaluate), set("abcd")
+    assert first == min(pair)
+    assert len(pair) == 2
+    rest -= set(pair)
+    desk.give(first, 0)
+    for who in rest | {pair[1]}:
+        desk.take(desk.hub.unreachable(who.encode(), desk.now))
+    desk.tick(6.0)
+    assert [each.members for each in desk.closed] == [(first,)]
+    assert told(desk, Reply, Evaluate, Start) == [first, first, ""]
+    desk.tick(6.0)
+    assert told(desk, Start, Evaluate) == ["", ""]
+    back = max(rest)
+    desk.tell(back, Beat(0))
+    assert len(desk.closed) == 1, "the round is open"
+    desk.tick(0.1)
+    assert told(desk, Start, Evaluate) == [back, ""]
+    desk.give(first, 1, applied=1)
+    assert len(desk.closed) == 1, "it waits for both"
+    desk.give(back, 1, applied=1)
+    assert [each.members for each in desk.closed][1:] == [tuple(sorted((first, back)))]
+
+
+def test_a_round_that_finds_nobody_waits_for_the_first_that_comes():
+    desk = Desk(2, deadline_s=1.0, gone_s=5.0)
+    CohortPart(Cohort(0, 2, 1, "available")).attach(desk.hub)
+    desk.started("ab")
+    (one,) = told(desk, Start)
+    (other,) = {"a", "b"} - {one}
+    desk.take(desk.hub.unreachable(one.encode(), 0.0))
+    desk.tick(4.0)
+    desk.take(desk.hub.unreachable(other.encode(), 4.0))
+    desk.tick(1.5)  # the first is given up, and its round is over a second later
+    desk.tick(1.1)
+    assert [each.members for each in desk.closed] == [()]
+    desk.tick(2.0)
+    assert (len(desk.closed), told(desk, Start, Evaluate)) == (1, ["", ""])
+    desk.tell(other, Beat(0))
+    desk.tick(0.1)
+    assert told(desk, Start, Evaluate) == [other, other]
 
 
 def test_a_loop_of_ones_own_is_refused():

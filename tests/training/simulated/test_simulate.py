@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
 from command_line import write_tiny
 from safetensors.numpy import load_file
 
+from edgetrain import extensions
 from edgetrain.__main__ import main
 from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.extensions import Extension
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
 from edgetrain.runs.folder import create, metrics_path, read_metrics
@@ -56,8 +59,10 @@ def test_a_simulated_run_ends_with_the_bits_of_an_emulated_one(tmp_path, strateg
 
 
 @pytest.mark.real
-def test_a_cohort_is_drawn_alike_emulated_and_simulated(tmp_path):
+@pytest.mark.parametrize("sampling", ["uniform", "available"])
+def test_a_cohort_is_drawn_alike_emulated_and_simulated(tmp_path, sampling):
     words = [*DIGITS, "steps=30", "strategy=fedavg", "every=3", "cohort=3"]
+    words.append(f"strategy.sampling={sampling}")
     inside = create(tmp_path, "emulated")
     real = emulated.run(plan(reading.load(None, [*words, "pace_s=0.001"])), inside)
     virtual, folder = simulated(tmp_path, *words, "network=wan-200ms")
@@ -70,6 +75,27 @@ def test_a_cohort_is_drawn_alike_emulated_and_simulated(tmp_path):
     steps = [each["step"] for each in read_metrics(folder, "eval")]
     assert sorted(steps) == [0, 5, 10, 15, 20, 25, 30]
     assert len([*read_metrics(inside, "eval")]) == 7
+
+
+def test_a_function_of_ones_own_draws_of_those_that_are_there(tmp_path, monkeypatch):
+    asked = {}
+
+    def last_two(round, members, weights, size, seed):
+        asked[round] = members, weights, size, seed
+        return members[-2:]
+
+    monkeypatch.setitem(extensions.loaded, "own:last_two", Extension(last_two, sys, ""))
+    words = [*DIGITS, "strategy=local-sgd", "steps=20", "every=2", "cohort=2", "pace_s=1"]
+    words += ["strategy.sampling=own:last_two", "absences=[{at_s=9.5, for_s=100, members=[7]}]"]
+    _, folder = simulated(tmp_path, *words, "hub.deadline_s=1", "hub.gone_s=1")
+    rosters = [each["members"] for each in read_metrics(folder, "round")]
+    assert asked[0] == (tuple(range(8)), (1.0,) * 8, 2, 0)
+    assert asked[9][0] == tuple(range(7))
+    assert rosters[0] == ["m6", "m7"]
+    assert rosters[-1] == ["m5", "m6"]
+    evaluated = {each["member"]: each["step"] for each in read_metrics(folder, "eval")}
+    assert evaluated.keys() == {"m6", "m5", "m0"}, "the first of those drawn, in the end of all"
+    assert evaluated["m0"] == 20
 
 
 def lines(folder):
