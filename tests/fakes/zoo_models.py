@@ -19,6 +19,7 @@ import numpy as np
 import odd_models as odd
 import torch
 import torch.nn.functional as F  # noqa: N812
+import torchvision_beside
 from naive_fleet import PATIENT, NaiveMember, Table
 from torch import Tensor, nn
 
@@ -213,18 +214,6 @@ def _mixer() -> nn.Module:
 
     sizes = {"img_size": SIDE, "patch_size": 4, "num_blocks": 2, "embed_dim": 16}
     return MlpMixer(num_classes=CLASSES, **sizes)
-
-
-def _let_torchvision_in() -> None:
-    """torchvision's build for GPUs does not load its operators beside a torch for CPUs, and cannot
-    be imported then: the two that it describes are there, and do nothing. No model calls them."""
-    if not _LIBRARIES:
-        _LIBRARIES.append(torch.library.Library("torchvision", "FRAGMENT"))
-        _LIBRARIES[0].define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _LIBRARIES[0].define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
-_LIBRARIES: list[torch.library.Library] = []
 
 
 def _peft(base: Callable[[], nn.Module], kind: str, **how: Any) -> Callable[[], nn.Module]:
@@ -433,7 +422,7 @@ class Zoo:
         before = torch.get_default_dtype()
         torch.set_default_dtype(self._type)
         try:
-            _let_torchvision_in()
+            torchvision_beside.let_in()
             return self._found.make()
         finally:
             torch.set_default_dtype(before)

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torchvision_beside
 from command_line import hub, running
 from safetensors.numpy import load_file
 
@@ -19,11 +20,10 @@ pytestmark = pytest.mark.zoo
 
 def test_only_adapters_travel_and_are_saved(tmp_path):
     words = "members=4", "strategy=fedavg", "every=10", "--any-job"
+    example = sys.executable, torchvision_beside.__file__, str(EXAMPLE)
     with hub(*words, cwd=tmp_path) as (serving, address), ExitStack() as stack:
         members = [
-            stack.enter_context(
-                running(str(i), address, program=(sys.executable, str(EXAMPLE)), cwd=tmp_path)
-            )
+            stack.enter_context(running(str(i), address, program=example, cwd=tmp_path))
             for i in range(4)
         ]
         assert [each.finish(240) for each in members] == [0] * 4, members[0].said
