@@ -37,8 +37,8 @@ PAGE: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """What docs/benchmarks.md shows, in its order, with the flags that it names."""
 PARTS = (
-    "harness", "__main__", "peer", "environments", "processes", "flower_simulation", "kept-500ms",
-    "calibration", "lab",
+    "harness", "__main__", "peer", "environments", "processes", "flower_simulation", "cohort_jobs",
+    "kept-500ms", "calibration", "lab",
 )  # fmt: skip
 """Modules, a tool and a network profile that are no benchmark."""
 

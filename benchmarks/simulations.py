@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,22 +89,35 @@ SYSTEMS = {
 def train(system: str, members: int, rounds: int, every: int) -> dict[str, float]:
     """One run in a process of its own: seconds, CPU seconds and memory of all its processes.
     SubprocessError if it fails, or takes LIMIT_S."""
-    mark = {"EDGETRAIN_PEER": f"{system}-{time.monotonic_ns()}"}
-    python = environments.python_of(SYSTEMS[system].environment)
+    words = [system, "--members", str(members), "--rounds", str(rounds), "--every", str(every)]
+    environment = SYSTEMS[system].environment
+    found, answer = watched(
+        environment, [__file__, "--systems", *words], f"simulation-{system}", LIMIT_S
+    )
+    return {**found, **json.loads(answer)}
+
+
+def watched(
+    environment: str, words: Sequence[str], name: str, limit_s: float
+) -> tuple[dict[str, float], bytes]:
+    """What a script took, run with `--answer FILE` in an environment: seconds, CPU seconds and
+    memory of all its processes; and its answer. SubprocessError if it fails, which the log of this
+    `name` explains, or takes `limit_s`."""
+    mark = {"EDGETRAIN_PEER": f"{name}-{time.monotonic_ns()}"}
+    python = environments.python_of(environment)
     with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder, "answer.json")
+        answer = Path(folder, "answer")
         quiet = {
             "FLWR_HOME": folder, "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONPATH": str(HERE), "RAY_worker_niceness": "0",
         }  # fmt: skip
-        words = [system, "--members", str(members), "--rounds", str(rounds), "--every", str(every)]
         before, began = _children_cpu_s(), time.monotonic()
-        log = environments.log_of(f"simulation-{system}")
+        log = environments.log_of(name)
         try:
             with log.open("w") as said, Peak(mark) as peak:
                 subprocess.run(
-                    [python, __file__, "--answer", str(answer), "--systems", *words], check=True,
-                    env={**os.environ, **quiet, **mark}, stdout=said, stderr=said, timeout=LIMIT_S,
+                    [python, *words, "--answer", str(answer)], check=True,
+                    env={**os.environ, **quiet, **mark}, stdout=said, stderr=said, timeout=limit_s,
                 )  # fmt: skip
                 seconds = time.monotonic() - began
         finally:
@@ -115,8 +128,13 @@ def train(system: str, members: int, rounds: int, every: int) -> dict[str, float
             "cpu_s": _children_cpu_s() - before,
             "memory": peak.memory_bytes,
             "processes": peak.processes,
-            **json.loads(answer.read_text()),
-        }
+        }, answer.read_bytes()
+
+
+def adopt_orphans() -> None:
+    """Be the parent of what is left of the processes that this one starts."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def _children_cpu_s() -> float:
@@ -210,8 +228,7 @@ def main() -> int:
         accuracy = simulate(fleets[0], arguments.rounds, arguments.every)
         arguments.answer.write_text(json.dumps({"accuracy": accuracy}))
         return 0
-    if ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    adopt_orphans()
     with redirect_stdout(sys.stderr if arguments.json else sys.stdout):
         print(machine(), flush=True)
         tables = {members: table(members, arguments) for members in fleets}

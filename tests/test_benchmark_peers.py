@@ -117,7 +117,7 @@ def test_the_verdict_takes_the_best_of_the_others(peers):
 
 
 def test_each_environment_is_locked_by_hashes(peers):
-    assert peers.environments.known() == ["flower", "hivemind", "torchft"]
+    assert peers.environments.known() == ["flower", "hivemind", "pfl", "torchft"]
     for name in peers.environments.known():
         first, *lines = (FOLDER / "locks" / f"{name}.txt").read_text().splitlines()
         assert peers.environments.LOCKED_FOR in first

@@ -16,8 +16,8 @@ from edgetrain.jobs.grid import load
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
 PARTS = {
-    "harness", "__main__", "peer", "environments", "processes", "flower_simulation", "kept-500ms",
-    "calibration", "lab",
+    "harness", "__main__", "peer", "environments", "processes", "flower_simulation", "cohort_jobs",
+    "kept-500ms", "calibration", "lab",
 }  # fmt: skip
 """Files that are no benchmark."""
 
