@@ -69,7 +69,7 @@ def input_of(task: Task, model: nn.Module) -> Tensor:
 
 def write_onnx(model: nn.Module, given: Tensor, path: Path) -> None:
     """Write the model, which is put into eval mode, for any number of rows like `given`.
-    ConfigError, also where the file would hold other weights than the model came with."""
+    ConfigError, also where it changes its weights in eval mode."""
     import onnx
 
     size = sum(each.numel() * each.element_size() for each in model.state_dict().values())
@@ -84,6 +84,16 @@ def write_onnx(model: nn.Module, given: Tensor, path: Path) -> None:
     before = {name: each.detach().clone() for name, each in model.state_dict().items()}
     with torch.no_grad():
         outputs = model(traced)
+    # Not the file's weights: torch computes a batch norm into the convolution before it.
+    after = model.state_dict()
+    for name, came in before.items():
+        kept = after.get(name, came)
+        if not np.array_equal(kept.double().numpy(), came.double().numpy(), equal_nan=True):
+            raise ConfigError(
+                f"the model changes its '{name}' when it is only evaluated: the file would "
+                "hold another one than the run",
+                "change it in training alone (self.training); --torch writes any model",
+            )
     if not isinstance(outputs, Tensor):
         raise ConfigError(
             f"the model returns a {type(outputs).__name__}: only models of one output tensor can "
@@ -106,14 +116,6 @@ def write_onnx(model: nn.Module, given: Tensor, path: Path) -> None:
             f"the model computes {TRACED_ROWS} samples at once and no other number",
             "read the number of samples from the input's shape",
         )
-    for held in graph.graph.initializer:
-        came, kept = before.get(held.name), onnx.numpy_helper.to_array(held).astype(np.float64)
-        if came is not None and not np.array_equal(kept, came.double().numpy(), equal_nan=True):
-            raise ConfigError(
-                f"the model changes its '{held.name}' when it is only evaluated: the file would "
-                "hold another one than the run",
-                "change it in training alone (self.training); --torch writes any model",
-            )
     del graph.graph.value_info[:]  # shapes in between, with names that quantising stumbles over
     onnx.save(graph, path)
 

@@ -244,6 +244,25 @@ def test_files_hold_the_weights_of_the_run_whatever_its_evaluation_does(ask, tmp
     )
 
 
+class Convolving(nn.Sequential):
+    """What torch's exporter computes into one: a convolution and the batch norm behind it."""
+
+    def __init__(self):
+        super().__init__(nn.Unflatten(1, (1, 2)), nn.Conv1d(1, 2, 1), nn.BatchNorm1d(2),
+                         nn.Flatten(), nn.Linear(4, 2))  # fmt: skip
+
+
+@ONNX
+def test_a_convolution_may_take_in_its_norm(tmp_path):
+    import onnx
+
+    run = finished(tmp_path / "run", f"task={held.spelled(Line(Convolving))}", steps=4)
+    (file,) = export(run, ["onnx"])["files"]
+    assert file["holds"]
+    nodes = onnx.load(run / "export" / "model.onnx").graph.node
+    assert "BatchNormalization" not in [node.op_type for node in nodes], "as torch writes it"
+
+
 # -- the bar --------------------------------------------------------------------------------------
 
 
