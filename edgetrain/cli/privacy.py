@@ -88,6 +88,6 @@ def _of_job(arguments: argparse.Namespace) -> int:
     lines = [
         said(found),
         f"noise {promise.noise:.6g} x clip {promise.clip:g}, {promise.count} {what}"
-        + (f", each example in {promise.rate:.3g} of them" if promise.rate < 1 else ""),
+        + (f", each {promise.unit} in {promise.rate:.3g} of them" if promise.rate < 1 else ""),
     ]
     return common.answer(arguments, found, "\n".join(lines))

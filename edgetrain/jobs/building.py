@@ -78,7 +78,7 @@ def hub_of(
     elif job.cohort is not None:
         from edgetrain.exchange.hub.drawing import CohortPart
 
-        part = CohortPart(job.cohort, any_job)
+        part = CohortPart(job.cohort, any_job, source)
     policy, merge = _policy(job, most_elements, site), _merge_rule(found, source)
     hub = Hub(terms, policy, merge, *codecs, masks, outer=outer)
     return hub if part is None else part.attach(hub)
@@ -162,6 +162,7 @@ def _merge_rule(found: Resolved, source: Source | None) -> SliceRule | RoundRule
     from edgetrain.strategies.merging.private import PrivateMean
     from edgetrain.vectors.noise import Gaussian, system
 
-    table = fix_noise(found).job.privacy
-    mechanism = Gaussian(table.clip, table.noise)
-    return PrivateMean(mechanism, source or system, keeps_late=found.strategy.keeps_late)
+    table, cohort = fix_noise(found).job.privacy, found.job.cohort
+    lot = cohort.size if cohort is not None and cohort.is_secret else 0
+    mechanism, keeps_late = Gaussian(table.clip, table.noise), found.strategy.keeps_late
+    return PrivateMean(mechanism, source or system, keeps_late and not lot, lot)

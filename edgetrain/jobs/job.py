@@ -250,7 +250,8 @@ class Job:
             return None
         from edgetrain.strategies.cohort import Cohort  # of a job that has one
 
-        return Cohort.of(self.seed, self.fleet.members, table)
+        is_private = self.privacy.unit == "member" and self.privacy.where == "hub"
+        return Cohort.of(self.seed, self.fleet.members, table, is_private)
 
     def digest(self) -> str:
         """Of everything that members of one job must agree on; where they run is not part of it.

@@ -57,14 +57,18 @@ class Cohort:
     """One of PURE, AVAILABLE, or a function of a user's own."""
     extra: int = 0
     """Members that are drawn besides: the first `size` contributions of all these count."""
+    is_secret: bool = False
+    """Whether the hub draws what nobody else may know: see `privacy.promise`."""
 
     @classmethod
-    def of(cls, seed: int, members: int, table: Wanted) -> Cohort | None:
-        """None: all members have a part in all rounds."""
+    def of(cls, seed: int, members: int, table: Wanted, private: bool) -> Cohort | None:
+        """None: all members have a part in all rounds. `private`: a hub that is trusted adds noise
+        for members."""
         size = int(table.cohort) or max(1, round(table.cohort * members))
         if size >= members:
             return None
-        return cls(seed, members, size, table.sampling, table.cohort_extra)
+        secret = private and table.sampling == "poisson"
+        return cls(seed, members, size, table.sampling, table.cohort_extra, secret)
 
     @property
     def wanted(self) -> int:
@@ -73,8 +77,13 @@ class Cohort:
 
     @property
     def at_hub(self) -> bool:
-        """Whether rosters follow from who is there, too: then see `drawn_of`, and not `drawn`."""
-        return self.sampling not in PURE
+        """Whether rosters follow from more, so that the hub alone knows them: see `drawn_of`."""
+        return self.is_secret or self.sampling not in PURE
+
+    @property
+    def share(self) -> float:
+        """The chance of each member to be drawn for a round, where that is the same for all."""
+        return self.size / self.members
 
     def drawn_of(
         self,
@@ -122,7 +131,7 @@ class Cohort:
         draw = random.Random(f"{self.seed} {round} cohort").random
         wanted = self.wanted
         if self.sampling == "poisson":
-            return tuple(_by_chance(draw, wanted / self.members, self.members))
+            return tuple(_by_chance(draw, self.share, self.members))
         if self.sampling == "weighted" and sum(each > 0 for each in samples) > wanted:
             return tuple(sorted(_by_weight(draw, wanted, samples)))
         found: set[int] = set()

@@ -223,6 +223,19 @@ def test_the_hub_s_noise_is_on_the_sum():
     assert found.std() == pytest.approx(2.0 * 3.0 / 4, rel=0.02)
 
 
+def test_with_a_lot_the_hub_hides_how_many_there_are():
+    """The sum is divided by what a round has on average, and a round of nobody is noise."""
+    for count in (0, 1, 9):
+        rule = PrivateMean(Gaussian(2.0, 3.0), seeded("hub"), lot=4)
+        vectors = [np.full(100_000, 0.001, np.float32)] * count or [np.empty(100_000, np.float32)]
+        out = np.empty(100_000, np.float32)
+        rule.merge_round([[Plain(v)] for v in vectors[:count]], [out])
+        assert out.std() == pytest.approx(2.0 * 3.0 / 4, rel=0.02)
+        assert out.mean() == pytest.approx(0.001 * count / 4, abs=5 * 1.5 / 100_000**0.5)
+    rule = PrivateMean(Gaussian(1e9, 0.0), lot=4)
+    assert merged(rule, [np.ones(9, np.float32)] * 3)[0] == pytest.approx(0.75)
+
+
 # -- a whole fleet ---------------------------------------------------------------------------------
 
 

@@ -179,6 +179,49 @@ def test_a_job_releases_what_its_smallest_shard_is_released(overrides, expected)
     assert releases_of(job(*overrides), samples) == expected
 
 
+COHORT = ["privacy=member", "strategy=local-sgd", "every=5", "members=100", "cohort=10"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["privacy.where=hub", "strategy.sampling=poisson"], Releases(2.0, 21, 0.1)),
+        (["strategy.sampling=poisson"], "the most drawn"),
+        (["privacy.where=hub"], "the most drawn"),
+        ([], "the most drawn"),
+        (["privacy.where=hub", "strategy.sampling=available"], Releases(2.0, 21)),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_a_member_of_a_cohort_releases_in_its_rounds(overrides, expected):
+    """Those that anyone can work out cost a whole release each; those that nobody can are a
+    chance."""
+    named = job(*COHORT, *overrides)
+    if expected == "the most drawn":
+        rosters = [named.job.cohort.drawn(round) for round in range(21)]
+        times = [sum(member in roster for roster in rosters) for member in range(100)]
+        expected = Releases(2.0, max(times))
+        assert 3 <= max(times) <= 10
+    assert releases_of(named, ()) == expected
+    assert releases_of(named, (), rounds=1).count == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "steps", "noise"), [(10, 500, 1.0), (50, 1000, 2.0), (1, 100, 0.5)]
+)
+def test_what_drawing_members_saves_is_what_the_accountant_says(size, steps, noise):
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+    from dp_accounting.pld import PLDAccountant
+
+    words = [*COHORT, "privacy.where=hub", "strategy.sampling=poisson", f"noise={noise}"]
+    found = promise(job(*words, "members=1000", f"cohort={size}", f"steps={steps}"))
+    each = PoissonSampledDpEvent(size / 1000, GaussianDpEvent(noise))
+    wanted = PLDAccountant().compose(SelfComposedDpEvent(each, steps // 5)).get_epsilon(1e-5)
+    assert found.epsilon == pytest.approx(wanted, rel=0.01)
+    whole = promise(job(*words, "members=1000", "strategy.sampling=uniform", "cohort=0"))
+    assert found.epsilon < whole.epsilon
+
+
 def test_of_a_run_that_was_interrupted_only_what_was_done_counts():
     named = job("privacy=example")
     assert releases_of(named, (40,), steps=7, rounds=2) == Releases(2.0, 7, 0.25)

@@ -39,6 +39,7 @@ from edgetrain.exchange.hub.records import State
 from edgetrain.exchange.hub.rounds import Due, FoundDue
 from edgetrain.exchange.messages import Base, Beat, Evaluate, Join, Message, Reply, Start
 from edgetrain.strategies.cohort import AVAILABLE, Cohort
+from edgetrain.vectors.noise import Source, chosen, system
 
 NONE = -1
 """In place of a round's number: a member that is drawn for none."""
@@ -49,18 +50,19 @@ OWN_LOOP = "strategy.cohort draws members that run the job's file: no loop of on
 class CohortPart(HubPart):
     """Draws the members of each round, and lets no others begin. Attached before anyone joins."""
 
-    def __init__(self, cohort: Cohort, any_job: bool = False) -> None:
-        """ConfigError for a hub that admits members whatever job they run."""
+    def __init__(self, cohort: Cohort, any_job: bool = False, source: Source | None = None) -> None:
+        """ConfigError for a hub that admits members whatever job they run. `source`: what secret
+        draws are made of; None: the system's."""
         if any_job:
             raise ConfigError(f"--any-job: {OWN_LOOP}", "leave it out, or strategy.cohort")
-        self.cohort = cohort
+        self.cohort, self._source = cohort, source or system
         self._roster: tuple[int, frozenset[int]] = NONE, frozenset()
         self._alone: tuple[int, float] = NONE, math.inf
         """The newest round that nobody was there for, and since when."""
 
     def attach(self, hub: Hub) -> Hub:
         hub.membership.draw = self._draw
-        if self.cohort.extra:  # the first contributions count, and no others
+        if self.cohort.extra or self.cohort.is_secret:  # no others than those of a round count
             hub.rounds.merger.keeps_late = False
         return super().attach(hub)
 
@@ -71,7 +73,9 @@ class CohortPart(HubPart):
         could be, it is not drawn yet."""
         if self._roster[0] == round:
             return self._roster[1]
-        if not self.cohort.at_hub:
+        if self.cohort.is_secret:
+            drawn = tuple(chosen(self.cohort.members, self.cohort.share, self._source).tolist())
+        elif not self.cohort.at_hub:
             drawn = self.cohort.drawn(round, self._samples())
         elif there := {self._number(m): m.weight for m in self.hub.members if _is_there(m)}:
             numbers = sorted(there)
@@ -139,11 +143,13 @@ class CohortPart(HubPart):
     def _ask(self) -> list[Effect]:
         """The first of those that are in the open round evaluates; behind the last, of all."""
         found = [m for m in self.hub.members if self._is_in(m, self.hub.round) and _is_there(m)]
-        if not self.cohort.at_hub or not found:
+        if not self.cohort.at_hub or self.cohort.is_secret or not found:
             return []
         return [Send(min(found, key=self._number).sender, Evaluate())]
 
     def find_due(self, now: float, go_on: FindDue) -> FoundDue:
+        if self.cohort.is_secret:
+            self._drop_others()
         effects, due = go_on()
         rounds, round = self.hub.rounds, self.hub.round
         if due is not None or self._is_over:
@@ -158,6 +164,16 @@ class CohortPart(HubPart):
         if entry is None and not missing and self._may_pass(round, now):
             return effects, Due(OpenRound(now), ())
         return effects, None
+
+    def _drop_others(self) -> None:
+        """Drop what the open round has of members that are not drawn, as after a restart others may
+        be: each member is in a round with the chance that is accounted."""
+        if (entry := self.hub.rounds.open_rounds.get(self.hub.round)) is None:
+            return
+        for key, member in [*entry.senders.items()]:
+            if self._number(member) not in self.roster(self.hub.round):
+                self.hub.rounds.drop_contribution(entry.contributions[key])
+                member.mark_merged(key[1], 0)
 
     def _may_pass(self, round: int, now: float) -> bool:
         """Whether a round that nobody is there for is over."""

@@ -101,6 +101,8 @@ class Merger:
         self._by_slice = None if isinstance(rule, RoundRule) else rule
         self.keeps_late = rule.keeps_late
         """Whether a contribution that missed its round may join the next one."""
+        self.lot = int(getattr(rule, "lot", 0))
+        """What the rule divides by, and members are told, however many there are; 0: how many."""
         self.codecs = codec, reply_codec
         """As the job names them."""
         self.codec, self.reply_codec = self.codecs
@@ -268,7 +270,7 @@ class Merger:
         if self._keeps_inputs:
             mean = ((merged.data.cast("B"),),)
             inputs = mean if self._keeps_mean else tuple(c.payloads for c in given)
-        step = self._outer_step(round, merged) if counted else merged
+        step = self._outer_step(round, merged) if counted or self.lot else merged
         if rung is not None and self.adaptive is not None:
             self.adaptive.climb(rung)
         payloads = self._reply(round, step)
@@ -291,7 +293,7 @@ class Merger:
                 self.reply_codec.decode(payload, merged[here])
         else:
             merged = self._merged_again(record)
-            if any(counted.weight > NO_WEIGHT for counted in record.counted):
+            if self.lot or any(counted.weight > NO_WEIGHT for counted in record.counted):
                 merged = self._outer_step(record.round, merged)
             if not self.replies.lossless:
                 if self.adaptive is not None:
@@ -354,7 +356,7 @@ class Merger:
         chosen = [contribution for contribution in chosen if contribution.weight > NO_WEIGHT]
         early, self._early = self._early, _Early()
         merged = self._borrow(round) if early.vector is None else early.vector
-        if not chosen:
+        if not chosen and not self.lot:
             merged[:] = 0
             return chosen, merged, ()
         if isinstance(self.rule, RoundRule):

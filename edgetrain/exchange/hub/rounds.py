@@ -398,6 +398,7 @@ class Rounds:
         complete = None if self.arrivals is None else self.arrivals.close()
         without = sum(c.members for c in entry.in_order if c.weight == NO_WEIGHT)
         count = sum(c.members for c in result.counted) + without if result.counted else 0
+        count = self.merger.lot or count
         has_sites = any(c.is_exact for c in entry.in_order)
         record = Round(
             round, counted, delay, before, result.checksum, reply, result.inputs,

@@ -57,7 +57,7 @@ class Promise:
     count: int
     """Releases: rounds for a member; steps, or passes over its shard, for an example."""
     rate: float
-    """The probability that an example is in a step; 1: no gain by sampling."""
+    """The probability that an example is in a step, or a member in a round; 1: no gain by that."""
     epsilon: float | None
     """None: there is no noise, or none worth the name, and no promise."""
     accountant: str

@@ -7,7 +7,9 @@ What privacy does not go together with is in `jobs.rules`.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from edgetrain.jobs.privacy.accounting import Promise, Releases, epsilon, noise_
 
 if TYPE_CHECKING:
     from edgetrain.jobs.resolved import Resolved
+    from edgetrain.strategies.cohort import Cohort
 
 LITTLE = 20.0
 """An epsilon above which the promise is next to nothing: odds may change e^20-fold."""
@@ -54,7 +57,7 @@ def releases_of(
     table = job.privacy
     steps = job.train.steps if steps is None else steps
     if table.unit == "member":
-        return Releases(table.noise, found.rounds if rounds is None else rounds)
+        return _of_member(found, found.rounds if rounds is None else rounds)
     fewest = min(samples)
     batch = job.train.batch
     if table.sampling == "poisson":
@@ -64,6 +67,24 @@ def releases_of(
     # become one of 2, which costs as much as four.
     spanning = fewest % batch != 0
     return Releases(table.noise / math.sqrt(2) if spanning else table.noise, passes)
+
+
+def _of_member(found: Resolved, rounds: int) -> Releases:
+    """In all rounds; of a cohort, the fewest that are known to be no fewer than any member's. Where
+    nobody but a trusted hub knows who is drawn, and each member is by itself: with that chance."""
+    noise, cohort = found.job.privacy.noise, found.job.cohort
+    if cohort is None or (cohort.at_hub and not cohort.is_secret):
+        return Releases(noise, rounds)
+    if cohort.is_secret:
+        return Releases(noise, rounds, cohort.share)
+    return Releases(noise, _most_drawn(cohort, rounds))
+
+
+@functools.lru_cache(4)
+def _most_drawn(cohort: Cohort, rounds: int) -> int:
+    """Rounds of the member that is drawn most often, of so many."""
+    drawn = Counter(member for round in range(rounds) for member in cohort.drawn(round))
+    return max(drawn.values(), default=0)
 
 
 def fix_noise(found: Resolved, samples: Sequence[int] = ()) -> Resolved:

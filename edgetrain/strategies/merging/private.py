@@ -23,21 +23,31 @@ class PrivateMean:
     here gets noise of standard deviation noise x clip, and is divided by n: membership of a
     round is public, contributions are secret. Cuts are not reported: lengths are private, too.
 
+    With a `lot`, the number of members that a round has on average, the sum is divided by that,
+    and how many there are is secret, too: a round of none is noise.
+
     `source` gives the random bytes of the noise.
     """
 
     fewest = 1
 
-    def __init__(self, mechanism: Gaussian, source: Source = system, keeps_late: bool = True):
+    def __init__(
+        self,
+        mechanism: Gaussian,
+        source: Source = system,
+        keeps_late: bool = True,
+        lot: int = 0,
+    ) -> None:
         self._mechanism, self.source = mechanism, source
-        self.keeps_late = keeps_late
+        self.keeps_late, self.lot = keeps_late, lot
 
     def merge_round(
         self, contributions: Sequence[Sequence[Piece]], out: Sequence[Vector]
     ) -> tuple[Discounted, ...]:
         clip = self._mechanism.clip
         scales = [share(_length(pieces, out), clip) for pieces in contributions]
-        if not self._mechanism.deviation and all(scale == 1.0 for scale in scales):
+        is_plain = not self.lot and not self._mechanism.deviation
+        if is_plain and all(scale == 1.0 for scale in scales):
             for part, merged in enumerate(out):
                 Mean().merge([pieces[part] for pieces in contributions], merged)
             return ()
@@ -51,7 +61,7 @@ class PrivateMean:
                 for start in range(0, total.size, TILE):
                     tile = total[start : start + TILE]
                     tile += self._mechanism.deviation * normal(tile.size, self.source)
-            merged[:] = total / len(contributions)
+            merged[:] = total / (self.lot or len(contributions))
         return ()
 
 

@@ -45,6 +45,8 @@ def in_cohort(
         return None
     driver = driver_of(member)
     driver.is_drawn = True
+    if cohort.is_secret:  # whoever is told to evaluate would learn of the others
+        return InCohort(driver, lambda round: index == 0, begin_at)
     if cohort.at_hub:
         assert isinstance(driver.exchange, Link)
         return InCohort(driver, _first_if_told(driver.exchange), begin_at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,18 +11,23 @@ import pytest
 from fleet import Disk, FakeMember, Fleet, noisy_descent
 from hub_desk import Desk
 
+from edgetrain import extensions
 from edgetrain.errors import ConfigError, Refused
 from edgetrain.exchange.hub.drawing import CohortPart
+from edgetrain.exchange.hub.effects import Closed
 from edgetrain.exchange.hub.terms import Policy
 from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import Beat, Evaluate, Reply, Start
 from edgetrain.exchange.seam import Request
+from edgetrain.extensions import Extension
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.rules import resolve
 from edgetrain.strategies.cohort import Cohort
+from edgetrain.strategies.merging.private import PrivateMean
 from edgetrain.vectors import layout as layouts
+from edgetrain.vectors.noise import Gaussian, seeded
 from tests.fakes.fleet import Recorded
 
 PATIENT = {"gone_s": 1e9, "deadline_s": 1e9}
@@ -57,10 +63,10 @@ class DrawnFleet(Fleet):
 
     def __init__(self, strategy, members, cohort, every, steps, **rest):
         policy = Policy(members, **{**PATIENT, **rest.pop("policy", {})})
-        self.cohort = cohort
+        self.cohort, part = cohort, rest.pop("part", CohortPart)
         super().__init__(strategy, members, every, 0, steps, policy=policy, bounded=True, **rest)
         fresh = self.fresh_hub
-        self.fresh_hub = lambda: fresh(CohortPart(cohort))
+        self.fresh_hub = lambda: fresh(part(cohort))
         self.hub = self.fresh_hub()
 
     @property
@@ -240,6 +246,73 @@ def test_a_round_that_finds_nobody_waits_for_the_first_that_comes():
     assert told(desk, Start, Evaluate) == [other, other]
 
 
+def test_secret_rosters_are_poisson_and_nobodys_to_work_out():
+    cohort, desk = Cohort(0, 40, 10, "poisson", is_secret=True), Desk(40)
+    part = CohortPart(cohort, source=seeded("secret"))
+    part.attach(desk.hub)
+    found = [part.roster(round) for round in range(4000)]
+    times = np.bincount([number for roster in found for number in roster], minlength=40)
+    assert abs(times - 1000).max() < 5 * (4000 * 0.25 * 0.75) ** 0.5
+    assert np.var([len(each) for each in found]) == pytest.approx(40 * 0.25 * 0.75, rel=0.1)
+    assert not any(set(cohort.drawn(round)) == found[round] for round in range(50))
+    assert part.roster(3999) == found[3999], "once a round"
+
+
+class Watching(CohortPart):
+    def close(self, effects, now):
+        (closed,) = (each for each in effects if isinstance(each, Closed))
+        assert {int(name[1:]) for name in closed.members} <= self.roster(closed.round)
+        return super().close(effects, now)
+
+
+def test_who_is_not_drawn_in_secret_counts_for_nothing():
+    desk = Desk(3)
+    cohort, source = Cohort(0, 3, 2, "poisson", is_secret=True), by_bits("110", "101", "010")
+    CohortPart(cohort, source=source).attach(desk.hub)
+    desk.started("abc")
+    assert told(desk, Start, Evaluate) == ["ab", ""], "nobody learns of others"
+    desk.give("a", 0)
+    desk.give("b", 0)
+    assert told(desk, Reply, Start) == ["a", "c"]
+    desk.give("b", 1, applied=1)
+    desk.give("a", 1, applied=1)
+    desk.give("c", 1, applied=1)
+    assert [each.members for each in desk.closed] == [("a", "b"), ("a", "c")]
+
+
+def by_bits(*rosters):
+    """A source that draws these members, "1" each that is drawn."""
+    left = iter(rosters)
+
+    def source(count):
+        drawn = next(left)
+        return b"".join(bytes(8) if each == "1" else b"\xff" * 8 for each in drawn)
+
+    return source
+
+
+class Noised(PrivateMean):
+    def __init__(self):
+        super().__init__(Gaussian(1.0, 0.5), seeded("noise"), lot=2)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_secret_rounds_have_none_but_the_drawn_and_do_not_tell_how_many(seed, monkeypatch):
+    """Also where a hub draws anew after a restart, and late ones do not count."""
+    monkeypatch.setitem(extensions.loaded, "own:Noised", Extension(Noised, sys, ""))
+    cohort, rng = Cohort(seed, 6, 2, "poisson", is_secret=True), random.Random(seed)
+    kills, source = [rng.randrange(20, 120) for _ in range(3)], seeded("draws", seed)
+    fleet = DrawnFleet(
+        "local-sgd", 6, cohort, 2, 40, rng=rng, disk=Disk(4), kills=kills, merge="own:Noised",
+        part=lambda cohort: Watching(cohort, source=source),
+    ).run()  # fmt: skip
+    assert fleet.last
+    assert len({len(each.members) for each in fleet.closed}) > 1
+    told = {each.driver.most_members for each in fleet.members}
+    assert {2} <= told <= {0, 2}, "or it was called each time, and has had no reply"
+    assert not any(each.driver.rounds_with_fewer for each in fleet.members)
+
+
 def test_a_loop_of_ones_own_is_refused():
     desk = Desk(2)
     CohortPart(Cohort(0, 2, 1)).attach(desk.hub)
@@ -267,7 +340,6 @@ WORDS = ("members=20", "strategy=fedavg", "steps=50")
         (["cohort=5", "secure=true"], "each of its rounds has all members"),
         (["cohort=5", "topology=ring"], "each of its rounds has all members"),
         (["cohort=5", "strategy.personal=head.*"], "each of its rounds has all members"),
-        (["cohort=5", "privacy.unit=member", "noise=1"], "each of its rounds has all members"),
     ],
 )
 def test_bad_cohorts_get_one_clear_line(words, said):
