@@ -182,6 +182,10 @@ class RoundReply:
         return base
 
 
+class Idle(Exception):
+    """A member's last round is over, and it has no part in the one that is open."""
+
+
 @dataclass(frozen=True)
 class CatchUp:
     """The fleet went on without this member: it takes part again from `round` on."""

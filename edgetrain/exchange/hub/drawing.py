@@ -25,7 +25,7 @@ for late members, and is then over without a contribution.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from edgetrain.errors import ConfigError
@@ -56,12 +56,16 @@ class CohortPart(HubPart):
         if any_job:
             raise ConfigError(f"--any-job: {OWN_LOOP}", "leave it out, or strategy.cohort")
         self.cohort, self._source = cohort, source or system
+        self.fetch: Callable[[Sequence[int]], Sequence[tuple[bytes, Join]]] | None = None
+        """Brings members of these numbers that are not here: their connections, and what they join
+        with. Then a member goes when a round of its is over and it is not in the next. None: all
+        come by themselves, and stay."""
         self._roster: tuple[int, frozenset[int]] = NONE, frozenset()
         self._alone: tuple[int, float] = NONE, math.inf
         """The newest round that nobody was there for, and since when."""
 
     def attach(self, hub: Hub) -> Hub:
-        hub.membership.draw = self._draw
+        hub.membership.draw, hub.membership.are_to_come = self._draw, self._are_to_come
         if self.cohort.extra or self.cohort.is_secret:  # no others than those of a round count
             hub.rounds.merger.keeps_late = False
         return super().attach(hub)
@@ -113,6 +117,9 @@ class CohortPart(HubPart):
         is_in = self._is_in(member, round) and (before.next_round <= round or self._is_over)
         member.draw(round if is_in and not self._is_over else NONE)
         return is_in
+
+    def _are_to_come(self) -> bool:
+        return self.fetch is not None and self.hub.started and not self._is_over
 
     # -- around the hub -----------------------------------------------------------------------
 
@@ -181,7 +188,8 @@ class CohortPart(HubPart):
             self._alone = round, now
         has_waited = now - self._alone[1] >= self.hub.policy.deadline_s
         roster, is_drawn = self.roster(round), self._roster[0] == round
-        return bool(self.hub.members) and is_drawn and (has_waited or not roster)
+        is_anyone = bool(self.hub.members) or self.fetch is not None
+        return is_anyone and is_drawn and (has_waited or not roster)
 
     def close(self, effects: list[Effect], now: float) -> list[Effect]:
         """Let the next round begin: the reply goes to who has a part in both."""
@@ -197,6 +205,9 @@ class CohortPart(HubPart):
             if member.sender in goes:
                 effects.append(Send(member.sender, Beat(self.hub.epoch, member.merged)))
                 member.draw(NONE)
+                if self.fetch is not None and member.merged >= round:
+                    member.depart(left=True)
+                    members.remove(member, may_return=False)
             else:
                 member.draw(NONE if self._is_over else round)
                 member.mark_applied(round)
@@ -218,7 +229,23 @@ class CohortPart(HubPart):
                 base = base or base_messages(rounds.base.copy())
                 effects += [Send(member.sender, part) for part in base]
                 effects.append(Send(member.sender, self._start(member)))
-        return effects
+        return effects + self._fetched()
+
+    def _fetched(self) -> list[Effect]:
+        """Let those begin that are drawn and not here; at the end the first, who evaluates."""
+        hub = self.hub
+        if self.fetch is None:
+            return []
+        wanted = [0] if self._is_over else sorted(self.roster(hub.round))
+        lacking = [number for number in wanted if hub.members.named(f"m{number}") is None]
+        if not lacking:
+            return []
+        joins = self.fetch(lacking)
+        assert hub.rounds.base is not None
+        hub.membership.base_sent = base_messages(hub.rounds.base.copy())
+        effects = [each for one in joins for each in hub.membership.join(*one)]
+        hub.membership.base_sent = ()
+        return [each for each in effects if isinstance(each, Send)]
 
     def _start(self, member: MemberRecord) -> Start:
         """What draws a member that has begun for the open round, behind the base."""

@@ -105,10 +105,14 @@ class Membership:
         self.is_ready: Callable[[], bool] = lambda: True
         self.draw: Callable[[MemberRecord], bool] = lambda member: True
         """Asked for a member that could begin: whether it has a part in the open round."""
+        self.are_to_come: Callable[[], bool] = lambda: False
+        """Whether members are to come where none is here."""
         self._terms = terms
         self._members = members
         self._rounds = rounds
         self._starting = Starting()
+        self.base_sent: Sequence[Base] = ()
+        """The base as it is now, for several members that come at once; (): each has its copy."""
         self._deserted = False
         """The last member was lost, and may come back."""
         self._deserted_since: float | None = None
@@ -123,7 +127,8 @@ class Membership:
     @property
     def finished(self) -> bool:
         """Whether all members have left, or too few are left and have not come back in time."""
-        over = self._rounds.started and not self._deserted and not self._members
+        is_empty = not self._deserted and not self._members and not self.are_to_come()
+        over = self._rounds.started and is_empty
         masks = self._rounds.masks
         return over or (masks is not None and masks.is_over)
 
@@ -287,7 +292,7 @@ class Membership:
         elif not keep:
             assert self._rounds.base is not None
             # What is sent must not change, and on a slow link that may take longer than a round.
-            messages = [*base_messages(self._rounds.base.copy()), *messages]
+            messages = [*(self.base_sent or base_messages(self._rounds.base.copy())), *messages]
         return [Send(sender, message) for message in messages]
 
     # -- coming back --------------------------------------------------------------------------

@@ -238,8 +238,7 @@ class Driver:
         )  # fmt: skip
         self.half: MemberHalf = row.member_half(setting)
         self.steps = 0
-        self.wait_s = self.idle_s = 0.0
-        self.exchange_s = 0.0
+        self.wait_s = self.idle_s = self.exchange_s = 0.0
         self.observe: Callable[[Exchanged], None] | None = None
         """Called after each exchange."""
         self.is_mid_step = self.is_drained = self.is_drawn = False
@@ -484,8 +483,7 @@ class Driver:
         )
         if read is not None:
             self.half.sent(read)
-        now = self.clock()
-        self._submitted[round] = now, now - began
+        self._submitted[round] = (now := self.clock()), now - began
         return True
 
     def _released(self, contribution: Vector) -> Vector:
@@ -496,8 +494,10 @@ class Driver:
 
     def _apply(self, round: int) -> None:
         began = self.clock()
-        reply = self.exchange.wait(round)
-        self.wait_s += self.clock() - began
+        try:
+            reply = self.exchange.wait(round)
+        finally:
+            self.wait_s += self.clock() - began
         if isinstance(reply, CatchUp):
             self._catch_up(reply)
             return

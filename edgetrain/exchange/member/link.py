@@ -42,7 +42,7 @@ from edgetrain.exchange.messages import (
     pack,
     unpack,
 )
-from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply, Submission
+from edgetrain.exchange.seam import CatchUp, Entry, Idle, Past, Request, RoundReply, Submission
 from edgetrain.exchange.transport import MemberTransport, Traffic
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.pool import VectorPool
@@ -284,6 +284,8 @@ class Link(Entrance):
         self._sent_bytes: dict[int, int] = {}
         self._catch_up: CatchUp | None = None
         self._is_closed = False
+        self.goes_idle = False
+        """Whether `wait` raises Idle for a member that is in no round. False: it waits on."""
 
     @property
     def session(self) -> int:
@@ -393,6 +395,8 @@ class Link(Entrance):
             self._act(message := self._next())
             if isinstance(message, Beat) and message.merged > round:  # over, and no reply comes
                 idle_since = min(idle_since, self._silence.heard)
+                if self.goes_idle:
+                    raise Idle
         reply = self.inbox.pop_reply(round)
         self.outbox.follow(self.inbox.rung)
         self._session.applied, self._session.checksum = round + 1, reply.checksum

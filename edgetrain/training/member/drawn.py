@@ -51,16 +51,16 @@ def in_cohort(
         assert isinstance(driver.exchange, Link)
         return InCohort(driver, _first_if_told(driver.exchange), begin_at)
     of_each = range(cohort.members if cohort.sampling == "weighted" else 0)
-    samples = [float(shares_of(found.job, each).samples(task)) for each in of_each]
+    samples = tuple(float(shares_of(found.job, each).samples(task)) for each in of_each)
     return InCohort(driver, _first_if_drawn(cohort, samples, index), begin_at)
 
 
-def _first_if_drawn(cohort: Cohort, samples: Sequence[float], index: int) -> Callable[[int], bool]:
-    @functools.lru_cache(1)  # asked in each step, and drawn once a round
-    def is_first(round: int) -> bool:
-        return next(iter(cohort.drawn(round, samples)), -1) == index
+_drawn = functools.lru_cache(2)(Cohort.drawn)
+"""Asked in each step of each simulated member, and drawn once a round."""
 
-    return is_first
+
+def _first_if_drawn(cohort: Cohort, samples: Sequence[float], index: int) -> Callable[[int], bool]:
+    return lambda round: next(iter(_drawn(cohort, round, samples)), -1) == index
 
 
 def _first_if_told(link: Link) -> Callable[[int], bool]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from edgetrain.exchange.member.driver import Exchanged
 from edgetrain.exchange.member.telemetry import Sums
+from edgetrain.exchange.seam import Idle
 from edgetrain.exchange.transport import Traffic
 from edgetrain.jobs.job import Job
 from edgetrain.runs.environment import Usage
@@ -152,6 +153,8 @@ class Loop:
             None
         )
         """Called with the figures of each evaluation, and when it began."""
+        self.is_idle = False
+        """Whether the member goes, before the job's last step: it is in no round."""
         self.cohort: InCohort | None = None
         """Of a member that has a part in some rounds only."""
         self._record_every = steps.record_every
@@ -161,7 +164,8 @@ class Loop:
         self._all_seconds = Seconds()
         """Of all steps that are over; `_seconds` are those that no line has yet."""
         self._step, self._step_ended = 0, clock()
-        self._before = member.traffic()
+        self.before = member.traffic()
+        """Bytes that do not count as training's."""
         member.account_with(self._sums)
         if self._record_every == 1 and not steps.most_bytes:
             member.observe_exchanges(self._log.add_exchange)
@@ -205,7 +209,8 @@ class Loop:
                 loss_of = self._local.backward()
             self._pace.hold(began, 1 + quiet)
             ended, step = self._end_step(step, quiet, ended, loss_of)
-        self._finish()
+        if not self.is_idle:
+            self._finish()
 
     def _end_step(
         self, step: int, quiet: int, ended: float, loss_of: Callable[[], float]
@@ -214,11 +219,16 @@ class Loop:
         number of the last step of the job that is over: rounds may have gone on without it."""
         waited, exchanged = self._member.wait_s, self._member.exchange_s
         self._member.skip(quiet)
-        self._member.step()
+        try:
+            self._member.step()
+        except Idle:
+            self.is_idle = True
         step += quiet
         after = step if self.cohort is None else max(step, self.cohort.progress)
         seconds = Seconds(wait_s=self._member.wait_s - waited)
-        if after >= self._steps:
+        if self.is_idle:
+            after = self._steps
+        elif after >= self._steps:
             # Out of step others may not be done: what is evaluated and kept has all of it.
             self._member.drain(to_the_end=self.evaluates)
             seconds.end_s = self._member.wait_s - waited - seconds.wait_s
@@ -234,7 +244,7 @@ class Loop:
         self._all_seconds.add(seconds)
         self._step, self._step_ended = step, now
         self._record(step, loss_of, is_last=after >= self._steps)
-        if self.cohort is not None and after > step:
+        if self.cohort is not None and after > step and not self.is_idle:
             self.cohort.begin_at(after)
         return now, after
 
@@ -282,8 +292,8 @@ class Loop:
             wait_s=sums.wait_s,
             compute_s=sums.compute_s,
             overhead_s=sums.overhead_s,
-            sent_bytes=traffic.sent_bytes - self._before.sent_bytes,
-            received_bytes=traffic.received_bytes - self._before.received_bytes,
+            sent_bytes=traffic.sent_bytes - self.before.sent_bytes,
+            received_bytes=traffic.received_bytes - self.before.received_bytes,
             cpu_s=self._usage.cpu_s,
             peak_bytes=self._usage.peak_bytes,
             joules=self._energy.joules(busy_s=sums.compute_s + sums.overhead_s),

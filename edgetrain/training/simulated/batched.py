@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import heapq
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -56,6 +57,9 @@ from edgetrain.vectors.vector import Vector
 
 BLOCK = 256
 """Rows in a block, whose gradients are computed together."""
+
+GOING_BLOCK = 32
+"""The same where members come and go. A cohort is small: more blocks keep more cores busy."""
 
 TOLERANCE = 1e-3
 """Relative difference between a batched gradient and a single one that counts as rounding."""
@@ -184,7 +188,7 @@ class ModelRow:
     def __init__(self, params: Vector, gradient: Vector, like: FlatModel) -> None:
         self.params, self.gradient = params, gradient
         self.elements, self.description, self.layout = like.elements, like.description, like.layout
-        self.trained = like.elements
+        self.trained, self.place = like.elements, (0, 0)
 
         self.pending: Callable[[], object] | None = None
         """Waits for the steps that were requested; None: there are none."""
@@ -220,13 +224,17 @@ class _Block:
         steps_too: bool,
         pool: ThreadPoolExecutor,
         job: Job,
-        drawing: range | None,
+        draws: bool,
     ) -> None:
-        """`drawing`: the members of these rows, as each draws numbers; None: they draw none."""
+        """`draws`: whether each member draws numbers."""
         self._stacked, self._rows, self._optimizer = stacked, rows, optimizer
         self._params, self._grads = matrix
         self._tuning, self._rate = tuning_of(job), float(optimizer.param_groups[0]["lr"])
-        self._accumulate, self._seed, self._drawing = job.train.accumulate, job.seed, drawing
+        self._accumulate, self._seed, self._draws = job.train.accumulate, job.seed, draws
+        self._members = [-1] * len(rows)
+        self._live = len(rows)
+        """Rows that have a member, or are to have one."""
+        self._begin_all: Callable[[], None] | None = None
         self.param_groups = optimizer.param_groups
         self.taken = [0] * len(rows)
         """The number of each row's next step in the job."""
@@ -249,11 +257,13 @@ class _Block:
         answer, place = self._answer, len(self._asked)
         self._asked.append(row)
         self._work.append((draws, count))
-        if len(self._asked) == len(self._rows):
+        if len(self._asked) == self._live:
             self._begin()
 
         def losses() -> list[float]:
-            if self._answer is answer:
+            if self._answer is answer and self._begin_all is not None:
+                self._begin_all()
+            elif self._answer is answer:
                 self._begin()
             return answer.result()[place]
 
@@ -310,11 +320,11 @@ class _Block:
         generator, if they draw numbers."""
         of_rows, states = list[list[Any]](), list[Tensor]()
         for row, own in zip(rows, draws, strict=True):
-            if self._drawing is None:
+            if not self._draws:
                 of_rows.append(list(islice(own, self._accumulate)))
                 continue
             with DRAWING:
-                seed_step(self._seed, self._drawing[row], self.taken[row])
+                seed_step(self._seed, self._members[row], self.taken[row])
                 of_rows.append(list(islice(own, self._accumulate)))
                 states.append(torch.get_rng_state())
         return [list(batch) for batch in zip(*of_rows, strict=True)], states
@@ -358,8 +368,25 @@ class _Block:
         gradient: Vector = self._grads[row].numpy()
         return params, gradient
 
-    def renew(self, row: int, initial: Tensor) -> None:
+    def come_and_go(self, begin_all: Callable[[], None]) -> None:
+        """Have rows without members from now on. `begin_all` begins what has been asked of all
+        blocks: called where a member needs its result before all others have asked."""
+        self._begin_all, self._live = begin_all, 0
+
+    def begin_asked(self) -> None:
+        """Begin what has been asked for, if anything has."""
+        if self._asked:
+            self._begin()
+
+    def release(self, row: int) -> None:
+        """The row has no member until it is renewed."""
+        self._members[row] = -1
+        self._live -= 1
+
+    def renew(self, row: int, member: int, initial: Tensor) -> None:
         """Put a fresh member into a row: first parameters, no optimizer state."""
+        self._live += self._begin_all is not None and self._members[row] < 0
+        self._members[row] = member
         if row in self._asked:  # by the member that lost its power
             self._begin()
         if self._last is not None:
@@ -417,9 +444,10 @@ def _item(losses: Callable[[], list[float]], place: int) -> float:
 
 
 class Rows:
-    """Members as rows of matrices [BLOCK, elements]."""
+    """Members as rows of matrices [BLOCK, elements]; where they come and go (`goes`), whoever is
+    there, in [GOING_BLOCK, elements]."""
 
-    def __init__(self, task: Task, found: Resolved) -> None:
+    def __init__(self, task: Task, found: Resolved, goes: bool = False) -> None:
         self._task, self._job, self._data = task, found.job, batches_of(task, found.job)
         job = found.job
         self._model = model_of(task, job.seed)
@@ -432,18 +460,46 @@ class Rows:
         # A gradient that the strategy adjusts, or replaces, must not be stepped with before it has.
         self._steps_too = not found.strategy.adjusts_gradient
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "gradients", self._one_thread)
+        self._plain, self._goes = plain, goes
+        self._places: dict[int, tuple[int, int]] = {}
+        """Where members are; of those that all have a place of their own: see `_place`."""
+        self._free: list[tuple[int, int]] = []
+        self._positions: dict[int, Iterator[Any]] = {}
+        """Where members that go are in their data."""
+        most = GOING_BLOCK if goes else BLOCK
         self._blocks = [
-            self._block(plain, range(start, min(start + BLOCK, members)))
-            for start in range(0, members, BLOCK)
+            self._block(min(BLOCK, members - start))
+            for start in range(0, 0 if goes else members, BLOCK)
         ]
-        self.reason = f"members batched with torch.func.vmap, {min(BLOCK, members)} at once"
+        self.reason = f"members batched with torch.func.vmap, {min(most, members)} at once"
 
         self._attention = contextlib.ExitStack()
         self._attention.enter_context(batchable_attention())
 
     def begin_at(self, index: int, step: int) -> None:
-        number, row = divmod(index, BLOCK)
+        number, row = self._places.get(index) or divmod(index, BLOCK)
         self._blocks[number].taken[row] = step
+
+    def release(self, flat: Flat, index: int) -> None:
+        """The member with this index goes until it is made anew; `flat` was its model."""
+        assert isinstance(flat, ModelRow)
+        number, row = flat.place
+        self._blocks[number].release(row)
+        heapq.heappush(self._free, flat.place)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        if not self._goes:
+            return divmod(index, BLOCK)
+        if not self._free:
+            self._blocks.append(block := self._block(GOING_BLOCK))
+            block.come_and_go(self._begin_all)
+            self._free = [(len(self._blocks) - 1, row) for row in range(GOING_BLOCK)]
+        place = self._places[index] = heapq.heappop(self._free)
+        return place
+
+    def _begin_all(self) -> None:
+        for block in self._blocks:
+            block.begin_asked()
 
     def model_at(self, base: Vector) -> nn.Module:
         return with_parameters(self._model, base)
@@ -458,10 +514,10 @@ class Rows:
     def _one_thread() -> None:
         torch.set_num_threads(1)
 
-    def _block(self, model: nn.Module, members: range) -> _Block:
+    def _block(self, members: int) -> _Block:
         # A matrix for each block: torch's autograd watches a matrix for changes as a whole.
-        params = torch.zeros(len(members), self._flat.elements)
-        grads = torch.zeros(len(members), self._flat.elements)
+        params = torch.zeros(members, self._flat.elements)
+        grads = torch.zeros(members, self._flat.elements)
         rows = list(params)
         for row, grad in zip(rows, grads, strict=True):
             row.grad = grad
@@ -474,20 +530,25 @@ class Rows:
             optimizer.pieces = [
                 (start, start + torch.Size(shape).numel()) for _, start, shape in self._flat.layout
             ]
-        stacked = _Stacked(self._task, model, self._flat, self._data)
+        stacked = _Stacked(self._task, self._plain, self._flat, self._data)
         return _Block(
             stacked, rows, (params, grads), optimizer, self._steps_too, self._pool, self._job,
-            members if self._draws else None,
+            self._draws,
         )  # fmt: skip
 
-    def member(self, index: int) -> tuple[Flat, Stepper, Local]:
-        number, row = divmod(index, BLOCK)
+    def member(self, index: int, taken: int = 0) -> tuple[Flat, Stepper, Local]:
+        """A fresh member, or one that goes and has `taken` steps."""
+        number, row = place = self._place(index)
         block = self._blocks[number]
-        block.renew(row, self._initial)
+        block.renew(row, index, self._initial)
         params, gradient = block.vectors(row)
         flat = ModelRow(params, gradient, self._flat)
-        job = self._job
-        draws = self._data.draws(index, job.fleet.members, job.train.batch, job.seed)
+        flat.place, job = place, self._job
+        draws = self._positions.get(index)
+        if draws is None:
+            draws = self._data.draws(index, job.fleet.members, job.train.batch, job.seed)
+        if self._goes:
+            self._positions[index] = draws
         work = _RowWork(block, row, draws, flat, lambda: self._evaluate(params))
         return flat, _RowOptimizer(block, row, self._steps_too), work
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgetrain.exchange.hub.drawing import CohortPart
 from edgetrain.exchange.hub.effects import Note, Observed
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import Observer, serve
+from edgetrain.exchange.messages import Join
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.training.simulated.local import noise_of
@@ -69,6 +71,10 @@ class SimulatedHub:
         """It starts with the world. `number`: which of the job's hubs it is; 0 leads."""
         self.clock: Callable[[], float] = world.clock
         self.given_up: set[str] = set()
+        self.fetch: Callable[[Sequence[int]], Sequence[tuple[bytes, Join]]] | None = None
+        """See CohortPart."""
+        self.start_with = 0
+        """See Policy."""
         self.number, self.wire = number, network.hubs[number]
         self._found, self._world, self._network = found, world, network
         self._observer = observe
@@ -93,6 +99,9 @@ class SimulatedHub:
         hub = hub_of(self._found, source=source, number=self.number)
         # The members' own lines are in the same folder, in the same virtual time.
         hub.policy = replace(hub.policy, status_s=0.0)
+        if self.fetch is not None and isinstance(hub.part, CohortPart):
+            hub.policy = replace(hub.policy, start_with=self.start_with, start_after_s=0.0)
+            hub.part.fetch = self.fetch
         return hub
 
     def _serve(self) -> None:

@@ -26,8 +26,11 @@ BATCHED_FROM = 32
 little, and are compared with emulated runs, bit for bit."""
 
 
-def choose(task: Task, found: Resolved, batched: bool | None) -> OneByOne | Rows:
+def choose(
+    task: Task, found: Resolved, batched: bool | None, goes: bool = False
+) -> OneByOne | Rows:
     """Members one by one or batched, as asked; None: batched if they are many and it is possible.
+    `goes`: whether they come and go.
 
     ConfigError if batching was asked for and the model or its optimizer cannot be batched.
     """
@@ -37,7 +40,7 @@ def choose(task: Task, found: Resolved, batched: bool | None) -> OneByOne | Rows
         return OneByOne(task, found, "members one by one, as on a device")
     problem = why_not_batched(task, found.job)
     if problem is None:
-        return Rows(task, found)
+        return Rows(task, found, goes)
     if batched:
         raise ConfigError(f"members cannot be batched: {problem}", "simulate them one by one")
     return OneByOne(task, found, f"members one by one: {problem}")
@@ -53,17 +56,25 @@ class OneByOne:
         """Each member's newest."""
         self._made: dict[int, tuple[torch.optim.Optimizer, Local]] = {}
 
-    def member(self, index: int) -> tuple[Flat, Stepper, Local]:
-        """A fresh member: its model as two flat vectors, its optimizer, its work."""
+    def member(self, index: int, taken: int = 0) -> tuple[Flat, Stepper, Local]:
+        """A fresh member, or one that has `taken` steps: its model as two flat vectors, its
+        optimizer, its work."""
         job = self._found.job
         model = model_of(self._task, job.seed)
         flat = FlatModel(model, fixed=job.train.fixed, statistics=buffers_of(self._found) == "mean")
         optimizer = optimizer_for(model, job.train.optimizer, self._task)
         tune(optimizer, tuning_of(job))
-        work = work_of(job, self._task, model, flat, index, noise_of(job, index))
+        work = work_of(job, self._task, model, flat, index, noise_of(job, index), taken)
         self._made[index] = optimizer, work
         self.models[index] = model
         return flat, optimizer, work
+
+    def release(self, flat: Flat, index: int) -> None:
+        """The member with this index goes until it is made anew. One model is kept, for
+        `model_at`."""
+        if len(self.models) > 1:
+            self.models.pop(index, None)
+        self._made.pop(index, None)
 
     def begin_at(self, index: int, step: int) -> None:
         """The next step of the member made last with this index is the job's step `step`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgetrain.errors import Refused
@@ -20,6 +20,7 @@ from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.member.ranges import RangedExchange
 from edgetrain.exchange.member.work import RangedWork, WorkLink
 from edgetrain.exchange.seam import Exchange, Request
+from edgetrain.exchange.transport import Traffic
 from edgetrain.fleet.devices.energy import Energy
 from edgetrain.fleet.devices.speed import StepTimes
 from edgetrain.jobs.resolved import Resolved
@@ -35,6 +36,7 @@ from edgetrain.training.simulated.batched import Rows
 from edgetrain.training.simulated.hub import ComputedUsage
 from edgetrain.training.simulated.local import OneByOne, noise_of
 from edgetrain.training.simulated.peers import SimulatedHost, SimulatedPeers
+from edgetrain.training.simulated.streams import Frames
 from edgetrain.training.simulated.virtual import Process, World
 from edgetrain.training.simulated.wires import HubWire, MemberWire, SimulatedNetwork
 
@@ -43,6 +45,29 @@ RETRY_S = 5.0
 
 LINES = 64
 """Lines of metrics for each step of the fleet, at most: members share theirs out over steps."""
+
+
+@dataclass
+class Parked:
+    """What waits for a member that goes whenever it is in no round."""
+
+    pace: Pace
+    energy: Energy
+    steps: int = 0
+    """Steps that it had taken when it came last."""
+    busy_s: float = 0.0
+    traffic: Traffic = field(default_factory=lambda: Traffic(0, 0, 0, 0.0))
+    before: Traffic | None = None
+    """Its traffic when it first began."""
+    training: Member | None = None
+    """The member, as long as it is here."""
+
+    def settle(self, member: Member | None) -> None:
+        """It has taken the last step of its time here. Works twice."""
+        if member is not None and self.training is member:
+            self.steps, self.traffic, self.training = (
+                self.steps + member.steps, member.traffic(), None,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,6 +87,10 @@ class Surroundings:
     """Where members listen; None: they do not reduce."""
     is_to_evaluate: Callable[[int], bool] = lambda index: index == 0
     """Whether the member with this index evaluates, by now. Asked each step."""
+    go: Callable[[SimulatedMember, MetricsLog], None] | None = None
+    """Called with a member that has gone until it is drawn again; None: all stay to the end."""
+    kept: dict[int, Parked] = field(default_factory=dict)
+    """Of members that have been here, where they go."""
 
     @functools.cached_property
     def digest(self) -> str:
@@ -78,14 +107,21 @@ class SimulatedMember:
     killed. Times are virtual nanoseconds, as `World.at` has them.
     """
 
-    def __init__(self, index: int, around: Surroundings, job_is_over: Callable[[], bool]) -> None:
-        """It starts at once, or is off at first. After `job_is_over` it is not started again."""
+    def __init__(
+        self,
+        index: int,
+        around: Surroundings,
+        job_is_over: Callable[[], bool],
+        hand: Callable[[bytes, Frames], None] | None = None,
+    ) -> None:
+        """It starts at once, or is off at first. After `job_is_over` it is not started again.
+        `hand`: its connection stood before; see MemberWire."""
         self.clock: Callable[[], float] = around.world.clock
         self.name = f"m{index}"
         self.training: Member | None = None
         self.was_off = self.never_on = around.planned.is_off_at_first(index)
         self._index, self._around = index, around
-        self._job_is_over = job_is_over
+        self._job_is_over, self._hand = job_is_over, hand
         self.wires: tuple[MemberWire, ...] = ()
         self._host: SimulatedHost | None = None
         self.process = self._boot()
@@ -131,27 +167,52 @@ class SimulatedMember:
         job = around.planned.job
         place = Place(index, around.planned.devices[index], around.planned.beside)
         device = around.planned.device_profiles[place.device]
-        flat, optimizer, work = around.gradients.member(index)
+        kept = around.kept.get(index)
+        if kept is not None:
+            kept.settle(kept.training)
+        flat, optimizer, work = around.gradients.member(index, kept.steps if kept else 0)
         if around.planned.strategy.has_variates:
             flat = Doubled(flat)
         seconds = around.step_seconds[place.device]
-        pace = Pace(StepTimes(device, seconds, job.seed, index), clock, world.sleep)
-        energy = Energy(device, world.clock, Path("/nonexistent"))
+        if kept is None:
+            pace = Pace(StepTimes(device, seconds, job.seed, index), clock, world.sleep)
+            kept = Parked(pace, Energy(device, world.clock, Path("/nonexistent")))
+        if around.go is not None:
+            around.kept[index] = kept
         request = request_of(around.planned, place, around.task, around.digest)
         with self._joined(flat, optimizer, request) as member:
-            self.training = member
+            self.training = kept.training = member
             around.gradients.begin_at(index, member.begins_at)
             began = world.clock()
-            usage = ComputedUsage(lambda: world.clock() - began - member.wait_s)
+            busy_s = kept.busy_s
+            usage = ComputedUsage(lambda: busy_s + world.clock() - began - member.wait_s)
             with around.open_log(member.name) as log:
                 steps = Steps.of(job, index, max(1, job.fleet.members // LINES))
-                pace = work_at_pace(member, work, pace, job.train.batch, clock)
-                loop = Loop(steps, work, member, log, pace, usage, energy, clock)
+                pace = work_at_pace(member, work, kept.pace, job.train.batch, clock)
+                loop = Loop(steps, work, member, log, pace, usage, kept.energy, clock)
                 begin = functools.partial(around.gradients.begin_at, index)
                 loop.cohort = in_cohort(member, around.planned, around.task, index, begin)
+                if around.go is not None:
+                    kept.before = loop.before = kept.before or loop.before
                 if not around.planned.presence.is_steady:
                     loop.is_to_evaluate = functools.partial(around.is_to_evaluate, index)
                 loop.run()
+                if loop.is_idle:
+                    kept.busy_s = usage.cpu_s
+                    log.event("left", "until it is drawn again")
+                    member.vanish()
+        if loop.is_idle:
+            self._go(member, kept, log)
+
+    def _go(self, member: Member, kept: Parked, log: MetricsLog) -> None:
+        """It is in no round: nothing of it stays but what is kept."""
+        around = self._around
+        kept.settle(member)
+        for wire in self.wires:
+            around.network.retire_connection(wire)
+        around.gradients.release(member.flat, self._index)
+        assert around.go is not None
+        around.go(self, log)
 
     def _joined(self, flat: Flat, optimizer: Stepper, request: Request) -> Member:
         """A member that has joined. If the hub has not noticed yet that the device lost its power,
@@ -160,7 +221,10 @@ class SimulatedMember:
         while True:
             self.wires = ()
             for hub in self._around.hubs_of(self._index):
-                self.wires += (self._around.network.connect(self._index, hub),)
+                wire = self._around.network.connect(self._index, hub, at_once=bool(self._hand))
+                if self._hand is not None:
+                    wire.stand(self._around.kept[self._index].traffic, self._hand)
+                self.wires += (wire,)
             try:
                 release = release_of(job.privacy, noise_of(job, self._index))
                 exchange, request = self._exchange(request)
@@ -185,4 +249,5 @@ class SimulatedMember:
             works = [WorkLink(wire, self.clock) for wire in self.wires]
             return (RangedWork(works) if len(works) > 1 else works[0]), request
         links = [Link(wire, self.clock) for wire in self.wires]
+        links[0].goes_idle = self._around.go is not None
         return (RangedExchange(links) if len(links) > 1 else links[0]), request

@@ -25,6 +25,7 @@ import torch
 
 from edgetrain.errors import ConfigError, EdgetrainError, in_words
 from edgetrain.exchange.hub.serve import Observer
+from edgetrain.exchange.messages import Join, unpack
 from edgetrain.jobs.job import COLLECTIVES, DIRECT
 from edgetrain.jobs.lookup import pace_of, task_of
 from edgetrain.jobs.resolved import Resolved
@@ -47,6 +48,7 @@ from edgetrain.training.simulated.hub import (
 )
 from edgetrain.training.simulated.member import SimulatedMember, Surroundings
 from edgetrain.training.simulated.peers import SimulatedPeers
+from edgetrain.training.simulated.streams import Frames
 from edgetrain.training.simulated.virtual import SECOND, Process, World
 from edgetrain.training.simulated.wires import HubWire, SimulatedNetwork
 
@@ -60,6 +62,32 @@ gradients. At the usual 5 ms the workers stand still between two short operation
 COLLECT = 50_000, 50, 1000
 """Python's thresholds for garbage collection while members live. They are hundreds of thousands of
 objects that stay; with the usual thresholds searching them took a third of the loop's time."""
+
+
+COLLECT_GOING = 20_000, 3, 3
+"""The same where members come and go: few live at a time, and what others leave is to go."""
+
+COME_AND_GO_FROM = 256
+"""Members of a cohort's fleet from which on they are there in their own rounds only. In smaller
+fleets each is there from the first to the last second, as in an emulation."""
+
+
+def may_go(planned: Resolved) -> bool:
+    """Whether nothing waits with a member that is in no round but where it is in its data."""
+    job = planned.job
+    optimizer = {"momentum": 0, "foreach": True} | job.train.optimizer
+    is_plain = str(optimizer.get("name", "")).lower() == "sgd" and not optimizer["momentum"]
+    return (
+        job.cohort is not None
+        and not job.cohort.at_hub
+        and job.cohort.sampling != "weighted"
+        and is_plain
+        and planned.codec.lossless
+        and not planned.strategy.has_variates
+        and job.privacy.unit == "none"
+        and planned.presence.is_steady
+        and not planned.faults
+    )
 
 
 @generators_kept()
@@ -87,8 +115,9 @@ def run(
         from edgetrain.training.pipelined.simulated import simulate_stages
 
         return simulate_stages(planned, folder, watch, luck)
-    with recorded(planned, folder) as outcome, _python_for_many():
-        simulation = Simulation(planned, folder, batched, luck=luck)
+    goes = planned.job.fleet.members >= COME_AND_GO_FROM and may_go(planned)
+    with recorded(planned, folder) as outcome, _python_for_many(goes):
+        simulation = Simulation(planned, folder, batched, luck=luck, goes=goes)
         try:
             simulation.run(watch, poll_s, clock)
             outcome.status = simulation.verdict()
@@ -115,15 +144,16 @@ class Simulation:
         batched: bool | None = None,
         *,
         luck: int = 0,
+        goes: bool = False,
     ) -> None:
-        """`batched` and `luck` as in `run`."""
+        """`batched` and `luck` as in `run`. `goes`: members are there in rounds of theirs only."""
         self._planned, self._folder = planned, folder
         self.world = World()
         self.network = network_of(planned, self.world, luck)
         torch.set_num_threads(planned.job.train.threads)
         self.task = task_of(planned.job, planned.beside)
         step_seconds = _step_seconds(planned, self.task)
-        self._gradients = local.choose(self.task, planned, batched)
+        self._gradients = local.choose(self.task, planned, batched, goes)
         self._logs: list[MetricsLog] = []
         self._began = 0.0
         self.began: str | None = None
@@ -154,11 +184,36 @@ class Simulation:
             self._hubs_of,
             SimulatedPeers(planned, self.world, self.network) if is_direct else None,
             self._is_to_evaluate,
+            self._go if goes else None,
         )
-        self.members = [
-            SimulatedMember(index, around, lambda: self.hub.job_is_over)
-            for index in range(planned.job.fleet.members)
-        ]
+        first: Sequence[int] = range(planned.job.fleet.members)
+        self._around = around
+        if goes and (cohort := planned.job.cohort) is not None:
+            first = sorted({0, *cohort.drawn(0)})
+            self.hub.fetch, self.hub.start_with = self._fetch, len(first)
+        self._first = len(first)
+        self.members = [self._member(index) for index in first]
+        """Those that are there, or were at the end."""
+
+    def _member(
+        self, index: int, hand: Callable[[bytes, Frames], None] | None = None
+    ) -> SimulatedMember:
+        return SimulatedMember(index, self._around, lambda: self.hub.job_is_over, hand)
+
+    def _fetch(self, numbers: Sequence[int]) -> list[tuple[bytes, Join]]:
+        """Let members come that have been away, or never here: what they join with, over which
+        connection. Called by the hub, and takes no time: they have had all the time to come."""
+        sent: list[tuple[bytes, Frames]] = []
+        for number in numbers:
+            self.members.append(self._member(number, lambda *each: sent.append(each)))
+        self.world.sleep(0.0)
+        found = [(name, unpack(frames)) for name, frames in sent]
+        return [(name, join) for name, join in found if isinstance(join, Join)]
+
+    def _go(self, member: SimulatedMember, log: MetricsLog) -> None:
+        """A member is in no round: it is away until it is fetched."""
+        self.members.remove(member)
+        self._logs.remove(log)
 
     def _is_to_evaluate(self, index: int) -> bool:
         """Whether this is the first of the members that are there, as far as the hub knows."""
@@ -266,7 +321,8 @@ class Simulation:
     def _never_starts(self) -> bool:
         """Whether members failed before training began that the others wait for, for ever."""
         left = sum(not member.process.error for member in self.members)
-        return self.began is None and left < self._planned.job.first_members
+        first = min(self._planned.job.first_members, self._first)
+        return self.began is None and left < first
 
     def _others(self) -> list[Process]:
         hubs = [hub.process for hub in self.hubs[1:]]
@@ -351,10 +407,11 @@ def _step_seconds(planned: Resolved, task: Task) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _python_for_many() -> Iterator[None]:
-    """Within: Python's settings for a process with many long-lived objects and worker threads."""
+def _python_for_many(goes: bool) -> Iterator[None]:
+    """Within: Python's settings for a process with worker threads and many objects, which are
+    long-lived unless members come and go (`goes`)."""
     thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
-    gc.set_threshold(*COLLECT)
+    gc.set_threshold(*(COLLECT_GOING if goes else COLLECT))
     sys.setswitchinterval(SWITCH_S)
     try:
         yield

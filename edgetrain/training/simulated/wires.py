@@ -8,6 +8,7 @@ connections. The same link models as in the emulator.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -52,6 +53,7 @@ class MemberWire:
         self._network = network
         self._inbox: Mailbox[Frames] = Mailbox(network.world)
         self._before = Traffic(0, 0, 0, 0.0)
+        self._hand: Callable[[bytes, Frames], None] | None = None
         self._open(network.new_name(node))
 
     def _open(self, name: bytes, *, at_once: bool = True) -> None:
@@ -113,9 +115,18 @@ class MemberWire:
             stream.wait(delay)
         return delay
 
+    def stand(self, before: Traffic, hand: Callable[[bytes, Frames], None]) -> None:
+        """Be a connection that stood before anybody looked, with this traffic so far: what is sent
+        first goes to `hand`, with the connection's name, and takes no time."""
+        self._before, self._hand = before, hand
+
     def send(self, frames: Frames) -> None:
         self._network.tap(self, frames)
-        self.up.send(frames, wire_bytes(frames))
+        if self._hand is not None:
+            hand, self._hand = self._hand, None
+            hand(self.name, frames)
+        else:
+            self.up.send(frames, wire_bytes(frames))
 
     def _accept(self, frames: Frames) -> None:
         self._inbox.put(frames)
@@ -171,6 +182,7 @@ class HubWire:
         self._inbox: Mailbox[tuple[bytes, Frames]] = Mailbox(world)
         self._members: dict[bytes, MemberWire] = {}
         self._dead: dict[bytes, int] = {}
+        self._retired = [0, 0, 0]
         self._cached: tuple[Frames, int] | None = None
 
     def add_connection(self, wire: MemberWire) -> None:
@@ -178,6 +190,12 @@ class HubWire:
 
     def remove_connection(self, name: bytes) -> None:
         self._members.pop(name, None)
+
+    def retire_connection(self, name: bytes) -> None:
+        """As `remove_connection`, of one whose bytes still count."""
+        if wire := self._members.pop(name, None):
+            of_it = wire.down.sent_bytes, wire.up.received_bytes, wire.down.repeated_bytes
+            self._retired = [sum(pair) for pair in zip(self._retired, of_it, strict=True)]
 
     def accept_message(self, sender: bytes, frames: Frames) -> None:
         """A message has arrived. It is lost if the hub is not running."""
@@ -230,16 +248,53 @@ class HubWire:
 
     def traffic(self) -> Traffic:
         """Sums over all connections, as HubSocket counts them."""
-        wires = self._members.values()
+        wires, (sent, received, repeated) = self._members.values(), self._retired
         return Traffic(
-            sum(wire.down.sent_bytes for wire in wires),
-            sum(wire.up.received_bytes for wire in wires),
-            sum(wire.down.repeated_bytes for wire in wires),
+            sent + sum(wire.down.sent_bytes for wire in wires),
+            received + sum(wire.up.received_bytes for wire in wires),
+            repeated + sum(wire.down.repeated_bytes for wire in wires),
             max((wire.down.window.rtt / SECOND for wire in wires), default=0.0),
         )
 
     def close(self) -> None:
         """See HubTransport."""
+
+
+def _pair(profile: Profile, number: Iterator[int]) -> tuple[Way, Way]:
+    up, down = profile.up, profile.down
+    return Way.make(up, next(number), 0), Way.make(down, next(number), 0)
+
+
+class _Access(Mapping[int, tuple[Way, Way]]):
+    """The links of members, made when one is first looked at, and those of hubs that have some."""
+
+    def __init__(
+        self, profiles: Sequence[Profile], first: int, hubs: Mapping[int, tuple[Way, Way]]
+    ) -> None:
+        """`first`: the number of member 0's link up."""
+        self._profiles, self._first, self._hubs = profiles, first, hubs
+        self._made: dict[int, tuple[Way, Way]] = {}
+
+    def __getitem__(self, node: int) -> tuple[Way, Way]:
+        if node < 0:
+            return self._hubs[node]
+        if node not in self._made:
+            number = itertools.count(self._first + 4 * node, 2)
+            self._made[node] = _pair(self._profiles[node], number)
+        return self._made[node]
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._hubs if isinstance(node, int) and node < 0 else True
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.chain(range(len(self._profiles)), self._hubs)
+
+    def __len__(self) -> int:
+        return len(self._profiles) + len(self._hubs)
+
+    def forget(self, node: int) -> None:
+        """Of a member that is gone: if it comes again, its link is as it was at first."""
+        self._made.pop(node, None)
 
 
 class SimulatedNetwork:
@@ -268,18 +323,19 @@ class SimulatedNetwork:
         """Called with (wire, frames) for each message that a member sends."""
         self.nat: Collection[int] = ()
         """Members to which nobody can connect."""
-        number = iter(range(seed * 1_000_000, seed * 1_000_000 + 1_000_000, 2))
+        first = seed * 1_000_000
+        number = itertools.count(first + 4 * len(profiles), 2)
         coarse = len(profiles) >= COARSE_FROM
         self._fine = not coarse
         self._train_bytes = MSS * (COARSE_TRAIN_SEGMENTS if coarse else TRAIN_SEGMENTS)
-        access = {member: self._pair(profile, number) for member, profile in enumerate(profiles)}
-        uplinks = [(site, self._pair(site.uplink, number)) for site in sites]
-        access |= {
-            hub_node(k): self._pair(profile, number)
+        uplinks = [(site, _pair(site.uplink, number)) for site in sites]
+        own = {
+            hub_node(k): _pair(profile, number)
             for k, profile in enumerate(hubs)
             if not (profile.up.is_plain and profile.down.is_plain)
         }
-        self._links = NodeLinks(access, uplinks)
+        self._access = _Access(profiles, first, own)
+        self._links = NodeLinks(self._access, uplinks)
         self._bare = Way.make(Direction(), next(number), 0)
         self._message_s = message_s
         self.hubs = [self.listen(hub_node(k)) for k in range(len(hubs))]
@@ -288,11 +344,6 @@ class SimulatedNetwork:
         self._schedule = FaultSchedule(faults)
         self._passages: dict[tuple[int, int], Passage] = {}
         self._joined = 0
-
-    @staticmethod
-    def _pair(profile: Profile, number: Iterator[int]) -> tuple[Way, Way]:
-        up, down = profile.up, profile.down
-        return Way.make(up, next(number), 0), Way.make(down, next(number), 0)
 
     @property
     def hub(self) -> HubWire:
@@ -316,9 +367,11 @@ class SimulatedNetwork:
         ways = tuple(self._links.way(source, target)) or (self._bare,)
         return Path(ways, self._train_bytes, self._fine, passage)
 
-    def connect(self, node: int, hub: HubWire | None = None) -> MemberWire:
+    def connect(
+        self, node: int, hub: HubWire | None = None, *, at_once: bool = False
+    ) -> MemberWire:
         """Open a connection of this node to a hub (None: the lead); returns after the round trips
-        of the handshakes."""
+        of the handshakes, or `at_once`: it stood before."""
         wire = MemberWire(self, node, hub or self.hub)
         rtt = wire.up.window.rtt
         for number, trip in enumerate(self.greetings(wire, rtt, wire.up.window.timeout)):
@@ -326,7 +379,8 @@ class SimulatedNetwork:
                 for window in (wire.up.window, wire.down.window):
                     window.sent(HANDSHAKE_BYTES, self.world.now)
                     window.acked(HANDSHAKE_BYTES, self.world.now + rtt, rtt)
-            self.world.sleep(trip / SECOND)
+            if not at_once:
+                self.world.sleep(trip / SECOND)
         return wire
 
     def dial(self, node: int, hub: HubWire) -> MemberWire:
@@ -359,6 +413,13 @@ class SimulatedNetwork:
     def remove_connection(self, wire: MemberWire) -> None:
         self._wires.pop(wire.name, None)
         wire.hub.remove_connection(wire.name)
+
+    def retire_connection(self, wire: MemberWire) -> None:
+        """A member is gone whose bytes still count."""
+        self._wires.pop(wire.name, None)
+        self._passages.pop((wire.node, wire.hub.node), None)
+        self._access.forget(wire.node)
+        wire.hub.retire_connection(wire.name)
 
     def lose_connection(self, wire: MemberWire) -> None:
         """A member has lost power."""
