@@ -24,7 +24,7 @@ AUTO: Final = "auto"
 
 LATER = (
     "schedule", "clip", "accumulate", "rate_for", "correction", "buffers", "honest_hub", "outer",
-    "landing", "ranges", "weigh", "personal", "cohort", "sampling", "cohort_extra",
+    "landing", "ranges", "weigh", "personal", "head_steps", "cohort", "sampling", "cohort_extra",
 )  # fmt: skip
 """Keys that were added later: where they have their defaults a job has the digest that it had
 before, so that its journals and checkpoints still open."""
@@ -130,6 +130,7 @@ class StrategyTable:
     cohort_extra: int = ranged(0, 0, 100_000, "drawn besides; the first `cohort` answers count")
     buffers: str = key("mean", "normalisation's running statistics", choices=BUFFERS)
     personal: str = key("", "layers that members train and keep: 'head.*, *.bn*'; '': none")
+    head_steps: int = ranged(0, 0, 10**9, "first steps of a round, for personal layers alone")
     secure: bool = key(False, "mask contributions, so that the hub learns only their sum")
     threshold: int = ranged(0, 0, 100_000, "secure: members that a sum takes; 0: more than 2/3")
     honest_hub: bool = key(False, "secure: the hub is trusted, thresholds may be above 1/2")

@@ -187,7 +187,14 @@ def work_of(
         train.accumulate,
     )  # fmt: skip
     work = OneModel(task, model, flat, batches, train.accumulate)
-    return OwnDraws(work, job.seed, own.held[0], begins_at)
+    heads, every = job.strategy.head_steps, job.strategy.every or strategy.every
+    if not heads:
+        return OwnDraws(work, job.seed, own.held[0], begins_at)
+
+    def freeze(step: int) -> None:
+        flat.freeze(personal=step % every >= heads)
+
+    return OwnDraws(work, job.seed, own.held[0], begins_at, freeze)
 
 
 def target_of(job: Job, task: Task) -> float | None:

@@ -312,8 +312,8 @@ def _landing_of(job: Job, strategy: Strategy) -> float:
     """The share of its steps in which the job lands. Chosen: only where data may be unequal, or a
     delay meets an optimizer with a velocity, which carries members past their mean."""
     share = job.strategy.landing
-    if isinstance(share, float):
-        return share
+    if isinstance(share, float) or job.strategy.head_steps:
+        return share if isinstance(share, float) else 0.0
     lands = strategy.has_local_steps and strategy.in_step and strategy.ranges == 1
     if lands and not _has_equal_data(job):
         return CHOSEN

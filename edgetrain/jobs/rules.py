@@ -44,6 +44,7 @@ def check(found: Resolved) -> None:
         check_cohort(found)
     _check_pace(found)
     check_pairs(found)
+    _check_head_steps(found)
     _check_accumulated(found)
     if found.job.train.schedule:
         from edgetrain.jobs import schedule
@@ -195,6 +196,25 @@ def _check_pace(found: Resolved) -> None:
         (lands and strategy.ranges > 1, f"{spelled}: {strategy.spelled} exchanges a fragment at a "
          "time, and rounds of all at the end are not built",
          "leave it out, or choose dga or fedavg"),
+    )  # fmt: skip
+
+
+def _check_head_steps(found: Resolved) -> None:
+    table, strategy = found.job.strategy, found.strategy
+    if not (steps := table.head_steps):
+        return
+    spelled, way_out = f"strategy.head_steps = {steps}", "choose fedavg or local-sgd"
+    refuse_first(
+        (not table.personal, f"{spelled} without strategy.personal: members have no layers of "
+         "their own", "say which, as in personal = 'head.*'"),
+        (steps >= found.every, f"{spelled} in rounds of {found.every} steps: none is left for what "
+         "members share", f"head_steps = {found.every - 1} or less, or a longer strategy.every"),
+        (strategy.delays or not strategy.in_step, f"{spelled} and {strategy.spelled}: the length "
+         "of its rounds may change", way_out),
+        (strategy.adjusts_gradient, f"{spelled} and {strategy.spelled}: it adds to the gradient of "
+         "what members share in every step", way_out),
+        (table.landing not in (0, AUTO), f"{spelled} and strategy.landing = "
+         f"{_shown(table.landing)}: the last rounds are shorter", "leave landing out"),
     )  # fmt: skip
 
 

@@ -142,6 +142,12 @@ class FlatModel:
         for own in self._personal:
             own.grad = None
 
+    def freeze(self, personal: bool) -> None:
+        """After a backward pass: the optimizer leaves what is personal as it is, or all else."""
+        shared = (parameter for group in self._groups for parameter, _, _ in group.members)
+        for parameter in self._personal if personal else shared:
+            parameter.grad = None
+
     def note_used(self) -> None:
         """From now on `drop_unused` knows which parameters a backward pass has reached."""
         for group in self._groups:

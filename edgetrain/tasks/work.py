@@ -259,15 +259,25 @@ class OwnDraws:
 
     takes_many = False
 
-    def __init__(self, inner: Local, seed: int, member: int, step: int = 0) -> None:
-        self._inner, self._of = inner, (seed, member)
+    def __init__(
+        self,
+        inner: Local,
+        seed: int,
+        member: int,
+        step: int = 0,
+        freeze: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """`freeze` is called after each gradient, with the number of the step in the job."""
+        self._inner, self._of, self._freeze = inner, (seed, member), freeze
         self.step = step
         """The number of the next step in the job."""
 
     def backward(self, ahead: int = 0) -> Callable[[], float]:
         seed_step(*self._of, self.step)
+        loss_of = self._inner.backward()
+        self._freeze(self.step)
         self.step += 1
-        return self._inner.backward()
+        return loss_of
 
     def evaluate(self) -> dict[str, float]:
         return self._inner.evaluate()

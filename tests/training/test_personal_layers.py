@@ -20,10 +20,14 @@ from edgetrain.exchange.member.checkpoint import Keep, Sparing
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.seam import Request
 from edgetrain.jobs import reading
+from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.plan import plan
 from edgetrain.runs.folder import create, read_metrics
+from edgetrain.tasks import batches_from
+from edgetrain.tasks.draws import model_of
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.personal import make_personal
+from edgetrain.tasks.work import optimizer_for
 from edgetrain.training import emulated
 from edgetrain.training.member.keeping import keeping_of
 from edgetrain.training.member.member import Member, bind
@@ -217,10 +221,54 @@ def simulated(folder, name, *words):
     return simulation.run(plan(job(*words), folder), create(folder, name))
 
 
+def fedrep(job):
+    """Plain torch: the state of each member's model, in which what is shared is the mean."""
+    task, table = task_of(job), job.strategy
+    weights = np.array([task.samples(index, 3) for index in range(3)])
+    members = [
+        (model, optimizer_for(model, job.train.optimizer, task),
+         batches_from(task, index, 3, job.train.batch, job.seed))
+        for index in range(3) if (model := model_of(task, job.seed))
+    ]  # fmt: skip
+    for step in range(job.train.steps):
+        for model, optimizer, batches in members:
+            task.loss(model, next(batches)).backward()
+            for name, parameter in model.named_parameters():
+                if name.endswith("bias") != (step % table.every < table.head_steps):
+                    parameter.grad = None
+            optimizer.step()
+            optimizer.zero_grad()
+        if (step + 1) % table.every == 0:
+            for name in (n for n, _ in members[0][0].named_parameters() if n.endswith("weight")):
+                all_of = [dict(model.named_parameters())[name].data for model, _, _ in members]
+                mean = sum(
+                    w * each for w, each in zip(weights / weights.sum(), all_of, strict=True)
+                )
+                for each in all_of:
+                    each.copy_(mean)
+    return [{k: v.numpy() for k, v in model.state_dict().items()} for model, _, _ in members]
+
+
+def test_the_head_first_is_fedrep(tmp_path):
+    words = "strategy=fedavg", "every=4", "personal=*.bias", "head_steps=3", "network=none"
+    words += "data.partition=dirichlet(0.5)", "optimizer={ name = 'adamw', lr = 0.01 }"
+    simulated(tmp_path, "run", *words)
+    (inside,) = tmp_path.iterdir()
+    wanted = fedrep(job(*words))
+    shared = load_file(inside / "model.safetensors")
+    for index, state in enumerate(wanted):
+        own = load_file(inside / "personal" / f"m{index}.safetensors")
+        assert own
+        for name, value in state.items():
+            found = own[name] if name.endswith("bias") else shared[name]
+            np.testing.assert_allclose(found, value, atol=2e-5)
+
+
 @pytest.mark.real
+@pytest.mark.parametrize("more", [[], ["head_steps=2"]], ids=["all", "head first"])
 @pytest.mark.usefixtures("own_imports")
-def test_simulated_personal_layers_are_the_emulated_ones_bit_for_bit(tmp_path):
-    ends, words = [], ("strategy=fedavg", "every=3", "network=none", "personal=*.bias")
+def test_simulated_personal_layers_are_the_emulated_ones_bit_for_bit(tmp_path, more):
+    ends, words = [], ("strategy=fedavg", "every=3", "network=none", "personal=*.bias", *more)
     for run, name in ((emulated.run, "real"), (simulation.run, "virtual")):
         inside = create(tmp_path, name)
         run(plan(job(*words)), inside)
@@ -244,6 +292,14 @@ def test_simulated_personal_layers_are_the_emulated_ones_bit_for_bit(tmp_path):
     [
         (["personal=nothing.*"], "no parameter or buffer"),
         (["personal=*"], "takes all that is trained"),
+        (["head_steps=2", "every=3"], "without strategy.personal: members have no layers"),
+        (["personal=*.bias", "head_steps=3", "every=3"], "in rounds of 3 steps: none is left"),
+        (["personal=*.bias", "head_steps=2", "strategy=dga", "every=3"], "its rounds may change"),
+        (["personal=*.bias", "head_steps=2", "strategy=fedprox(1)", "every=3"], "adds to the grad"),
+        (
+            ["personal=*.bias", "head_steps=2", "strategy=fedavg", "every=9", "landing=0.5"],
+            "rounds are",
+        ),
         (["personal=*.bias", "strategy=sync-sgd", "train.clip=1.0"], "cut by its whole length"),
         (
             ["personal=*.bias", "unit=member", "noise=1.0", "strategy=dga"],
