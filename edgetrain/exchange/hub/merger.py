@@ -255,7 +255,7 @@ class Merger:
         the reply to the base. `end`: the sum of masked ones, or what the batch's slices came to.
         `rung`: of `auto`, for the reply; None: as the last one. `whole`: the weight of all members.
         Raises Spoilt, and changes nothing, if a contribution has to be left out."""
-        inputs: tuple[tuple[Buffer, ...], ...]
+        inputs: tuple[tuple[Buffer, ...], ...] = ()
         if isinstance(end, BatchMean):
             step, inputs = _moved(self.outer, self.base, end, last=round + 1 == self._terms.steps)
             payloads = self._reply(round, step)
@@ -266,7 +266,6 @@ class Merger:
         if counted:
             _check_size(self, merged, counted)
             _count_missing(self, merged, counted, whole)
-        inputs = ()
         if self._keeps_inputs:
             mean = ((merged.data.cast("B"),),)
             inputs = mean if self._keeps_mean else tuple(c.payloads for c in given)
@@ -356,12 +355,11 @@ class Merger:
         chosen = [contribution for contribution in chosen if contribution.weight > NO_WEIGHT]
         early, self._early = self._early, _Early()
         merged = self._borrow(round) if early.vector is None else early.vector
-        if not chosen and not self.lot:
-            merged[:] = 0
-            return chosen, merged, ()
-        if isinstance(self.rule, RoundRule):
+        if isinstance(self.rule, RoundRule) and (chosen or self.lot):
             return self._merge_round(self.rule, chosen, merged)
-        for part in range(self.parts(round)):
+        if not chosen:
+            merged[:] = 0
+        for part in range(self.parts(round) if chosen else 0):
             if not early.has(part, chosen):
                 self._merge_part(chosen, part, merged)
         return chosen, merged, ()
