@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import fully_shard
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
@@ -36,7 +38,13 @@ class Rank:
 
 
 def check_training(job: Job) -> None:
-    """ConfigError for what a member does between exchanges, and a group of ranks cannot."""
+    """ConfigError for what a member does between exchanges, and a group of ranks cannot; and for a
+    torch whose sharding leaves no parameter out (2.6)."""
+    if "ignored_params" not in inspect.signature(fully_shard).parameters:
+        raise ConfigError(
+            f"torch {torch.__version__} does not do for a group of ranks",
+            "torch 2.11 or newer, with which groups were tried; or train without a group",
+        )
     train = job.train
     if train.rate_for:
         raise ConfigError(

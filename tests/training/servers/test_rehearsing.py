@@ -19,7 +19,7 @@ from edgetrain.jobs.placement.question import model_of, question_of
 from edgetrain.jobs.placement.words import parse
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.rules import resolve
-from edgetrain.training.servers import mesh
+from edgetrain.training.servers import mesh, rank
 from edgetrain.training.servers.attempt import RankEnd
 from edgetrain.training.servers.parts import with_buffers
 from edgetrain.training.servers.rehearsing import problem_of, rehearsal
@@ -52,6 +52,13 @@ def test_what_cannot_be_built_is_said_in_one_line(subject, words, said):
     assert said in problem
     assert "\n" not in problem
     assert not dist.is_initialized()
+
+
+def test_a_torch_that_shards_otherwise_is_refused_by_its_version(monkeypatch):
+    monkeypatch.setattr(rank, "fully_shard", lambda module, mesh: None)  # as torch 2.6 has it
+    job = odd.job_of("plain")
+    said = problem_of(job, task_of(job), parse("data=2"))
+    assert said.startswith(f"torch {torch.__version__} does not do for a group of ranks (torch 2.")
 
 
 def test_a_module_without_gradients_is_named_which_torchs_tracer_calls_with_too_little():
