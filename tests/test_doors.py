@@ -4,7 +4,7 @@ does not use.
 A bound is what was reached, rounded up to the next hundred: who needs more of it says so here. The
 aim is 14,000 lines for `edgetrain.join` and `edgetrain member` and 15,000 for `edgetrain hub`,
 trained as well as imported. Names of a user's own (`extensions.py`, which tables of names ask) took
-about 350 lines of each, personal layers and cohorts about 60.
+about 350 lines of each, personal layers and cohorts about 100.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BOUNDS = {
     "import edgetrain": 100,
     "help of edgetrain": 11_000,
     "edgetrain.join": 12_700,
-    "a member": 15_200,
+    "a member": 15_300,
     "a hub": 18_500,
 }
 TRAINED = {
