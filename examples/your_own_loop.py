@@ -18,7 +18,7 @@ from edgetrain.tasks import digits
 half = int(sys.argv[1])
 hub = sys.argv[2] if len(sys.argv) > 2 else "tcp://localhost:5555"
 
-train, test = digits().train, digits().held_out
+train, test = digits().train, digits().test
 x, unseen = (torch.tensor(part.pixels / 16).float().flatten(1) for part in (train, test))
 y, right = (torch.tensor(part.labels) for part in (train, test))
 mine = torch.arange(half, len(x), 2)

@@ -57,6 +57,8 @@ def test_a_run_is_that_of_the_command_line(run, tmp_path):
 
 def test_columns_are_the_lines(run):
     for name, kind in KINDS.items():
+        if name == "own_evaluations":  # rows of figures, not of lines; this run has none
+            continue
         records, columns = list(read_metrics(run.folder, kind)), getattr(run, name)
         assert records
         assert {len(column) for column in columns.values()} == {len(records)}

@@ -4,7 +4,7 @@ does not use.
 A bound is what was reached, rounded up to the next hundred: who needs more of it says so here. The
 aim is 14,000 lines for `edgetrain.join` and `edgetrain member` and 15,000 for `edgetrain hub`,
 trained as well as imported. Names of a user's own (`extensions.py`, which tables of names ask) took
-about 350 lines of each, personal layers and cohorts about 100.
+about 350 lines of each, personal layers and cohorts about 100, as did evaluation on members' data.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ BOUNDS = {
     "help of edgetrain": 11_000,
     "edgetrain.join": 12_700,
     "a member": 15_300,
-    "a hub": 18_500,
+    "a hub": 18_600,
 }
 TRAINED = {
-    "edgetrain.join, trained": 14_000,
-    "a member, trained": 19_200,
-    "a hub, trained": 20_500,
+    "edgetrain.join, trained": 14_100,
+    "a member, trained": 19_300,
+    "a hub, trained": 20_600,
 }
 UNUSED = (
     *(f"codecs.{name}" for name in ("auto", "blocks", "deep", "lowrank", "pieces", "rules")),

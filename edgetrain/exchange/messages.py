@@ -33,6 +33,8 @@ MAX_BLOCK_ROUNDS = 1 << 10
 MAX_COUNT = (1 << 63) - 1
 """Of rounds, and of blocks of rounds."""
 MOST_FIGURE = 1e300
+MOST_OWN = 256
+"""Figures of a member's own data in one message."""
 MAX_STAGES = 1 << 12
 MAX_MICROBATCHES = 1 << 12
 MAX_CHECKSUM = (1 << 64) - 1
@@ -138,6 +140,15 @@ _SLICES = listed(
 Slices = Annotated[
     tuple[int, ...],
     Domain(lambda value: _SLICES.check(value) and len(value) <= MOST_AT_ONCE, _SLICES.said),
+]
+
+_OWN = rows(
+    f"at most {MOST_OWN} rows: a printable name of at most 40 characters, a sum, a count from 0",
+    text(40), number(-MOST_FIGURE, MOST_FIGURE), number(0.0, MOST_FIGURE),
+)  # fmt: skip
+OwnFigures = Annotated[
+    tuple[tuple[str, float, float], ...],
+    Domain(lambda value: _OWN.check(value) and len(value) <= MOST_OWN, _OWN.said),
 ]
 
 
@@ -414,15 +425,17 @@ class Telemetry(_Kind, kind=b"T"):
     unix_ms: Annotated[int, whole(0, 1 << 50)] = _optional(0)
 
 
-class Figure(_Kind, kind=b"G"):
-    """member -> hub: this member evaluates, and how good the model is. For people; nothing depends
-    on the figure. In a job with privacy or masks `metric` is empty and the rest 0."""
+class Figure(_Kind, kind=b"G", most_bytes=MAX_LONG_HEADER_BYTES):
+    """member -> hub: this member evaluates, and how good the model is; what it found on data of its
+    own, as sums. For people. In a job with privacy or masks `metric` is empty and the rest 0."""
 
     metric: Annotated[str, text(40)] = ""
     value: Finite = 0.0
     lower: Flag = False
     step: Count = 0
     t_ms: Ms = 0
+    own_step: Count = _optional(0)
+    own: OwnFigures = _optional(())
 
 
 class Evaluate(_Kind, kind=b"D"):

@@ -25,6 +25,7 @@ AUTO: Final = "auto"
 LATER = (
     "schedule", "clip", "accumulate", "rate_for", "correction", "buffers", "honest_hub", "outer",
     "landing", "ranges", "weigh", "personal", "head_steps", "cohort", "sampling", "cohort_extra",
+    "hold_out",
 )  # fmt: skip
 """Keys that were added later: where they have their defaults a job has the digest that it had
 before, so that its journals and checkpoints still open."""
@@ -92,6 +93,7 @@ class Train:
     )
     clip: float = ranged(0.0, 0.0, 1e12, "length (L2) that gradients are cut to; 0: they are not")
     evaluate_every: int = ranged(0, 0, 10**9, "steps between evaluations; 0: about 50 in a run")
+    hold_out: float = ranged(0.0, 0.0, 0.9, "share of its data that a member is evaluated on")
     target: float = ranged(0.0, 0.0, 1e12, "figure that counts as trained; 0: the task's own")
     threads: int = ranged(1, 1, 1024, "torch threads of each member")
     accelerator: str = key("auto", "where the model is", choices=("auto", "cpu", "cuda"))

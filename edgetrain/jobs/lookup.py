@@ -32,11 +32,16 @@ if TYPE_CHECKING:
 def task_of(job: Job, beside: Path | None = None, keys: Path | None = None) -> Task:
     """The job's task, its data read; `beside` is the folder of the job file, searched for modules.
 
-    The job's seed partitions the data unless [data] has its own. Models begin from the file that
+    The job's seed partitions the data unless [data] has its own, and members hold out what
+    `train.hold_out` says. Models begin from the file that
     the job's `start` names, and know which of their layers are personal. Raises TaskError, and
     ConfigError for a bundle that `keys`, the folder of this machine's keys, does not allow.
     """
     task = _loaded(job, beside, keys)
+    if job.train.hold_out or hasattr(task, "shards"):
+        from edgetrain.tasks.own_data import hold_out
+
+        hold_out(task, job.train.hold_out)
     personal = job.strategy.personal
     if not (job.start or personal):
         return task

@@ -120,6 +120,8 @@ def _choices(found: Resolved) -> Iterator[JobChoice]:
          "leave clip out", "lengths", ""),
         (table.personal, f"strategy.personal = '{table.personal}'", "leave personal out", "",
          "private staged deals group lengths drawn"),
+        (job.train.hold_out, f"train.hold_out = {job.train.hold_out:g}", "leave hold_out out", "",
+         "deals staged group"),
         (job.train.rate_for, f"train.rate_for = {job.train.rate_for}", "leave rate_for out",
          "rated", "drawn"),
         (codec.sums_only or codec.two_trips, f"strategy.codec = '{codec.name}'",

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from edgetrain.runs.metrics.lines import HUB, Record, told_evaluation
 from edgetrain.runs.reports import units
 from edgetrain.runs.shapes import PARTS
+
+if TYPE_CHECKING:
+    from edgetrain.runs.over_members import OwnData
 
 
 @dataclass
@@ -175,6 +178,8 @@ class RunData:
     """Evaluations by members that write into this folder."""
     told_evaluations: list[Record] = field(default_factory=list)
     """Evaluations that members reported to the hub."""
+    own_data: OwnData | None = None
+    """What members found on data of their own; None: nobody has said anything."""
     told_metric: tuple[str, str] | None = None
     """Figure that members report to the hub, and which is better: "higher" or "lower"."""
     rounds: int = 0
@@ -219,6 +224,8 @@ class RunData:
             self.own_evaluations.append(record)
         elif kind == "figure":
             self._add_figure(record)
+        elif kind == "own_eval":
+            self._add_own(record)
         elif kind == "exchange" and not self.rounds:  # a member's own folder
             self._take_pace(record)
         elif kind == "round":
@@ -315,6 +322,13 @@ class RunData:
             self.told_evaluations.append(evaluation)
             better = "lower" if record.get("better") == "lower" else "higher"
             self.told_metric = record["metric"], better
+
+    def _add_own(self, record: Record) -> None:
+        if self.own_data is None:
+            from edgetrain.runs.over_members import OwnData  # which few jobs have
+
+            self.own_data = OwnData()
+        self.own_data.add(record)
 
     def _take_pace(self, record: Record) -> None:
         self.now = int(_value(record, "every")) or self.now[0], int(_value(record, "delay"))

@@ -26,6 +26,7 @@ where there is text or a list."""
 KINDS = {
     "steps": "step",
     "evaluations": "eval",
+    "own_evaluations": "own_eval",
     "exchanges": "exchange",
     "rounds": "round",
     "events": "event",
@@ -40,9 +41,10 @@ _PAGE_HEIGHT = 640
 class Run:
     """One run, read from its folder.
 
-    `steps`, `evaluations`, `exchanges`, `rounds` and `events` are the lines of metrics.jsonl as
-    columns, in the file's order; `member` says whose a line is. They are read when they are asked
-    for: of a run that goes on, as far as it is. A notebook shows the page of `edgetrain report`.
+    `steps`, `evaluations`, `own_evaluations`, `exchanges`, `rounds` and `events` are the lines of
+    metrics.jsonl as columns, in the file's order; `member` says whose a line is. They are read when
+    they are asked for: of a run that goes on, as far as it is. A notebook shows the page of
+    `edgetrain report`.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -73,6 +75,12 @@ class Run:
         return self.columns("evaluations")
 
     @property
+    def own_evaluations(self) -> Columns:
+        """What members found on data of their own: a row for each figure of a member, its sum, what
+        that is over, and their quotient."""
+        return self.columns("own_evaluations")
+
+    @property
     def exchanges(self) -> Columns:
         """Contributions and their replies."""
         return self.columns("exchanges")
@@ -91,7 +99,12 @@ class Run:
         """The lines of one of KINDS. ConfigError for another name."""
         if name not in KINDS:
             raise ConfigError(f"no columns '{name}' in a run", f"there are {', '.join(KINDS)}")
-        return columns_of(list(read_metrics(self.folder, KINDS[name])))
+        records = list(read_metrics(self.folder, KINDS[name]))
+        if name == "own_evaluations":
+            from edgetrain.runs.over_members import rows_of
+
+            records = rows_of(records)
+        return columns_of(records)
 
     def frame(self, name: str = "steps") -> Any:
         """The same as a pandas DataFrame. ConfigError where pandas is not installed."""

@@ -66,18 +66,24 @@ numbers = Is(
 counts = Is(
     "two whole numbers, not negative", lambda value: _list(count.fits)(value) and len(value) == 2
 )
-cuts = Is(
-    "[name, share left out, reason] of each contribution",
-    lambda value: (
-        isinstance(value, list)
-        and all(
+
+
+def _rows(*cells: Is) -> Callable[[Any], bool]:
+    return _list(
+        lambda row: (
             isinstance(row, list)
-            and len(row) == 3
-            and all(is_.fits(cell) for is_, cell in zip((text, number, text), row, strict=True))
-            for row in value
+            and len(row) == len(cells)
+            and all(is_.fits(cell) for is_, cell in zip(cells, row, strict=True))
         )
-    ),
+    )
+
+
+tables = Is(
+    "tables of numbers, by name",
+    lambda value: isinstance(value, dict) and all(map(numbers.fits, value.values())),
 )
+cuts = Is("[name, share left out, reason] of each contribution", _rows(text, number, text))
+sums = Is("[name, sum, count] of each figure", _rows(text, number, size))
 
 
 def wrong(table: Mapping[str, Any], shape: Shape, path: str = "") -> str:
@@ -145,6 +151,9 @@ LINES: dict[str, dict[str, Is]] = {
         "about": text, "metric": text, "value": number, "better": text, "step": count,
         "at": seconds,
     },
+    "own_eval": {
+        "about": text, "step": count, "round": count, "eval_s": seconds, "sums": sums,
+    },
     "event": {"event": text, "reason": text, "about": text},
 }  # fmt: skip
 """The keys of a line of metrics, by its kind."""
@@ -174,6 +183,7 @@ SUMMARY: Shape = {
     "contributions_missed": count, "contributions_late": count, "contributions_cut": numbers,
     "corrections": numbers, "ages": counts,
     "least_waiting": text, "least_busy_s": seconds, "least_wait_s": seconds,
+    "own_data": {"step": count, "figures": tables},
     "gateways": {"sent_bytes": size, "received_bytes": size},
     "hub": _USED | {"above_sent_bytes": size, "above_received_bytes": size},
     "emulation": {

@@ -150,6 +150,7 @@ def _quality(data: RunData, summary: Mapping[str, Any]) -> dict[str, Any]:
         "target_steps": first.get("step"),
         "final": _final(evaluations),
         "final_seconds": evaluations[-1]["t"] if evaluations else None,
+        **({"own_data": data.own_data.at_the_end(metric, better)} if data.own_data else {}),
     }
 
 

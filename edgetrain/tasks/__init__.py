@@ -5,7 +5,8 @@ nothing of members' processes, networks or strategies. Their factories load torc
 job says of them is checked without it (`spelling`).
 
 Doors: datasets, draws, effects, experts, fixed, flat, held, layers, layerwise, losses, meta,
-partition, personal, private_work, profiling, protocol, slices, spelling, vmapped, weights, work.
+own_data, partition, personal, private_work, profiling, protocol, slices, spelling, vmapped,
+weights, work.
 """
 
 from importlib import import_module

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edgetrain.errors import TaskError
+from edgetrain.tasks.own_data import FigureSums, quotients
 from edgetrain.tasks.partition import Shards
 from edgetrain.tasks.protocol import Batch, device_of, evaluating
 
@@ -95,18 +96,18 @@ class Recipe:
 class Classification:
     """A Task (see protocol) over two sets of images; batches are (inputs float32, labels int64).
 
-    `train` are the images of all members, `held_out` those that only `evaluate` reads.
+    `train` are the images of all members, `test` those that only `evaluate` reads.
     """
 
     metric = "accuracy"
     better = "higher"
 
     def __init__(
-        self, name: str, train: Images, held_out: Images, recipe: Recipe, shards: Shards
+        self, name: str, train: Images, test: Images, recipe: Recipe, shards: Shards
     ) -> None:
         self.name = name
         self.target = recipe.target
-        self.train, self.held_out = train, held_out
+        self.train, self.test = train, test
         self._recipe, self.shards = recipe, shards
 
     def model(self) -> nn.Module:
@@ -152,17 +153,31 @@ class Classification:
         inputs, labels = (tensor.to(device) for tensor in batch)
         return F.cross_entropy(model(inputs), labels)
 
+    def held_out(self, member: int, members: int) -> Iterator[Batch]:
+        """See protocol.HoldsOut: as they are, not varied."""
+        return self._plain(self.train, self.shards.held_out(member, members))
+
+    def _plain(self, images: Images, indices: NDArray[np.int64]) -> Iterator[Batch]:
+        for start in range(0, len(indices), CHUNK):
+            chosen = indices[start : start + CHUNK]
+            inputs = self._recipe.inputs(images.pixels[chosen])
+            yield inputs, torch.from_numpy(images.labels[chosen])
+
+    def measure(self, model: nn.Module, batch: Batch) -> FigureSums:
+        """See protocol.Measures."""
+        device = device_of(model)
+        inputs, labels = (tensor.to(device) for tensor in batch)
+        scores, count = model(inputs), float(len(labels))
+        loss = float(F.cross_entropy(scores, labels, reduction="sum"))
+        return {
+            "loss": (loss, count),
+            "accuracy": (float((scores.argmax(1) == labels).sum()), count),
+        }
+
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        loss = correct = 0.0
-        count = len(self.held_out.labels)
-        with evaluating(model) as device:
-            for start in range(0, count, CHUNK):
-                chosen = np.arange(start, min(start + CHUNK, count))
-                scores = model(self._recipe.inputs(self.held_out.pixels[chosen]).to(device))
-                labels = torch.from_numpy(self.held_out.labels[chosen]).to(device)
-                loss += float(F.cross_entropy(scores, labels, reduction="sum"))
-                correct += int((scores.argmax(1) == labels).sum())
-        return {"loss": loss / count, "accuracy": correct / count}
+        with evaluating(model):
+            everything = self._plain(self.test, np.arange(len(self.test.labels)))
+            return quotients(self.measure(model, batch) for batch in everything)
 
 
 class Shift:

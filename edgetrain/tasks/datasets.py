@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset, default_collate
 
 from edgetrain.errors import TaskError
+from edgetrain.tasks.own_data import FigureSums, quotients
 from edgetrain.tasks.partition import Shards, parse_partition
 from edgetrain.tasks.protocol import Batch, device_of, evaluating
 
@@ -129,20 +130,30 @@ class DataTask:
         *inputs, targets = (each.to(device) for each in batch)
         return self._loss(model(*inputs), targets)
 
+    def held_out(self, member: int, members: int) -> Iterator[Batch]:
+        """See protocol.HoldsOut."""
+        return self._chunks(self._train, self.shards.held_out(member, members))
+
+    def _chunks(self, data: Any, indices: Sequence[int] | NDArray[np.int64]) -> Iterator[Batch]:
+        for start in range(0, len(indices), CHUNK):
+            yield _gather(data, indices[start : start + CHUNK], self._label)
+
+    def measure(self, model: nn.Module, batch: Batch) -> FigureSums:
+        """See protocol.Measures."""
+        device = device_of(model)
+        *inputs, targets = (each.to(device) for each in batch)
+        outputs, count = model(*inputs), float(len(targets))
+        sums = {"loss": float(self._loss(outputs, targets)) * count}
+        if callable(self._measure):
+            sums[self.metric] = float(self._measure(outputs, targets)) * count
+        elif self.metric == "accuracy":
+            sums["accuracy"] = float((outputs.argmax(1) == targets).sum())
+        return {name: (value, count) for name, value in sums.items()}
+
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        sums, count = {"loss": 0.0} | {self.metric: 0.0}, len(self._test)
-        with evaluating(model) as device:
-            for start in range(0, count, CHUNK):
-                chosen = range(start, min(start + CHUNK, count))
-                batch = _gather(self._test, chosen, self._label)
-                *inputs, targets = (each.to(device) for each in batch)
-                outputs = model(*inputs)
-                sums["loss"] += float(self._loss(outputs, targets)) * len(chosen)
-                if callable(self._measure):
-                    sums[self.metric] += float(self._measure(outputs, targets)) * len(chosen)
-                elif self.metric == "accuracy":
-                    sums["accuracy"] += float((outputs.argmax(1) == targets).sum())
-        return {key: value / count for key, value in sums.items()}
+        with evaluating(model):
+            everything = self._chunks(self._test, range(len(self._test)))
+            return quotients(self.measure(model, batch) for batch in everything)
 
 
 def _column(data: Any, name: str) -> Any:

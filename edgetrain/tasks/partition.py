@@ -378,9 +378,26 @@ class Shards:
         self.labels, self._spec, self._columns = labels, spec, columns
         self._seed = _natural("data.seed", seed)
         self._known: dict[int, list[Indices]] = {}
+        self.hold_out = 0.0
+        """The share of each shard that is held out: one sample or more, and not the last one."""
 
     def of(self, member: int, members: int) -> Indices:
-        """The sorted indices of the member's shard; not to be written to."""
+        """The sorted indices of what the member trains on; not to be written to."""
+        return self._split(member, members)[0]
+
+    def held_out(self, member: int, members: int) -> Indices:
+        """The sorted indices of what of its shard is held out; drawn by the seed."""
+        return self._split(member, members)[1]
+
+    def _split(self, member: int, members: int) -> tuple[Indices, Indices]:
+        shard = self._shard(member, members)
+        many = min(max(1, round(self.hold_out * len(shard))), len(shard) - 1)
+        if not self.hold_out:
+            return shard, shard[:0]
+        order = np.random.default_rng([self._seed, member, 2]).permutation(shard)
+        return np.sort(order[many:]), np.sort(order[:many])
+
+    def _shard(self, member: int, members: int) -> Indices:
         if not 0 <= member < members:
             raise TaskError(f"no member {member} of {members}", f"0 … {members - 1}")
         if members not in self._known:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from edgetrain.tasks.draws import figures_of
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.protocol import Batch, Picks, Task, batches_from
 from edgetrain.tasks.vmapped import LossModule, batchable_attention
-from edgetrain.tasks.work import Local
+from edgetrain.tasks.work import Evaluation, Local
 from edgetrain.vectors.noise import SHY, Doubles, Gaussian, Source, chosen, normal
 
 FLOATS = 1 << 22
@@ -177,8 +178,8 @@ class PrivateWork:
             total[start : start + summed.numel()] += summed.cpu().numpy()
         return [float(loss) for loss in losses if torch.isfinite(loss)]
 
-    def evaluate(self) -> dict[str, float]:
-        return figures_of(self._task, self._model)
+    def evaluate(self, by: Evaluation = figures_of) -> dict[str, Any]:
+        return by(self._task, self._model)
 
 
 def shares(rows: list[Tensor], clip: float) -> Tensor:

@@ -140,6 +140,14 @@ class Counted(Protocol):
 
 
 @runtime_checkable
+class HoldsOut(Protocol):
+    """What a task may offer besides: data of each member that it is evaluated on there."""
+
+    def held_out(self, member: int, members: int) -> Iterable[Batch]:
+        """Those of the member's samples in batches of any sizes; none: it has none."""
+
+
+@runtime_checkable
 class Grouped(Protocol):
     """What a task may offer besides: parameters with settings of their own."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from edgetrain.errors import refuse_first
 from edgetrain.tasks.draws import figures_of, generators_kept, seed_generators
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.protocol import Batch, Picks, Task, is_counted
+from edgetrain.tasks.work import Evaluation
 
 CHUNK = 1024
 """Samples that are read at a time for a digest."""
@@ -61,8 +63,8 @@ class Slices:
             self._loss = sum(self._losses) / len(self._losses)
         return self._loss
 
-    def evaluate(self) -> dict[str, float]:
-        return figures_of(self._task, self._model)
+    def evaluate(self, by: Evaluation = figures_of) -> dict[str, Any]:
+        return by(self._task, self._model)
 
     def samples(self, number: int, of: int) -> tuple[int, int]:
         """The first sample of a slice, and the first that follows it."""

@@ -141,7 +141,7 @@ class CharLM:
     """A Task (see protocol); batches are (inputs, targets), both int64 of (batch, context), the
     targets one byte further. The figure is the mean cross-entropy of a byte, in nats.
 
-    `text` is uint8; `train` and `held_out` are the numbers of its blocks that members train on, and
+    `text` is uint8; `train` and `test` are the numbers of its blocks that members train on, and
     that only `evaluate` reads.
     """
 
@@ -163,14 +163,14 @@ class CharLM:
         self.train = numbers[~held_out]
         chosen = numbers[held_out]
         spaced = np.linspace(0, len(chosen) - 1, min(HELD_OUT_BLOCKS, len(chosen)), dtype=np.int64)
-        self.held_out = chosen[spaced]
-        self._shards = Shards(self.train * TOPICS // blocks, partition, seed)
+        self.test = chosen[spaced]
+        self.shards = Shards(self.train * TOPICS // blocks, partition, seed)
 
     def model(self) -> nn.Module:
         return Transformer(**vars(self.size))
 
     def samples(self, member: int, members: int) -> int:
-        return len(self._shards.of(member, members))
+        return len(self.shards.of(member, members))
 
     def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
         return self.batches_from(member, members, batch, seed, 0)
@@ -179,13 +179,18 @@ class CharLM:
         self, member: int, members: int, batch: int, seed: int, start: int
     ) -> Iterator[Batch]:
         """See protocol.Positioned: no text of what is left out is looked at."""
-        order, _ = self._shards.batches(member, members, batch, seed)
+        order, _ = self.shards.batches(member, members, batch, seed)
         return (self._batch(self.train[indices]) for indices in islice(order, start, None))
 
     def pick(
         self, member: int, members: int, chosen: NDArray[np.int64], rng: np.random.Generator
     ) -> Batch:
-        return self._batch(self.train[self._shards.of(member, members)[chosen]])
+        return self._batch(self.train[self.shards.of(member, members)[chosen]])
+
+    def held_out(self, member: int, members: int) -> Iterator[Batch]:
+        """See protocol.HoldsOut."""
+        blocks = self.train[self.shards.held_out(member, members)]
+        return (self._batch(blocks[start : start + 32]) for start in range(0, len(blocks), 32))
 
     def _batch(self, blocks: NDArray[np.int64]) -> Batch:
         places = blocks[:, None] * self._context + np.arange(self._context + 1)
@@ -199,9 +204,9 @@ class CharLM:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         with evaluating(model):
-            parts = np.array_split(self.held_out, -(-len(self.held_out) // 32))
+            parts = np.array_split(self.test, -(-len(self.test) // 32))
             losses = [float(self.loss(model, self._batch(part))) * len(part) for part in parts]
-        return {"loss": sum(losses) / len(self.held_out)}
+        return {"loss": sum(losses) / len(self.test)}
 
 
 class Transformer(nn.Module):

@@ -18,6 +18,9 @@ from edgetrain.tasks.draws import figures_of, seed_step
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.protocol import Task, counts_of
 
+Evaluation = Callable[[Task, torch.nn.Module], dict[str, Any]]
+"""Finds out how good a model is."""
+
 Named = Iterable[tuple[str, torch.Tensor]]
 """Parameters, each with the name that the model has for it."""
 
@@ -200,8 +203,8 @@ class Local(Protocol):
         or pulled; and nobody looks at the parameters before `ahead` more steps have been taken.
         """
 
-    def evaluate(self) -> dict[str, float]:
-        """The task's figures for the member's parameters as they are."""
+    def evaluate(self, by: Evaluation = figures_of) -> dict[str, Any]:
+        """What `by` finds out about the member's parameters as they are: the task's figures."""
 
 
 class OneModel:
@@ -249,8 +252,8 @@ class OneModel:
             total = total + loss.detach().to(total.device)
         return total
 
-    def evaluate(self) -> dict[str, float]:
-        return figures_of(self._task, self._model)
+    def evaluate(self, by: Evaluation = figures_of) -> dict[str, Any]:
+        return by(self._task, self._model)
 
 
 class OwnDraws:
@@ -279,5 +282,5 @@ class OwnDraws:
         self.step += 1
         return loss_of
 
-    def evaluate(self) -> dict[str, float]:
-        return self._inner.evaluate()
+    def evaluate(self, by: Evaluation = figures_of) -> dict[str, Any]:
+        return self._inner.evaluate(by)

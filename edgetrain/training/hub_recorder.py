@@ -170,8 +170,8 @@ class HubRecorder:
             self._log.status(about=reported.member, name=name, keys=keys)
 
     def _figure(self, evaluated: Evaluated) -> None:
-        if self._log is not None:
-            told = evaluated.figure
+        told = evaluated.figure
+        if self._log is not None and told.metric:
             self._log.figure(
                 about=evaluated.member,
                 metric=told.metric,
@@ -181,6 +181,9 @@ class HubRecorder:
                 # A member's word, which must not date a figure into the future.
                 at=min(told.t_ms / 1000, self._log.elapsed_s),
             )
+        if self._log is not None and told.own:
+            sums = {name: (value, count) for name, value, count in told.own}
+            self._log.own_evaluation(sums, step=told.own_step, about=evaluated.member)
 
     def close(self) -> None:
         """Write events that are still kept, and close the file; works twice."""

@@ -23,6 +23,8 @@ from edgetrain.exchange.messages import (
     MAX_ELEMENTS,
     MAX_HEADER_BYTES,
     MAX_RANGES,
+    MOST_FIGURE,
+    MOST_OWN,
     MOST_SLICES,
     Beat,
     Contribute,
@@ -61,6 +63,10 @@ def valid(spec: dataclasses.Field) -> st.SearchStrategy:
         return st.lists(peer, max_size=4).map(tuple)
     if allowed.startswith("up to 16 integers"):
         return st.lists(st.integers(0, MOST_SLICES - 1), max_size=16).map(tuple)
+    if f"{MOST_OWN} rows" in allowed:
+        names = st.text(st.characters(exclude_categories=("C", "Z")), max_size=40)
+        row = st.tuples(names, st.floats(-MOST_FIGURE, MOST_FIGURE), st.floats(0, MOST_FIGURE))
+        return st.lists(row, max_size=4).map(tuple)
     if "weights" in allowed:
         names = st.text(st.characters(exclude_categories=("C", "Z")), max_size=64)
         weights = st.floats(0, 1e15, exclude_min=True)
@@ -102,6 +108,11 @@ def invalid(spec: dataclasses.Field) -> st.SearchStrategy:
         return st.sampled_from([(each,) for each in bad] + [None, 1, "m0"])
     if allowed.startswith("up to 16 integers"):
         return st.sampled_from([(-1,), (MOST_SLICES,), (1.0,), (True,), (0,) * 17, None, 1])
+    if f"{MOST_OWN} rows" in allowed:
+        wild = [("x", 0.0), ("x", 1, 1.0), ("x", 0.0, -1.0), ("x", 2e300, 1.0), ("\0", 0.0, 1.0),
+                ("y" * 41, 0.0, 1.0), ("x", float("nan"), 1.0), 3]  # fmt: skip
+        many = (("x", 0.0, 1.0),) * (MOST_OWN + 1)
+        return st.sampled_from([(each,) for each in wild] + [many, None, 1, "m0"])
     if "weights" in allowed:
         wild = [("m0",), ("m0", 0.0), ("m0", float("nan")), ("m0", 2e15), ("m0", 1), ("\0", 1.0), 3]
         return st.sampled_from([(each,) for each in wild] + [None, 1, "m0"])

@@ -156,7 +156,7 @@ def test_char_lm_predicts_the_next_byte_and_only_from_those_before(tmp_path):
 
 def test_char_lm_never_trains_on_what_it_holds_out():
     task = tasks.char_lm()
-    assert not {*task.train} & {*task.held_out}
+    assert not {*task.train} & {*task.test}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_mnist_is_read_plain_and_gzipped(tmp_path, gzipped):
     assert images.shape == (16, 1, 28, 28)
     middle = (images[:, 0, 14, 14] * 78.6 + 33.3).round()
     np.testing.assert_array_equal(middle % 10, labels)
-    assert len(task.held_out.labels) == 5
+    assert len(task.test.labels) == 5
 
 
 def test_a_plain_file_is_mapped_and_not_copied(tmp_path):

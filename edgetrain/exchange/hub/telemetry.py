@@ -21,8 +21,9 @@ def observe_sign(
 ) -> list[Effect]:
     """A sign of life from a member: what observers learn from it."""
     if isinstance(message, Figure):
-        member.note_evaluates()
-        if not message.metric:
+        if message.metric or not message.own:
+            member.note_evaluates()
+        if not (message.metric or message.own):
             return []
     if isinstance(message, Beat | Agree) or not status_s:
         return []

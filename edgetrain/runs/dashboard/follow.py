@@ -194,6 +194,7 @@ class Following:
                 "up": units.size(state.sent_bytes or None),
                 "down": units.size(state.received_bytes or None),
                 "K, D": units.pace(state.data.every, state.data.delay),
+                **_own_data(state),
             },
         }
 
@@ -223,6 +224,17 @@ class Following:
             kinds = *charts.PARTS, ("flight", "exchange in flight"), ("kept", "answered")
             parts += [part_key(kinds), charts.timeline(self.story, window, _LANES)]
         return "".join(parts)
+
+
+def _own_data(state: RunState) -> dict[str, str]:
+    """What members found on data that they hold out of their own; {}: they hold nothing out."""
+    own, metric = state.data.own_data, state.metric
+    if own is None or (found := own.newest(metric)) is None:
+        return {}
+    return {
+        "own data": units.figure(metric, found.mean),
+        "worst tenth": units.figure(metric, found.worst_tenth),
+    }
 
 
 def fleet(members: Iterable[MemberData]) -> dict[str, list[Any]]:

@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from statistics import median_low
 from typing import Any, Literal, Self
@@ -82,6 +83,8 @@ EventName = Literal[
 ]  # fmt: skip
 
 _BUFFER_BYTES = 64 * 1024
+_FIGURES = 24
+"""Figures of a member's own data in a line."""
 
 
 class MetricsLog:
@@ -172,6 +175,15 @@ class MetricsLog:
         values = {name: number(value) for name, value in figures.items()}
         keys = {"step": int(step), "round": int(round), **values, "eval_s": seconds(eval_s)}
         self._write("eval", keys, ago=eval_s)
+
+    def own_evaluation(self, sums: Mapping[str, tuple[float, float]], **keys: Any) -> None:
+        """Write what this member, or the one that the hub was told `about`, found on data of its
+        own: sums and counts of figures, in as many lines as they take. What is not finite is left
+        out. The other keys are those of the line (docs/run-folder.md)."""
+        rows = [[name, value, count] for name, (value, count) in sums.items() if isfinite(value)]
+        for first in range(0, len(rows), _FIGURES):
+            line = {**_plain("own_eval", keys), "sums": rows[first : first + _FIGURES]}
+            self._write("own_eval", line, ago=keys.get("eval_s", 0.0))
 
     def round(
         self, *, cuts: Iterable[tuple[str, float, str]] = (), ages: Sequence[int] = (), **keys: Any

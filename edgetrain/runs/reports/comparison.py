@@ -60,6 +60,10 @@ class Row:
     """Where there are gateways: between sites and the hub above, both ways."""
     lan_bytes: int | None = None
     """Then: between gateways and the members of their sites, both ways."""
+    own_mean: float | None = None
+    """The metric on data that members hold out of their own: over all of it."""
+    own_worst_tenth: float | None = None
+    """Then: the mean of the worst tenth of members."""
     comparable: bool = True
     """Whether nothing but the strategy tells it from the first run: otherwise times say nothing of
     strategies, and there is no speed-up."""
@@ -169,9 +173,16 @@ def _row(label: str, summary: Summary, first: Summary, comparable: bool) -> Row:
         "members_lost": tuple(summary["members_lost"]),
         "every": _count(summary.get("every")),
         "delay": _count(summary.get("delay")),
+        **_own_data(summary, first["metric"]),
         "comparable": comparable,
     }
     return Row(**found | _by_network(summary))
+
+
+def _own_data(summary: Summary, metric: str) -> dict[str, float | None]:
+    """The metric on data that members hold out of their own."""
+    found = ((summary.get("own_data") or {}).get("figures") or {}).get(metric) or {}
+    return {"own_mean": found.get("mean"), "own_worst_tenth": found.get("worst_tenth")}
 
 
 def _by_network(summary: Summary) -> dict[str, int]:

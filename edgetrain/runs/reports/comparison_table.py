@@ -22,6 +22,10 @@ def columns_of(comparison: Comparison) -> list[Column]:
         ),
         column("final", (units.figure(metric, row.final) for row in rows), below=metric),
     ]
+    own = (units.figure(metric, row.own_mean) for row in rows)
+    worst = (units.figure(metric, row.own_worst_tenth) for row in rows)
+    shown += optional("on members'", own, below="own data")
+    shown += optional("their worst", worst, below="tenth")
     if target is not None:
         goal = units.goal(metric, target)
         shown.append(column("time to", map(_reached, rows), below=goal))

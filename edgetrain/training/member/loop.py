@@ -13,12 +13,13 @@ from edgetrain.exchange.seam import Idle
 from edgetrain.exchange.transport import Traffic
 from edgetrain.jobs.job import Job
 from edgetrain.runs.environment import Usage
-from edgetrain.tasks.work import Local
+from edgetrain.tasks.work import Evaluation, Local
 from edgetrain.training.member.pacing import Pace
 
 if TYPE_CHECKING:
     from edgetrain.fleet.devices.energy import Energy
     from edgetrain.runs.metrics.log import MetricsLog
+    from edgetrain.tasks.own_data import FigureSums
     from edgetrain.training.member.drawn import InCohort
 
 LINE_BYTES = 512
@@ -153,6 +154,10 @@ class Loop:
             None
         )
         """Called with the figures of each evaluation, and when it began."""
+        self.evaluate_own: Evaluation | None = None
+        """Evaluates on data that this member holds out of its own; None: it has none."""
+        self.observe_own: Callable[[FigureSums, int], None] = lambda sums, step: None
+        """Called with what that finds, and the job's step."""
         self.is_idle = False
         """Whether the member goes, before the job's last step: it is in no round."""
         self.cohort: InCohort | None = None
@@ -174,15 +179,20 @@ class Loop:
     def evaluates(self) -> bool:
         return self._evaluate_every > 0
 
+    @property
+    def _own_every(self) -> int:
+        """Steps between two evaluations on data of its own."""
+        return 0 if self.evaluate_own is None else self._stand_in_every
+
     def run(self) -> None:
         """All steps (of one that came late, what is left), the last replies, an evaluation."""
         if not self._member.begins_at:  # until the hub's word that training begins was here
             self._seconds.wait_s = max(0.0, self._log.elapsed_s)
         began = self._clock()
-        if self._evaluate_every and self.cohort is None:
-            self._evaluate()
+        if self.cohort is None:
+            self._evaluate(self.evaluates)
         ended = self._clock()
-        self._seconds.eval_s = ended - began if self._evaluate_every else 0.0
+        self._seconds.eval_s = ended - began if self._evaluate_every or self._own_every else 0.0
         self._all_seconds.add(self._seconds)
         half = self._member.half
         step = self._step = min(self._member.begins_at, self._steps)
@@ -190,13 +200,14 @@ class Loop:
             step += 1
             if self.cohort is None:
                 self._stand_in()
-                every = self._evaluate_every
+                fleets = self._evaluate_every
             else:
-                every = self._stand_in_every * self.cohort.is_first(half.round)
+                fleets = self._stand_in_every * self.cohort.is_first(half.round)
+            every = fleets or self._own_every
             many = self._local.takes_many and not every
             began = self._clock()
             if every and (step > 1 or self.cohort) and (step - 1) % every == 0:
-                self._evaluate()  # while a paced device would still be computing
+                self._evaluate(fleets > 0)  # while a paced device would still be computing
                 if not self._pace.is_set:
                     evaluated = Seconds(eval_s=self._clock() - began)
                     self._seconds.add(evaluated)
@@ -230,7 +241,7 @@ class Loop:
             after = self._steps
         elif after >= self._steps:
             # Out of step others may not be done: what is evaluated and kept has all of it.
-            self._member.drain(to_the_end=self.evaluates)
+            self._member.drain(to_the_end=self.evaluates or self._own_every > 0)
             seconds.end_s = self._member.wait_s - waited - seconds.wait_s
         now = self._clock()
         seconds.overhead_s = self._member.exchange_s - exchanged
@@ -256,8 +267,7 @@ class Loop:
     def _finish(self) -> None:
         """After the last reply: the model is the fleet's, and is evaluated as such."""
         self._stand_in()
-        if self._evaluate_every:
-            self._evaluate()
+        self._evaluate(self.evaluates)
         if self._pace.overruns > self._steps // 100:
             self._log.event(
                 "overrun",
@@ -311,15 +321,21 @@ class Loop:
         share = (self._most_bytes - LINE_BYTES) * step / self._steps
         return self._log.written_bytes + LINE_BYTES <= share
 
-    def _evaluate(self) -> None:
-        began = self._clock()
+    def _evaluate(self, fleets: bool) -> None:
+        """The fleet's model: on the task's data if this member does so, and on data of its own."""
+        if not (fleets or self._own_every):
+            return
+        began, round = self._clock(), self._member.half.round
+        step = self._step if self.cohort is None else self.cohort.progress
         with self._member.fleet_model():
-            figures = self._local.evaluate()
+            figures = self._local.evaluate() if fleets else {}
+            looked_s = self._clock() - began
+            own = self._local.evaluate(self.evaluate_own) if self.evaluate_own else {}
         if figures:  # of a group only the leader has them
             self.observe_figures(figures, began)
-            self._log.evaluation(
-                step=self._member.steps if self.cohort is None else self.cohort.progress,
-                round=self._member.half.round,
-                figures=figures,
-                eval_s=self._clock() - began,
-            )
+            taken = self._member.steps if self.cohort is None else step
+            self._log.evaluation(step=taken, round=round, figures=figures, eval_s=looked_s)
+        if own:
+            self.observe_own(own, step)
+            seconds = self._clock() - began - looked_s
+            self._log.own_evaluation(own, step=step, round=round, eval_s=seconds)

@@ -7,7 +7,6 @@ a slower device), evaluation and metrics. It knows nothing of how its process wa
 from __future__ import annotations
 
 import functools
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +43,7 @@ from edgetrain.runs.environment import Meter
 from edgetrain.tasks import Task
 from edgetrain.tasks.draws import model_of
 from edgetrain.tasks.flat import FlatModel
+from edgetrain.tasks.protocol import HoldsOut
 from edgetrain.tasks.work import Local, begin_at, optimizer_for, tune
 from edgetrain.training.member.loop import Loop, Steps
 from edgetrain.training.member.member import Member, bind, driver_of, release_of
@@ -56,6 +56,7 @@ from edgetrain.vectors.noise import Source, system
 if TYPE_CHECKING:
     from edgetrain.exchange.member.ranges import RangedExchange
     from edgetrain.runs.metrics.log import MetricsLog
+    from edgetrain.tasks.own_data import FigureSums
     from edgetrain.training.member.keeping import Keeping
 
 
@@ -159,7 +160,7 @@ def train(
     with Member.join(
         link, flat, made.optimizer, request, keeping=keeping, release=release, stop=stop
     ) as member:
-        keep = _model_keeper(member, made, keeps_model)
+        check = _unnoised_check(made)
         _tell_training(service, stop, member, job.train.steps, cap)
         member.telemeter.read = readings_of(place.device, energy)
         local = made.work(source, member.begins_at, member.steps)
@@ -172,9 +173,9 @@ def train(
                 loop.run()
             except Refused as refused:
                 if refused.code == "ended":
-                    keep(loop, log)
+                    _keep(member, made, log, check, keeps_model and loop.evaluates)
                 raise
-            keep(loop, log)
+            _keep(member, made, log, check, keeps_model and loop.evaluates)
 
 
 def _doubled(flat: Flat) -> Flat:
@@ -209,29 +210,13 @@ def _exchange(
         )
     shown = list(credentials) if isinstance(credentials, Sequence) else [credentials] * len(hubs)
     sockets = [member_end(at, own) for at, own in zip(hubs, shown, strict=True)]
-    socket, outage_s = sockets[0], found.job.hub.outage_s
-    if found.job.fleet.topology in (DIRECT, *COLLECTIVES):
-        from edgetrain.training.member.direct import peer_exchange  # and with it all of a hub
+    job, is_plain = found.job, found.job.fleet.topology not in (DIRECT, *COLLECTIVES)
+    if is_plain and not found.strategy.deals and job.strategy.ranges == 1:
+        return Link(sockets[0], time.monotonic, patience_s, job.hub.outage_s), request
+    from edgetrain.training.member.exchanges import exchange_of
 
-        way, address = peer_exchange(found, socket, shown[0], place.listen, patience_s)
-        return way, replace(request, address=address)
-    if found.strategy.deals:
-        from edgetrain.exchange.member.work import RangedWork, WorkLink
-
-        works = [WorkLink(each, time.monotonic, patience_s, outage_s) for each in sockets]
-        return (RangedWork(works) if len(works) > 1 else works[0]), request
-    links = [Link(each, time.monotonic, patience_s, outage_s) for each in sockets]
-    if found.job.strategy.ranges == 1:
-        return links[0], request
-    from edgetrain.exchange.member.shared import SharedExchange
-    from edgetrain.jobs.rules import why_not_topology
-    from edgetrain.training.member.several import dialling
-
-    if why_not_topology("hubs", found) is not None:
-        return links[0], request
-    own = shown[0]
-    dial = dialling(own, place.keys, own is None, patience_s, outage_s)
-    return SharedExchange(links, dial, found.job.hub.hubs[1:]), request
+    way, address = exchange_of(found, sockets, shown[0], place.keys, place.listen, patience_s)
+    return way, replace(request, address=address)
 
 
 def _tell_welcome(service: Service, link: Link | RangedExchange, members: int) -> None:
@@ -288,10 +273,17 @@ def _connect_loop(
         from edgetrain.training.member.drawn import follow_draws
 
         loop.cohort = follow_draws(member, made.found, made.task, work, made.optimizer)
+    if isinstance(made.task, HoldsOut):
+        from edgetrain.tasks.own_data import evaluation_of
+
+        own = shares_of(made.found.job, work[0])
+        loop.evaluate_own = evaluation_of(made.task, own.held, own.of)
     is_hidden = made.found.job.privacy.unit != "none"
     is_hidden |= isinstance(link, Link) and link.outbox.is_masked
     loop.is_to_evaluate = lambda: link.is_to_evaluate
     loop.observe_figures = functools.partial(_tell_figure, member, made.task, is_hidden)
+    if not is_hidden:
+        loop.observe_own = functools.partial(_tell_own, member)
 
 
 def _tell_figure(
@@ -302,6 +294,12 @@ def _tell_figure(
     passed_s, step = at - member.began, driver_of(member).progress
     found = Figure() if is_hidden else figure_of(task, figures, step, passed_s)
     member.telemeter.figure = found
+
+
+def _tell_own(member: Member, sums: FigureSums, step: int) -> None:
+    """Let the hub know with the next status what the evaluation on data of its own found."""
+    told = tuple((name, *pair) for name, pair in sums.items() if abs(pair[0]) <= MOST_FIGURE)
+    member.telemeter.figure = replace(member.telemeter.figure or Figure(), own=told, own_step=step)
 
 
 def figure_of(task: Task, figures: Mapping[str, float], step: int, passed_s: float) -> Figure:
@@ -326,32 +324,6 @@ def _keeping(place: Place, folder: Path, made: Made) -> Keeping:
     return keeping_of(Keep(folder, job.checkpoint.sparing()), place.name, made.model, optimizer)
 
 
-def _model_keeper(
-    member: Member, made: Made, keeps_model: bool
-) -> Callable[[Loop, MetricsLog], None]:
-    """Keeps the fleet's model, if that is asked for, and where this loop evaluates it."""
-    check = _unnoised_check(made)
-
-    def keep(loop: Loop, log: MetricsLog) -> None:
-        if made.found.job.strategy.personal:
-            _keep_personal(made.model, log, member.name)
-        if keeps_model and loop.evaluates:
-            with member.fleet_model():
-                keep_model(made.model, log, check)
-
-    return keep
-
-
-def _keep_personal(model: torch.nn.Module, log: MetricsLog, name: str) -> None:
-    """Write this member's personal layers beside the log. An error does not undo the training."""
-    from edgetrain.tasks.personal import save_personal
-
-    try:
-        save_personal(model, log.path.parent, name)
-    except ConfigError as error:
-        log.event("error", f"the personal layers are not kept: {error}")
-
-
 def _unnoised_check(made: Made) -> Callable[[], None]:
     """See `weights.unnoised_check`."""
     if (unit := made.found.job.privacy.unit) == "none":
@@ -361,19 +333,17 @@ def _unnoised_check(made: Made) -> Callable[[], None]:
     return unnoised_check(made.model, buffers_of(made.found) == "mean", unit)
 
 
-def keep_model(
-    model: torch.nn.Module, log: MetricsLog, check: Callable[[], None] = lambda: None
+def _keep(
+    member: Member, made: Made, log: MetricsLog, check: Callable[[], None], whole: bool
 ) -> None:
-    """Write the fleet's model beside the log, after `check`, which may raise ConfigError. Training
-    is over: an error does not undo it."""
-    from edgetrain.tasks import weights  # training is over
+    """Keep this member's personal layers and, if it is to, the `whole` model of the fleet."""
+    if whole or made.found.job.strategy.personal:
+        from edgetrain.training.member.ending import keep_model, keep_personal
 
-    try:
-        check()
-        weights.save(model, log.path.with_name(weights.FILE))
-    except ConfigError as error:
-        logging.getLogger("edgetrain").warning("the trained model is not kept: %s", error)
-        log.event("error", f"the trained model is not kept: {error}")
+        keep_personal(made.model, log, member.name)
+        if whole:
+            with member.fleet_model():
+                keep_model(made.model, log, check)
 
 
 def device_for(accelerator: str, unit: str = "none") -> torch.device:

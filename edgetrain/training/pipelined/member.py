@@ -27,10 +27,11 @@ from edgetrain.runs.environment import Meter, Usage
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks.draws import figures_of
 from edgetrain.tasks.protocol import Task
+from edgetrain.training.member.ending import keep_model
 from edgetrain.training.member.loop import LINE_BYTES
 from edgetrain.training.member.readings import readings_of, versions
 from edgetrain.training.member.service import Service
-from edgetrain.training.member.train import Place, figure_of, heat_cap, keep_model
+from edgetrain.training.member.train import Place, figure_of, heat_cap
 from edgetrain.training.pipelined.planning import plan_stages
 from edgetrain.training.pipelined.stage import TorchStage, Watcher
 from edgetrain.training.stopping import Stop

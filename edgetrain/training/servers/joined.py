@@ -36,7 +36,7 @@ from edgetrain.jobs.shares import DataShares, shares_of
 from edgetrain.tasks.draws import figures_of
 from edgetrain.tasks.flat import FlatModel, statistics_of
 from edgetrain.tasks.protocol import Batch, Task, batches_from
-from edgetrain.tasks.work import Local, begin_at
+from edgetrain.tasks.work import Evaluation, Local, begin_at
 from edgetrain.training.member.pacing import Pace
 from edgetrain.training.member.train import Made, Place
 from edgetrain.training.servers.attempt import Attempt
@@ -227,12 +227,12 @@ class JoinedWork:
         loss = self._together.lead(Op.BACKWARD)
         return lambda: loss
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, by: Evaluation = figures_of) -> dict[str, Any]:
         """See Local: of the leader's model, in main memory."""
         self._together.lead(Op.PULL_BUFFERS)
         model = self._together.rank.held.model
         assert model is not None
-        return figures_of(self._together.task, model)
+        return by(self._together.task, model)
 
 
 def prepare_together(

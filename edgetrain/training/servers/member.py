@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from edgetrain.exchange.transport import Traffic
 from edgetrain.exchange.zeromq.tcp_counters import traffic_of_process
 from edgetrain.tasks.draws import figures_of
 from edgetrain.tasks.protocol import Task
+from edgetrain.tasks.work import Evaluation
 from edgetrain.training.servers.rank import Rank
 from edgetrain.training.servers.snapshots import Snapshots
 from edgetrain.vectors.vector import checksum
@@ -55,8 +57,8 @@ class RankWork:
             raise diverged("the loss", self._progress.round + 1)
         return lambda: loss
 
-    def evaluate(self) -> dict[str, float]:
-        """The task's figures for the whole model, on the leader; {} elsewhere."""
+    def evaluate(self, by: Evaluation = figures_of) -> dict[str, Any]:
+        """See Local: of the whole model, on the leader; {} elsewhere."""
         held = self._rank.held
         model = held.gather()
         told = torch.zeros(1, dtype=torch.int64)
@@ -64,7 +66,7 @@ class RankWork:
             told[0] = checksum(held.whole.params) - _SIGN
         dist.broadcast(told, 0)
         self._progress.checksum = int(told[0]) + _SIGN
-        return {} if model is None else figures_of(self._task, model)
+        return {} if model is None else by(self._task, model)
 
 
 class RankMember:

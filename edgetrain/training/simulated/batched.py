@@ -51,7 +51,7 @@ from edgetrain.tasks.flat import FlatModel, with_parameters
 from edgetrain.tasks.layerwise import LAYER_WISE, LayerWise
 from edgetrain.tasks.protocol import batches_from, is_counted
 from edgetrain.tasks.vmapped import LossModule, batchable_attention
-from edgetrain.tasks.work import Local, optimizer_for
+from edgetrain.tasks.work import Evaluation, Local, optimizer_for
 from edgetrain.training.simulated.row_draws import RowDraws
 from edgetrain.vectors.vector import Vector
 
@@ -420,7 +420,7 @@ class _RowWork:
         row: int,
         draws: Iterator[Any],
         flat: ModelRow,
-        evaluate: Callable[[], dict[str, float]],
+        evaluate: Callable[[Evaluation], dict[str, Any]],
     ) -> None:
         self._block, self._row, self._draws = block, row, draws
         self._flat, self._evaluate = flat, evaluate
@@ -435,8 +435,8 @@ class _RowWork:
             self._answers.extend(functools.partial(_item, losses, i) for i in range(count))
         return self._answers.popleft()
 
-    def evaluate(self) -> dict[str, float]:
-        return self._evaluate()
+    def evaluate(self, by: Evaluation = figures_of) -> dict[str, Any]:
+        return self._evaluate(by)
 
 
 def _item(losses: Callable[[], list[float]], place: int) -> float:
@@ -549,12 +549,12 @@ class Rows:
             draws = self._data.draws(index, job.fleet.members, job.train.batch, job.seed)
         if self._goes:
             self._positions[index] = draws
-        work = _RowWork(block, row, draws, flat, lambda: self._evaluate(params))
+        work = _RowWork(block, row, draws, flat, functools.partial(self._evaluate, params))
         return flat, _RowOptimizer(block, row, self._steps_too), work
 
-    def _evaluate(self, params: Vector) -> dict[str, float]:
+    def _evaluate(self, params: Vector, by: Evaluation) -> dict[str, Any]:
         self._flat.params[:] = params
-        return figures_of(self._task, self._model)
+        return by(self._task, self._model)
 
 
 class _Parameters(nn.Module):

@@ -24,8 +24,10 @@ from edgetrain.exchange.transport import Traffic
 from edgetrain.fleet.devices.energy import Energy
 from edgetrain.fleet.devices.speed import StepTimes
 from edgetrain.jobs.resolved import Resolved
+from edgetrain.jobs.shares import shares_of
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import Task
+from edgetrain.tasks.own_data import evaluation_of
 from edgetrain.training.member.drawn import in_cohort
 from edgetrain.training.member.loop import Loop, Steps
 from edgetrain.training.member.member import Member, release_of
@@ -190,6 +192,8 @@ class SimulatedMember:
                 steps = Steps.of(job, index, max(1, job.fleet.members // LINES))
                 pace = work_at_pace(member, work, kept.pace, job.train.batch, clock)
                 loop = Loop(steps, work, member, log, pace, usage, kept.energy, clock)
+                own = shares_of(job, index)
+                loop.evaluate_own = evaluation_of(around.task, own.held, own.of)
                 begin = functools.partial(around.gradients.begin_at, index)
                 loop.cohort = in_cohort(member, around.planned, around.task, index, begin)
                 if around.go is not None:

@@ -52,13 +52,24 @@ def member_lines(state: RunState) -> list[str]:
 
 
 def _figures_in_words(state: RunState) -> list[str]:
-    """The loss and the task's figure. A hub knows neither."""
+    """The loss and the task's figure, of which a hub knows neither, and that of members' data."""
+    own = own_data_in_words(state)
     if state.loss is None and state.figure is None:
-        return []
+        return own
     return [
         f"loss {units.figure('loss', state.loss)}",
         f"held-out {state.metric} {units.figure(state.metric, state.figure)}",
+        *own,
     ]
+
+
+def own_data_in_words(state: RunState) -> list[str]:
+    """What members find on data that they hold out of their own, if they do."""
+    own = state.data.own_data
+    if own is None or (found := own.newest(state.metric)) is None:
+        return []
+    mean, worst = (units.figure(state.metric, v) for v in (found.mean, found.worst_tenth))
+    return [f"on members' own data {mean} (worst tenth {worst})"]
 
 
 def _member_in_words(member: MemberData) -> str:

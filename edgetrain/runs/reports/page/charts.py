@@ -51,7 +51,7 @@ def figure_chart(stories: Sequence[Story], view: View) -> str:
     metric = stories[0].summary.get("metric") or "accuracy"
     target = stories[0].summary.get("target")
     every = [tuple(figures_of(story, metric, view)) for story in stories]
-    say = _percent if units.is_fraction(metric) else _plain
+    say = words_of(metric)
     mark = float(target) if isinstance(target, int | float) else None
     low, high = value_range(
         [y for points in every for _, y in points], mark, units.is_fraction(metric)
@@ -168,6 +168,11 @@ def value_range(values: Sequence[float], mark: float | None, fraction: bool) -> 
 
 def _known(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+def words_of(metric: str) -> Callable[[float], str]:
+    """How values of a figure are said."""
+    return _percent if units.is_fraction(metric) else _plain
 
 
 def _percent(value: float) -> str:

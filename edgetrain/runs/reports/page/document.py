@@ -20,6 +20,7 @@ from edgetrain.runs.reports.comparison_table import columns_of
 from edgetrain.runs.reports.happenings import KINDS, event_in_words
 from edgetrain.runs.reports.message import message
 from edgetrain.runs.reports.page import charts
+from edgetrain.runs.reports.page.own_data import own_charts
 from edgetrain.runs.reports.page.story import Story
 from edgetrain.runs.reports.page.svg import key, part_key, sign_key
 
@@ -56,6 +57,7 @@ def document(stories: Sequence[Story]) -> str:
         _notes(comparison, stories),
         _table(columns_of(comparison)),
         _curves(stories),
+        _own_data(stories),
         _seconds(stories),
         _timelines(stories),
         _exchanges(stories),
@@ -140,6 +142,40 @@ def _curves(stories: Sequence[Story]) -> str:
         f'<section class="tabs"><h2>Figure and loss</h2>{names}{sign_key(kinds)}{"".join(tabs)}'
         f"{''.join(panes)}</section>"
     )
+
+
+def _own_data(stories: Sequence[Story]) -> str:
+    drawn = own_charts(stories)
+    if not drawn:
+        return ""
+    names = key([story.label for story in stories]) if len(stories) > 1 else ""
+    rows = [
+        (story.label, name, found)
+        for story in stories
+        for name, found in ((story.summary.get("own_data") or {}).get("figures") or {}).items()
+    ][:_MOST_FIGURES]
+    columns = [
+        *([column("run", (label for label, _, _ in rows))] if len(stories) > 1 else []),
+        column("figure", (name for _, name, _ in rows)),
+        *(
+            column(said, (units.figure(name, found.get(each)) for _, name, found in rows))
+            for each, said in _OF_MEMBERS.items()
+        ),
+        *(
+            column(said, (f"{found.get(each) or 0:,.0f}" for _, _, found in rows))
+            for each, said in (("members", "members"), ("count", "samples"))
+        ),
+    ]
+    return (
+        f"<section><h2>On data that members hold out of their own</h2>{names}"
+        f'<div class="pair">{drawn}</div>{_table(columns)}</section>'
+    )
+
+
+_MOST_FIGURES = 100
+_OF_MEMBERS = {
+    "mean": "mean", "median": "median", "worst_tenth": "worst tenth", "deviation": "deviation",
+}  # fmt: skip
 
 
 def _seconds(stories: Sequence[Story]) -> str:

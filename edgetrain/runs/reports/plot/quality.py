@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
+    from edgetrain.runs.over_members import OwnData
+
 _SQUEEZED = 0.04
 """A time axis becomes logarithmic if the fastest run would take less than this part of it."""
 
@@ -37,6 +39,8 @@ class Curve:
     values: tuple[float, ...]
     colour: str
     dashes: str
+    own: OwnData | None = None
+    """What members found on data of their own, if anything."""
     happened: tuple[Happening, ...] = ()
     """Faults, absences, members given up, changes of the delay."""
 
@@ -69,7 +73,7 @@ def curve_of(data: RunData, row: Row, metric: str, place: int) -> Curve:
         if isinstance(record.get(metric), int | float)
     ]
     t, steps, values = zip(*points, strict=True) if points else ((), (), ())
-    return Curve(row, t, steps, values, *look_of(place), happenings(data.marked))
+    return Curve(row, t, steps, values, *look_of(place), data.own_data, happenings(data.marked))
 
 
 _SHAPES = {"fault": "X", "absence": "v", "gone": "s", "back": "^", "error": "P", "delay": "D"}

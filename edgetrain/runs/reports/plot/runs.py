@@ -20,6 +20,7 @@ from edgetrain.runs.reports.plot.bars import (
     write_beside,
 )
 from edgetrain.runs.reports.plot.ends import fits, label_ends
+from edgetrain.runs.reports.plot.own_data import draw_course, draw_members
 from edgetrain.runs.reports.plot.quality import (
     Curve,
     curve_of,
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LINES = ("eval", "figure", "event", "round")
+_OWN_INCHES = 3.4
+"""Height of the row about members' own data."""
+_LINES = ("eval", "figure", "own_eval", "event", "round")
 """Kinds that a curve is made of: all but steps, which are most lines."""
 
 
@@ -67,11 +70,18 @@ def _comparison(
     compared: Comparison, curves: Sequence[Curve], summary: Mapping[str, Any]
 ) -> Figure:
     crowd = max(0, len(curves) - 4)
-    figure = new_figure((INCHES[0], INCHES[1] + 0.35 * max(0, crowd - 2)))
-    ratios = [1.6, 1 + 0.12 * crowd]
+    own = [(curve, curve.own) for curve in curves if curve.own is not None]
+    tall = INCHES[1] + 0.35 * max(0, crowd - 2) + _OWN_INCHES * bool(own)
+    figure = new_figure((INCHES[0], tall))
+    ratios = [1.6, 1 + 0.12 * crowd, *([1.2] if own else [])]
     # Each row has margins of its own: labels beside lines take no room from the bars.
-    rows = figure.add_gridspec(2, 1, height_ratios=ratios)
-    above, below = (rows[row].subgridspec(1, 2, width_ratios=[1.2, 1]) for row in range(2))
+    rows = figure.add_gridspec(len(ratios), 1, height_ratios=ratios)
+    above, below, *more = (
+        rows[row].subgridspec(1, 2, width_ratios=[1.2, 1]) for row in range(len(ratios))
+    )
+    for each in more:
+        draw_course(figure.add_subplot(each[0, 0]), own, compared.metric)
+        draw_members(figure.add_subplot(each[0, 1]), own, compared.metric)
     against_time = figure.add_subplot(above[0, 0])
     against_steps = figure.add_subplot(above[0, 1], sharey=against_time)
     end = end_of_time(curves)
