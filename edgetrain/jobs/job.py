@@ -55,7 +55,7 @@ def _sgd() -> dict[str, Any]:
 class Fleet:
     """Who trains, on what, over which network."""
 
-    members: int = ranged(4, 1, 100_000, "training processes")
+    members: int = ranged(4, 1, 1_000_000, "training processes")
     device: str = key("host", "device profile(s): 'raspberry-pi-4b', 'raspberry-pi-4b:6, host:2'")
     network: str = key("none", "network profile(s): 'wan-200ms', 'wifi:4, 4g-bad:4'")
     hub_network: str = key("none", "network profile(s) of the hubs' own links, as of members")

@@ -157,7 +157,9 @@ def _settled(found: Resolved, elements: int, task: Task) -> Resolved:
 
 def _refuse_absences(job: Job, strategy: Strategy, presence: Presence) -> None:
     """ConfigError for absences that end a membership, or let training never begin."""
-    here = sum(not presence.is_off_at_first(index) for index in range(job.fleet.members))
+    here = job.fleet.members
+    if not presence.is_steady:
+        here = sum(not presence.is_off_at_first(index) for index in range(here))
     comes_back, topology = not presence.is_steady, job.fleet.topology
     refuse_first(
         (job.hub.start_with and here < job.first_members, f"absences: {here} devices are there at "

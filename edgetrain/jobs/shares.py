@@ -55,8 +55,9 @@ def shares_of(job: Job, index: int, missing: tuple[int, ...] = ()) -> DataShares
     """The shares of the member `index`, or of the group that stands in for these `missing`."""
     if missing:
         return DataShares(missing, job.fleet.members)
-    more = job.servers.shares - 1
-    groups = groups_of(job) if more else []
+    if not (more := job.servers.shares - 1):
+        return DataShares((index,), job.fleet.members)
+    groups = groups_of(job)
     before = sum(group < index for group in groups)
     count = 1 + more * (index in groups)
     first = index + more * before
