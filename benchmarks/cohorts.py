@@ -15,8 +15,8 @@ bare gradients of the same batches: `naive` one user after the other, `threads` 
 
 Each system runs twice, for one round and for one more than --rounds, all as a process of its own; a
 round is the difference divided by --rounds. CPU seconds and memory are those of all processes.
-Systems take turns, --repeats times; a figure is the median, with its range. Ratios are of rounds a
-second, the best of the bare gradients' where there are several.
+Systems take turns, --repeats times; a figure is the median, with its range. Of the bare gradients
+the ratio is that of those with the fewest CPU seconds.
 
 Exit status 1 if a final model is not that of `naive` within 1e-3 of how far it moved; Flower draws
 its own cohorts, and is not compared.
@@ -104,20 +104,25 @@ def away(model: Tensor, right: Tensor, first: Tensor) -> float:
 
 
 def ratios(turns: dict[str, list[Turn]]) -> list[str]:
-    """Lines on how many times as fast edgetrain is as each of the others."""
-    speed = {
-        name: statistics.median(turn["rounds a second"] for turn in each)
-        for name, each in turns.items() if each
-    }  # fmt: skip
-    if "edgetrain" not in speed:
-        return []
-    bare = {name: speed[name] for name in BARE if name in speed}
-    others = {n: s for n, s in speed.items() if n not in (*BARE, "edgetrain")}
-    lines = [f"{speed['edgetrain'] / s:.2f} times the rounds of {n}" for n, s in others.items()]
-    if bare:
-        best = max(bare, key=lambda name: bare[name])
-        lines.append(f"{bare[best] / speed['edgetrain']:.2f} times the time of {best}")
-    return lines
+    """Lines on how fast the others are beside edgetrain, the best of the bare gradients last: in
+    CPU seconds and in rounds. What other work on a machine does to the second, it hardly does to
+    the first."""
+    speed, cpu_s = (
+        {
+            name: statistics.median(turn[what] for turn in each)
+            for name, each in turns.items()
+            if each
+        }
+        for what in ("rounds a second", "CPU a round, s")
+    )
+    own, best = "edgetrain", min(speed.keys() & {*BARE}, key=lambda each: cpu_s[each], default="")
+    others = [name for name in speed if name not in (*BARE, own)] + [best] * bool(best)
+    return [
+        f"{name}: {cpu_s[name] / cpu_s[own]:.2f} times edgetrain's CPU seconds, "
+        f"{speed[name] / speed[own]:.2f} times its rounds a second"
+        for name in others
+        if own in speed
+    ]
 
 
 def table(shape: str, arguments: argparse.Namespace) -> tuple[dict[str, list[Turn]], bool]:
