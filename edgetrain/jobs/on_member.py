@@ -99,9 +99,7 @@ def check_mask_terms(found: Resolved) -> None:
 def check_privacy(table: Privacy) -> None:
     one_of("privacy.unit", table.unit, UNITS)
     one_of("privacy.where", table.where, PLACES)
-    if table.sampling not in SAMPLINGS:
-        hint = f"{did_you_mean(table.sampling, SAMPLINGS)}; members: strategy.sampling"
-        raise ConfigError(f"privacy.sampling = '{table.sampling}'", hint)
+    one_of("privacy.sampling", table.sampling, SAMPLINGS)
     if table.unit == "none":
         _refuse_idle(table)
     elif table.noise and table.epsilon:

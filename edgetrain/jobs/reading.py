@@ -54,10 +54,7 @@ _TABLES: dict[str, Any] = {
     for name, hint in typing.get_type_hints(Job).items()
     if dataclasses.is_dataclass(hint)
 }
-_SHORT = {
-    "strategy": "strategy.name", "privacy": "privacy.unit", "clip": "privacy.clip",
-    "sampling": "privacy.sampling",
-}  # fmt: skip
+_SHORT = {"strategy": "strategy.name", "privacy": "privacy.unit", "clip": "privacy.clip"}
 """Tables that may be said in one word, and keys that were there before others of their names."""
 
 

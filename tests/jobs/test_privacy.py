@@ -472,7 +472,7 @@ def work_on(task, overrides=(), source=None):
     torch.manual_seed(0)
     model = task.model()
     flat = FlatModel(model)
-    named = job("privacy=example", "sampling=shuffle", "batch=12", *overrides)
+    named = job("privacy=example", "privacy.sampling=shuffle", "batch=12", *overrides)
     return model, flat, work_of(named, task, model, flat, 0, source or seeded(0))
 
 
@@ -532,7 +532,7 @@ def test_noise_on_the_sum_of_examples_has_the_deviation_that_is_said():
 def test_lots_are_poisson_samples_and_are_divided_by_their_expected_size():
     x = torch.ones(4000, 1)
     task = Picking(x, torch.ones(4000))
-    model, flat, work = work_on(task, ["sampling=poisson", "batch=100", "clip=1e12"])
+    model, flat, work = work_on(task, ["privacy.sampling=poisson", "batch=100", "clip=1e12"])
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     sizes = []
@@ -545,7 +545,7 @@ def test_lots_are_poisson_samples_and_are_divided_by_their_expected_size():
 
 def test_an_empty_lot_is_noise_only():
     task = Picking(torch.ones(1000, 1), torch.ones(1000))
-    _, flat, work = work_on(task, ["sampling=poisson", "batch=1", "noise=1"], system)
+    _, flat, work = work_on(task, ["privacy.sampling=poisson", "batch=1", "noise=1"], system)
     for _ in range(30):
         work.backward()
         assert flat.gradient.any()
@@ -554,7 +554,7 @@ def test_an_empty_lot_is_noise_only():
 def test_tasks_and_models_that_cannot_are_refused():
     task = lines()
     with pytest.raises(ConfigError, match="has no method `pick`"):
-        work_on(task, ["sampling=poisson"])
+        work_on(task, ["privacy.sampling=poisson"])
     with pytest.raises(ConfigError, match="at most 12"):
         work_on(task, ["batch=13"])
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))

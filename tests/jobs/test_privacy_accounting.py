@@ -169,8 +169,11 @@ def job(*overrides):
         (["privacy=member", "strategy=sync-sgd"], Releases(2.0, 101)),
         (["privacy=example"], Releases(2.0, 101, 0.25)),
         (["privacy=example", "batch=100"], Releases(2.0, 101, 1.0)),
-        (["privacy=example", "sampling=shuffle"], Releases(2.0, 26)),
-        (["privacy=example", "sampling=shuffle", "batch=30"], Releases(2.0 / math.sqrt(2), 76)),
+        (["privacy=example", "privacy.sampling=shuffle"], Releases(2.0, 26)),
+        (
+            ["privacy=example", "privacy.sampling=shuffle", "batch=30"],
+            Releases(2.0 / math.sqrt(2), 76),
+        ),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
@@ -228,7 +231,9 @@ def test_of_a_run_that_was_interrupted_only_what_was_done_counts():
     assert releases_of(job("privacy=member"), (40,), steps=7, rounds=2) == Releases(2.0, 2)
 
 
-@pytest.mark.parametrize("more", [[], ["sampling=shuffle"], ["sampling=shuffle", "batch=7"]])
+@pytest.mark.parametrize(
+    "more", [[], ["privacy.sampling=shuffle"], ["privacy.sampling=shuffle", "batch=7"]]
+)
 def test_a_target_becomes_the_noise_that_keeps_it(more):
     named = job("privacy=example", "noise=0", "privacy.epsilon=60", *more)
     fixed = fix_noise(named, (40, 50))

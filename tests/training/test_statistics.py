@@ -363,7 +363,7 @@ def test_nothing_leaves_a_private_member_that_is_not_clipped(strategy, tmp_path,
 @pytest.mark.parametrize("unit", ["member", "example"])
 @pytest.mark.parametrize("kind", LEAKS | FINE)
 def test_what_has_no_noise_is_refused_before_training(kind, unit):
-    words = f"privacy={unit}", "buffers=local", "sampling=shuffle"
+    words = f"privacy={unit}", "buffers=local", "privacy.sampling=shuffle"
     if kind in FINE and (unit, kind) not in [("example", "untracked"), ("example", "not kept")]:
         private(Shifted(FINE[kind]), *words)
     elif kind in LEAKS or unit == "example":
