@@ -23,7 +23,9 @@ from edgetrain.__main__ import main
 from edgetrain.runs.folder import folders_in, read_summary, runs_in
 
 REFUSED = {command.line: command.answer for command in COMMANDS if "edgetrain: " in command.answer}
-BENCHMARKS = [line for line in OTHERS if line.startswith("python benchmarks/")]
+BENCHMARKS = [
+    line for line in OTHERS if line.startswith(("python benchmarks/", "python examples/leaf.py"))
+]
 MEASURES = [line for line in OTHERS if line.startswith("python -m benchmarks")]
 INSTALLS = ("git clone ", "pip install ", "make ")
 LONGEST_S = 3600

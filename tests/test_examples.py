@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from command_line import hub, running
 
+from edgetrain.jobs import reading
+from edgetrain.jobs.plan import plan
 from edgetrain.runs import folder as runs
+from edgetrain.training.simulated import simulation
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -58,3 +61,22 @@ def test_the_added_lines_are_marked():
         "member = edgetrain.join(hub, model, optimizer)",
         "member.close()",
     ]
+
+
+def test_leaf_files_are_a_member_for_each_writer(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import leaf
+
+    leaf.make(tmp_path, 6)
+    words = ["members=6", f"data.folder={tmp_path}", "steps=20", "train.evaluate_every=10"]
+    job = plan(reading.load(EXAMPLES / "leaf.toml", [*words, "cohort=2"]), EXAMPLES)
+    _, labels, users = leaf.read(tmp_path, "train")
+    task = leaf.writers(tmp_path)
+    for member, user in enumerate(dict.fromkeys(users)):
+        held = task.shards.of(member, 6)
+        assert {users[index] for index in held} == {user}
+    assert sum(task.samples(member, 6) for member in range(6)) == len(labels)
+    summary = simulation.run(job, runs.create(tmp_path / "runs", "leaf"))
+    assert summary["status"] == "finished"
+    assert summary["final"]["loss"] < 2.5
+    sys.modules.pop("leaf")
