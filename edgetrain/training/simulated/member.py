@@ -197,7 +197,10 @@ class SimulatedMember:
                 begin = functools.partial(around.gradients.begin_at, index)
                 loop.cohort = in_cohort(member, around.planned, around.task, index, begin)
                 if around.go is not None:
-                    kept.before = loop.before = kept.before or loop.before
+                    if kept.before is None:  # one that was here all along got a base when drawn
+                        late = {"received_bytes": 0} if member.begins_at else {}
+                        kept.before = replace(loop.before, **late)
+                    loop.before = kept.before
                 if not around.planned.presence.is_steady:
                     loop.is_to_evaluate = functools.partial(around.is_to_evaluate, index)
                 loop.run()

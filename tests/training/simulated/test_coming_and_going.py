@@ -43,10 +43,13 @@ def test_a_run_has_the_bits_that_it_has_if_all_stay(tmp_path, monkeypatch, sampl
     )
 
 
-def test_what_a_member_sent_adds_up_however_often_it_came(tmp_path, monkeypatch):
+def test_what_members_sent_and_got_adds_up_however_often_it_came(tmp_path, monkeypatch):
     stayed, at_home, _ = run(tmp_path, monkeypatch, False)
     summary, went, _ = run(tmp_path, monkeypatch, True)
     assert summary["sent_bytes"] == stayed["sent_bytes"]
+    # A member that comes for the first time is welcomed before it gets the base.
+    welcomes = 200 * len({each["member"] for each in read_metrics(went, "step")})
+    assert 0 <= summary["received_bytes"] - stayed["received_bytes"] < welcomes
     assert summary["wait_s"] == pytest.approx(stayed["wait_s"], rel=0.05)
     assert summary["seconds"] == pytest.approx(stayed["seconds"], rel=0.05)
     drawn = {name for each in read_metrics(went, "round") for name in each["members"]}
