@@ -225,7 +225,8 @@ _DEVICES = "boards and ssh: tests/cli/test_desk_cli.py has folders in their plac
 _DASHBOARD = "serves until Ctrl-C: tests/runs/test_dashboard.py"
 
 ELSEWHERE = {
-    "edgetrain sweep examples/leaf.toml data.folder=leaf-data --set cohort=0.1,0.2,0.5,0": "files that examples/leaf.py writes: tests/test_examples.py",
+    "edgetrain sweep examples/leaf.toml data.folder=leaf-data --set"
+    " cohort=0.1,0.2,0.5,0": "files that examples/leaf.py writes: tests/test_examples.py",
     "edgetrain completion bash": "argcomplete's script: tests/cli/test_completion.py",
     "edgetrain completion zsh": "argcomplete's script: tests/cli/test_completion.py",
     "edgetrain completion fish": "argcomplete's script: tests/cli/test_completion.py",
