@@ -437,6 +437,11 @@ class Figure(_Kind, kind=b"G", most_bytes=MAX_LONG_HEADER_BYTES):
     own_step: Count = _optional(0)
     own: OwnFigures = _optional(())
 
+    @property
+    def is_fleets(self) -> bool:
+        """Whether the member evaluates for the fleet, and not its own data alone."""
+        return bool(self.metric) or not self.own
+
 
 class Evaluate(_Kind, kind=b"D"):
     """hub -> member: the member that evaluated is gone: evaluate in its place. Where the hub draws

@@ -58,16 +58,19 @@ class OwnData:
 
     at: dict[int, dict[str, dict[str, Pair]]] = field(default_factory=dict)
     """By steps of the job that were over, member and name of the figure."""
-    t: dict[int, float] = field(default_factory=dict)
-    """When the first member was there, in seconds."""
 
     def add(self, record: Record) -> None:
         """Add an "own_eval" line, of the member itself or of the hub about it. Of two that say the
         same the later one holds."""
         step, member = record.get("step") or 0, str(record.get("about") or record["member"])
-        self.t.setdefault(step, record["t"])
         found = self.at.setdefault(step, {}).setdefault(member, {})
         found.update((name, (value, count)) for name, value, count in record.get("sums") or ())
+
+    def merge(self, other: OwnData) -> None:
+        """Add what other lines said; of two that say the same the other holds."""
+        for step, members in other.at.items():
+            for member, found in members.items():
+                self.at.setdefault(step, {}).setdefault(member, {}).update(found)
 
     @property
     def last(self) -> int | None:

@@ -60,8 +60,9 @@ def hold_out(task: Task, share: float) -> None:
         shards.hold_out = share
     elif share:
         raise ConfigError(
-            f"train.hold_out = {share:g}: task '{task.name}' deals its data out itself",
-            "give it held_out(member, members), and leave train.hold_out out (docs/tasks.md)",
+            f"train.hold_out = {share:g}: task '{task.name}' has no held_out(member, members), or "
+            "no `shards` that edgetrain deals out",
+            "see docs/own-data.md; a task that deals its data out itself wants no train.hold_out",
         )
 
 
@@ -91,11 +92,20 @@ def evaluation_of(
 
 
 def measured(task: Task, model: nn.Module, batch: Batch) -> FigureSums:
-    """The figures of a batch: of a task that does not say which, its loss."""
-    if isinstance(task, Measures):
-        return task.measure(model, batch)
-    count = float(counts_of(task, [batch])[0])
-    return {"loss": (float(task.loss(model, batch)) * count, count)}
+    """The figures of a batch, as plain numbers: of a task that does not say which, its loss.
+    TaskError for what are no pairs of numbers."""
+    if not isinstance(task, Measures):
+        count = float(counts_of(task, [batch])[0])
+        return {"loss": (float(task.loss(model, batch)) * count, count)}
+    found = task.measure(model, batch)
+    try:
+        return {str(name): (float(value), float(of)) for name, (value, of) in found.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        said = " ".join(repr(found).split())[:80]
+        raise TaskError(
+            f"task '{task.name}': measure(model, batch) gives {said}",
+            "a sum and a count by name, as in {'loss': (1.5, 4)}",
+        ) from None
 
 
 def _checked(task: Task, sums: dict[str, Any]) -> dict[str, Any]:

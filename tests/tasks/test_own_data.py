@@ -124,6 +124,13 @@ def test_a_task_that_says_no_more_is_measured_by_its_loss():
     assert model.training
 
 
+def test_sums_of_any_kind_of_number_become_plain_ones():
+    task = Own({"loss": (torch.tensor(3), np.int64(4)), "hits": (1, 2)})
+    found = evaluation_of(task, [0], 2)(task, nn.Linear(1, 1))
+    assert found == {"loss": (3.0, 4.0), "hits": (1.0, 2.0)}
+    assert {type(each) for pair in found.values() for each in pair} == {float}
+
+
 @pytest.mark.parametrize(("measure", "said"), [
     ({}, "0 figures"),
     ({str(n): (0.0, 1.0) for n in range(MOST_FIGURES + 1)}, "257 figures"),
@@ -131,6 +138,9 @@ def test_a_task_that_says_no_more_is_measured_by_its_loss():
     ({"a\n": (0.0, 1.0)}, "a figure named"),
     ({"loss": (0.0, -1.0)}, "'loss' over -1.0"),
     ({"loss": (0.0, math.nan)}, "'loss' over nan"),
+    ({"loss": 0.5}, r"gives \{'loss': 0\.5\} \(a sum and a count"),
+    ({"loss": ("high", 1)}, r"gives \{'loss': \('high', 1\)\}"),
+    ([0.5], r"gives \[0\.5\]"),
 ])  # fmt: skip
 def test_what_are_no_sums_and_counts_is_refused(measure, said):
     task, model = Own(measure), nn.Linear(1, 1)

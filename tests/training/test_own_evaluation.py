@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 import edgetrain
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.messages import Figure
 from edgetrain.jobs import reading
 from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.plan import plan
@@ -157,10 +158,39 @@ def test_page_table_and_picture_show_them(tmp_path):
     assert {"accuracy on members' own data", "members at the end"} <= titles
 
 
+def test_a_hubs_folder_and_its_members_are_one_report(tmp_path):
+    """As a fleet on several machines leaves them, whose hub was told nothing."""
+    from edgetrain.runs.reports.page.document import document
+    from edgetrain.runs.reports.page.story import report_of
+
+    _, folder = simulated(tmp_path)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    apart = {}
+    for line in lines:
+        apart.setdefault(json.loads(line)["member"], []).append(line)
+    assert len(apart) == MEMBERS + 1
+    for name, some in apart.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("".join(some))
+        for file in ("job.toml", "environment.json"):
+            if (folder / file).exists():
+                (tmp_path / name / file).write_bytes((folder / file).read_bytes())
+    (story,) = report_of([tmp_path / name for name in sorted(apart)])
+    assert story.summary["own_data"] == read_summary(folder)["own_data"]
+    assert "On data that members hold out of their own" in document([story])
+
+
+def test_what_a_member_finds_on_its_own_data_is_no_figure_of_the_fleet():
+    own = (("loss", 1.0, 1.0),)
+    assert not Figure(own=own).is_fleets
+    assert Figure().is_fleets
+    assert Figure(metric="loss", own=own).is_fleets
+
+
 @pytest.mark.parametrize(("more", "said"), [
     (("strategy=lbfgs", "every=0", "data.partition=shared(all)"), r"train\.hold_out = 0\.2"),
     (("strategy=sync-sgd", "every=0", "fleet.placement=pipeline=5"), r"train\.hold_out = 0\.2"),
-    (("task=edgetrain.tasks:sized",), "deals its data out itself"),
+    (("task=edgetrain.tasks:sized",), r"has no held_out\(member, members\)"),
     (("train.hold_out=0.95",), r"train\.hold_out"),
     (("train.hold_out=-0.1",), r"train\.hold_out"),
 ])  # fmt: skip

@@ -230,8 +230,7 @@ class SitePart(HubPart):
 
     def handle(self, sender: bytes, message: Message, now: float, go_on: GoOn) -> list[Effect]:
         is_here = self.hub.members.get(sender) is not None
-        is_fleets = isinstance(message, Figure) and bool(message.metric or not message.own)
-        if isinstance(message, Figure) and is_fleets and self._joined and is_here:
+        if isinstance(message, Figure) and message.is_fleets and self._joined and is_here:
             # What members found on data of their own is of this site, and stays here.
             self._require_link().report(replace(message, own_step=0, own=()))
         return go_on()

@@ -21,7 +21,7 @@ def observe_sign(
 ) -> list[Effect]:
     """A sign of life from a member: what observers learn from it."""
     if isinstance(message, Figure):
-        if message.metric or not message.own:
+        if message.is_fleets:
             member.note_evaluates()
         if not (message.metric or message.own):
             return []

@@ -299,7 +299,9 @@ def _tell_figure(
 def _tell_own(member: Member, sums: FigureSums, step: int) -> None:
     """Let the hub know with the next status what the evaluation on data of its own found."""
     told = tuple((name, *pair) for name, pair in sums.items() if abs(pair[0]) <= MOST_FIGURE)
-    member.telemeter.figure = replace(member.telemeter.figure or Figure(), own=told, own_step=step)
+    if told:  # an empty figure would say that this member evaluates for the fleet
+        before = member.telemeter.figure or Figure()
+        member.telemeter.figure = replace(before, own=told, own_step=step)
 
 
 def figure_of(task: Task, figures: Mapping[str, float], step: int, passed_s: float) -> Figure:

@@ -99,6 +99,13 @@ def wrapped(line: str, width: int) -> list[str]:
     return rows
 
 
+def _own_data(state: RunState) -> str:
+    """The figure on data that members hold out of their own."""
+    own = state.data.own_data
+    found = None if own is None else own.newest(state.metric)
+    return "" if found is None else units.figure(state.metric, found.mean)
+
+
 def run_table(states: Sequence[RunState], width: int, *, ascii_only: bool = False) -> Text:
     metric = states[0].metric if states else "accuracy"
     steps = (f"{state.step:.0f}" + (f"/{state.steps}" if state.steps else "") for state in states)
@@ -107,6 +114,7 @@ def run_table(states: Sequence[RunState], width: int, *, ascii_only: bool = Fals
         column("step", steps),
         column("loss", (units.figure("loss", state.loss) for state in states), rank=1),
         column(metric, (units.figure(state.metric, state.figure) for state in states)),
+        *optional("own data", map(_own_data, states), rank=1),
         column("per step", (units.duration(state.seconds_per_step) for state in states)),
         *_split(states),
         *_traffic(states),

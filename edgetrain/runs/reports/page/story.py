@@ -140,6 +140,10 @@ def _joined(stories: list[Story]) -> list[Story]:
         whole.data.events += part.data.events
         whole.damaged += part.damaged
     whole.data.events.sort(key=lambda record: record["t"])
+    for each in parts:  # of what members found the hub was told the newest, or nothing
+        if each.data.own_data is not None:
+            whole.data.own_data = whole.data.own_data or type(each.data.own_data)()
+            whole.data.own_data.merge(each.data.own_data)
     # A hub has the figures that it was sent only where members keep none.
     own = [each for part in parts for each in part.evaluations]
     whole.evaluations = sorted(own or whole.evaluations, key=lambda record: record["t"])
@@ -157,6 +161,9 @@ def _joined(stories: list[Story]) -> list[Story]:
         **_speed_of(parts),
         **totals,
     }
+    if (found := whole.data.own_data) is not None:
+        words = str(whole.summary.get("metric")), str(whole.summary.get("better"))
+        whole.summary["own_data"] = found.at_the_end(*words)
     return [whole]
 
 
