@@ -247,10 +247,12 @@ class FlatModel:
                 variance.clamp_(min=0)
             for square in self._squares:
                 square.widen()
+            torch.clear_autocast_cache()  # copies of what the parameters were before
             yield
         finally:
             for group, before in zip(self._groups, own, strict=True):
                 group.params.copy_(before)
+            torch.clear_autocast_cache()
 
     def pull_gradient(self) -> None:
         """Collect gradients that are not views any more (`zero_grad(set_to_none=True)` drops them).

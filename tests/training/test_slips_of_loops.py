@@ -548,6 +548,26 @@ def test_replicas_that_a_members_own_numbers_moved_apart_are_told_so():
         fleet_of("sync-sgd", loop, loop)
 
 
+@pytest.mark.parametrize("strategy", ["dga", "fedavg"])
+def test_a_look_within_autocast_computes_with_the_fleets_parameters(strategy):
+    """torch keeps a parameter's copy in half precision until the block ends."""
+
+    def loop(model, optimizer, index, join):
+        x, _ = children.batch(index, 0)
+        with join(model, optimizer) as member:
+            take(7, model, optimizer, index)
+            fleets = children.model(5)
+            fleets.load_state_dict(member.state_dict())
+            with torch.autocast("cpu", torch.bfloat16):
+                own = model(x)
+                with member.fleet_model():
+                    assert torch.equal(model(x), fleets(x))
+                    assert not torch.equal(model(x), own)
+                assert torch.equal(model(x), own)
+
+    fleet_of(strategy, loop, loop)
+
+
 # -- saving ---------------------------------------------------------------------------------------
 
 
