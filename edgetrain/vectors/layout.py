@@ -33,6 +33,8 @@ _FIXED = "fixed "
 """Begins the line of a tensor that is not in the vector: no shape is a dtype's name."""
 _GRADIENT = "gradient of "
 """Begins the name of a parameter's gradient."""
+_MEASURED = ("running_mean", "running_var", "running_square")
+"""The last words of names of normalisation statistics, which stand behind the parameters."""
 
 Tensors = Iterable[tuple[str, tuple[int, ...], str]]
 
@@ -150,3 +152,16 @@ def read(description: Buffer, elements: int) -> Layout:
     if at != elements:
         raise BadMessage(f"a layout of {at} elements or more, the vector has {elements}")
     return tuple(layout)
+
+
+def trained_elements(layout: Layout, elements: int) -> int:
+    """How many elements of a vector are parameters, and no statistics, which no optimizer moves.
+
+    >>> trained_elements((("0.weight", 0, (4,)), ("1.running_mean", 4, (2,))), 6)
+    4
+    """
+    for name, start, _ in reversed(layout):
+        if name.rpartition(".")[2] not in _MEASURED:
+            break
+        elements = start
+    return elements

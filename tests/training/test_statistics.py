@@ -26,7 +26,7 @@ from edgetrain.jobs.job import Privacy
 from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
-from edgetrain.runs.folder import metrics_path, read_metrics, read_summary
+from edgetrain.runs.folder import create, metrics_path, read_metrics, read_summary
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks import held, weights
 from edgetrain.tasks.flat import FlatModel, with_parameters
@@ -168,6 +168,59 @@ def test_the_fleets_variance_is_that_of_all_data(strategy, momentum, how, monkey
     np.testing.assert_allclose(shown[6:], 37.0, rtol=0.05)
     assert statistics(with_parameters(layers(), base)).tobytes() == shown.tobytes(), "simulated"
     assert (statistics(one)[6:] < 1.5).all(), "a member normalises by what it measured itself"
+
+
+@pytest.mark.parametrize("outer", ["momentum(1, 0.9)", "nesterov(0.7, 0.9)", "adam(0.1)"])
+def test_an_outer_rule_leaves_the_mean_of_statistics_as_it_is(outer):
+    """A variance that an optimizer moves by steps of 0.1 is soon negative."""
+    (one, a), (other, b) = fleet("mean", f"fedavg | {outer}", every=2)
+    (alone, plain), _ = fleet("mean", "fedavg", every=2)
+    assert statistics(one).tobytes() == statistics(other).tobytes() == statistics(alone).tobytes()
+    assert a.half.base.tobytes() == b.half.base.tobytes()
+    flat = FlatModel(normalised(), statistics=True)
+    assert a.half.base[flat.trained :].tobytes() == plain.half.base[flat.trained :].tobytes()
+    assert not (a.half.base[: flat.trained] == plain.half.base[: flat.trained]).all()
+
+
+class Wide:
+    """A task whose vector has parts enough for several reducers, and steps that move nothing."""
+
+    name, metric, better, target = "wide", "loss", "lower", None
+
+    def samples(self, member, members):
+        return 8
+
+    def model(self):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3000), nn.BatchNorm1d(3000))
+
+    def batches(self, member, members, batch, seed):
+        for step in itertools.count():
+            yield (away(member % 2, step)[0],)
+
+    def loss(self, model, batch):
+        return 0.0 * model(*batch).square().mean()
+
+    def evaluate(self, model):
+        return {"loss": 0.0}
+
+
+@pytest.mark.parametrize("where", ["star", "direct", "ring"])
+def test_whoever_reduces_an_outer_rule_leaves_statistics_alone(where, tmp_path):
+    found = []
+    for outer in ("sgd(1)", "momentum(1, 0.9)"):
+        folder = create(tmp_path, outer[:3])
+        words = [f"task={held.spelled(Wide)}", f"strategy=fedavg | {outer}", "members=4"]
+        words += ["batch=32", "steps=20", "every=4", "pace_s=0.1", f"topology={where}"]
+        planned = plan(load(None, [*words, *["ranges=2"] * (where == "direct")]))
+        assert simulation.run(planned, folder)["status"] == "finished"
+        kept = safetensors.torch.load_file(folder / weights.FILE)
+        found.append({name: value for name, value in kept.items() if "running" in name})
+    plain, stepped = found
+    assert len(plain) == 4
+    assert plain["0.running_var"].mean() > 20
+    for name, value in plain.items():
+        torch.testing.assert_close(stepped[name], value)
 
 
 def test_a_layer_of_another_kind_has_the_mean_of_variances():

@@ -117,8 +117,8 @@ class Merger:
         """Whether a hub above makes the replies, and this is a gateway's."""
         self.ranges = Ranges(0)
         """Ranges of the vector that rounds concern in turn, once there is a model."""
-        self._first = self._second = 0
-        """Of the model's vector, the first element that is here; and here, of its second half."""
+        self._first = self._second = self._trained = 0
+        """Of the vector, the first element here; and here, of its second half, and of statistics."""
         self._sums = TileSums(self.ranges)
         self._memory = VectorPool(0)
         self._early = _Early()
@@ -126,9 +126,8 @@ class Merger:
     # -- the model ----------------------------------------------------------------------------
 
     def bind_model(self, layout: Layout, elements: int) -> None:
-        """Use the codecs for this model, whose vector has [elements]; an empty layout: its tensors
-        are not known. Raises
-        ConfigError, and changes nothing, if a codec does not work for it."""
+        """Use the codecs for this model, whose vector has [elements]; an empty layout: not known.
+        Raises ConfigError, and changes nothing, if a codec does not work for it."""
         stretch, turns = self.stretch, self._terms.strategy.ranges
         ranges = Ranges(stretch.size(elements), turns)
         cuts = max(turns, stretch.count)
@@ -141,6 +140,7 @@ class Merger:
         self._exact = verbatim(self.codec)
         self.ranges, self._first = ranges, stretch.of(elements).start
         self._second = max(0, elements // 2 - self._first)
+        self._trained = max(0, layouts.trained_elements(layout, elements) - self._first)
 
     def start(self, base: Vector) -> int:
         """Start from these parameters, owned by the merger from now on. Returns their checksum."""
@@ -304,14 +304,14 @@ class Merger:
 
     def _outer_step(self, round: int, merged: Vector) -> Vector:
         """What is added to the base of a merged vector. That stays as it is if the journal needs
-        it. A round in which nobody counts is no step."""
+        it. A round in which nobody counts is no step, and statistics are the mean of members'."""
         if self.outer is None:
             return merged
         step, outer = merged, cast("OuterRule", self.outer)
         if self._keeps_inputs:
             step = self._borrow(round)
             step[:] = merged
-        outer.step(step, self.ranges.of(round).start)
+        outer.step(step[: max(0, self._trained - (at := self.ranges.of(round).start))], at)
         return step
 
     def merge_site(

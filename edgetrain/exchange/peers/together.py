@@ -26,6 +26,7 @@ from edgetrain.exchange.peers.wrapped import WrappedEnd
 from edgetrain.exchange.seam import CatchUp, Entry, Past, Request, RoundReply, Submission
 from edgetrain.exchange.transport import MemberTransport, Traffic
 from edgetrain.strategies.outer_rules import MOST_MAGNITUDE, OuterRule
+from edgetrain.vectors import layout as layouts
 from edgetrain.vectors import vector as vectors
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.vector import Buffer, Vector, combine, tile_sum
@@ -135,13 +136,14 @@ def _run_of(frames: Sequence[Buffer]) -> RunRound:
     return run
 
 
-def _stepped(outer: OuterRule, pieces: Sequence[Vector]) -> Vector:
-    """What an outer rule makes of a mean. Diverged for one that it cannot take."""
+def _stepped(outer: OuterRule, pieces: Sequence[Vector], trained: int) -> Vector:
+    """What an outer rule makes of a mean whose first elements are `trained`. Diverged for one that
+    it cannot take."""
     step = np.concatenate(pieces)
     largest = float(np.abs(step).max(initial=0.0))
     if not largest <= MOST_MAGNITUDE:
         raise Diverged(f"an element of {largest:g} in the mean is more than outer rules can take")
-    outer.step(step, 0)
+    outer.step(step[:trained], 0)
     return step
 
 
@@ -171,7 +173,7 @@ class CollectiveExchange(Link):
         self._kept: dict[int, Vector] = {}
         """Contributions to rounds that do not count yet."""
         self._means: dict[int, list[Vector]] = {}
-        self._elements, self._has_begun = 0, False
+        self._elements, self._trained, self._has_begun = 0, 0, False
         self._params = NOTHING
         """Until training begins here."""
         self.base_of: Callable[[], tuple[int, Vector | None]] = lambda: (0, None)
@@ -233,6 +235,8 @@ class CollectiveExchange(Link):
         self.memory = VectorPool(params.size)
         if self._outer is not None:
             self._outer.start(params.size)
+            layout = layouts.read(request.layout, params.size) if request.layout else ()
+            self._trained = layouts.trained_elements(layout, params.size)
         return replace(entry, checksum=vectors.checksum(params))
 
     def submit(self, submission: Submission) -> Vector | None:
@@ -256,7 +260,7 @@ class CollectiveExchange(Link):
         if isinstance(reply, CatchUp) or pieces is None:
             raise Refused("started", "rounds went on without this member, whose mean it lacks", "")
         if reply.members and self._outer is not None:
-            pieces = [_stepped(self._outer, pieces)]
+            pieces = [_stepped(self._outer, pieces, self._trained)]
         return replace(reply, pieces=pieces, checksum=0)
 
     def traffic(self) -> Traffic:
