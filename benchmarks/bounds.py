@@ -66,6 +66,8 @@ def goal_of(row: str, wide: bool) -> Goal:
         "whole run of DGA, 1000 ms": Goal("T / (T + one round trip)", 0.97, False),
         "dense round, seconds": Goal("a bare ZeroMQ star", 1.2),
         "dense round, CPU seconds": Goal("a bare ZeroMQ star", 1.2),
+        "small round, seconds": Goal("a bare ZeroMQ star", 2.0),
+        "a contribution, CPU seconds of the hub": Goal("a bare ROUTER with NumPy", 1.5),
         "whole encode, 0.1%": Goal(STREAM, 0.9 if wide else 0.8, False),
         "whole encode, 1.0%": Goal(STREAM, 0.8 if wide else 0.7, False),
         "whole encode, 10.0%": Goal(STREAM, 0.45 if wide else 0.4, False),
@@ -134,6 +136,29 @@ def dense() -> dict[str, float]:
     }
 
 
+def small() -> dict[str, float]:
+    """A round of dense averaging of small models."""
+    import round as rounds
+
+    found = {}
+    for thousand in (10, 100):
+        words = ["--elements", f"{thousand}000", "--rounds", "300", "--block", "50"]
+        ratio = rounds.measure(rounds.parsed(words))["ours_to_star"]
+        found[f"small round, seconds ({thousand} k parameters)"] = ratio["seconds"]
+    return found
+
+
+def contribution() -> dict[str, float]:
+    """What a hub of many small members does for each of their contributions."""
+    import hub_cpu
+
+    args, found = hub_cpu.parsed([]), {}
+    for count in (8, 32, 128, 512):
+        ratio = hub_cpu.measure(args, count)["ratio"]
+        found[f"a contribution, CPU seconds of the hub ({count} members)"] = ratio
+    return found
+
+
 def simulator() -> dict[str, float]:
     """A simulated fleet."""
     import simulator as simulated
@@ -186,6 +211,8 @@ PARTS: Mapping[str, tuple[Callable[[], Mapping[str, float]], int]] = {
     "start": (start, 5),
     "codecs": (codecs, 3),
     "round": (dense, 2),
+    "small": (small, 1),
+    "hub": (contribution, 1),
     "simulator": (simulator, 1),
     "run": (whole_run, 3),
     "predicted": (predicted_run, 1),

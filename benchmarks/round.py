@@ -209,6 +209,8 @@ def star_hub(pipe: Connection, members: int, elements: int, rounds: int) -> None
     port = socket.bind_to_random_port("tcp://127.0.0.1")
     pipe.send(f"tcp://127.0.0.1:{port}")
     clients = [socket.recv_multipart()[0] for _ in range(members)]
+    for client in clients:  # nobody's first part may come before another one's hello
+        socket.send_multipart([client, b"all are here"])
     both = np.empty((2, elements), np.float32)
     parts = star_parts(elements)
     for round in range(rounds):
@@ -242,6 +244,7 @@ def star_client(pipe: Connection, address: str, elements: int) -> None:
     socket = zmq.Context().socket(zmq.DEALER)
     socket.connect(address)
     socket.send(b"hello")
+    socket.recv()
     vector = np.zeros(elements, np.float32)
     parts = star_parts(elements)
 
