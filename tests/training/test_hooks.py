@@ -305,7 +305,14 @@ def test_what_is_no_optimizer_is_named():
         def __init__(self, optimizer):
             self.optimizer = optimizer
 
+    class Private(torch.optim.Optimizer):
+        """As Opacus': without what torch calls hooks by."""
+
+        def __init__(self, optimizer):
+            self.original_optimizer = optimizer
+
     assert plain_optimizers(Around(Around(optim))) == (optim,)
+    assert plain_optimizers(Around(Private(optim))) == (optim,)
 
 
 def test_parameters_that_are_not_the_models_are_refused_by_shape():

@@ -118,7 +118,7 @@ class Merger:
         self.ranges = Ranges(0)
         """Ranges of the vector that rounds concern in turn, once there is a model."""
         self._first = self._second = self._trained = 0
-        """Of the vector, the first element here; and here, of its second half, and of statistics."""
+        """Of the vector, the first element here; here, of its second half, and of statistics."""
         self._sums = TileSums(self.ranges)
         self._memory = VectorPool(0)
         self._early = _Early()

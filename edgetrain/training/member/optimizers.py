@@ -11,16 +11,19 @@ from edgetrain.errors import ConfigError
 
 Optimizer = torch.optim.Optimizer
 
+_WITHIN = "optimizer", "original_optimizer"
 _TELLING = 16
 """Elements of a tensor that is near another one by chance only once in many millions of times."""
 
 
 def plain_optimizers(given: Optimizer | Sequence[Optimizer]) -> tuple[Optimizer, ...]:
-    """Optimizers without what Accelerate and Lightning wrap them in. ConfigError."""
+    """Optimizers without what Accelerate, Lightning and Opacus wrap them in. ConfigError."""
     found = []
     for optimizer in [given] if not isinstance(given, list | tuple) else given:
-        while isinstance(within := getattr(optimizer, "optimizer", None), Optimizer):
-            optimizer = within
+        while within := [
+            o for n in _WITHIN if isinstance(o := getattr(optimizer, n, 0), Optimizer)
+        ]:
+            optimizer = within[0]
         if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "param_groups"):
             raise ConfigError(
                 f"optimizer = {type(optimizer).__name__}",
