@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,12 +18,10 @@ from torch import Tensor, nn
 
 from edgetrain.errors import TaskError
 from edgetrain.tasks.own_data import FigureSums, quotients
-from edgetrain.tasks.partition import Shards
+from edgetrain.tasks.partition import Sharded, Shards
 from edgetrain.tasks.protocol import Batch, device_of, evaluating
 
 Pixels = NDArray[np.uint8]
-CHUNK = 512
-"""Held-out images evaluated at once: bounds the memory, and costs nothing in speed."""
 
 
 class Stack:
@@ -93,7 +91,7 @@ class Recipe:
         return torch.from_numpy(pixels).float().sub_(self.mean).div_(self.spread)
 
 
-class Classification:
+class Classification(Sharded):
     """A Task (see protocol) over two sets of images; batches are (inputs float32, labels int64).
 
     `train` are the images of all members, `test` those that only `evaluate` reads.
@@ -113,28 +111,13 @@ class Classification:
     def model(self) -> nn.Module:
         return self._recipe.model()
 
-    def samples(self, member: int, members: int) -> int:
-        return len(self.shards.of(member, members))
-
-    def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
-        return self.batches_from(member, members, batch, seed, 0)
-
-    def batches_from(
-        self, member: int, members: int, batch: int, seed: int, start: int
-    ) -> Iterator[Batch]:
-        """See protocol.Positioned: what is left out is drawn, and no pixel of it is looked at."""
-        return map(self.batch_of, islice(self.draws(member, members, batch, seed), start, None))
-
     def draws(self, member: int, members: int, batch: int, seed: int) -> Iterator[Draw]:
         """What `batches` is made of, for `gather`."""
         order, rng = self.shards.batches(member, members, batch, seed)
-        return ((indices, self._recipe.augment.draw(len(indices), rng)) for indices in order)
+        return (self.drawn(indices, rng) for indices in order)
 
-    def pick(
-        self, member: int, members: int, chosen: NDArray[np.int64], rng: np.random.Generator
-    ) -> Batch:
-        indices = self.shards.of(member, members)[chosen]
-        return self.batch_of((indices, self._recipe.augment.draw(len(indices), rng)))
+    def drawn(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Draw:
+        return indices, self._recipe.augment.draw(len(indices), rng)
 
     def gather(self, draws: Sequence[Draw]) -> Batch:
         """The batches of these draws as one, [len(draws), batch, …]: the same numbers, sooner."""
@@ -153,15 +136,12 @@ class Classification:
         inputs, labels = (tensor.to(device) for tensor in batch)
         return F.cross_entropy(model(inputs), labels)
 
-    def held_out(self, member: int, members: int) -> Iterator[Batch]:
-        """See protocol.HoldsOut: as they are, not varied."""
-        return self._plain(self.train, self.shards.held_out(member, members))
+    def plain(self, indices: NDArray[np.int64]) -> Batch:
+        return self._inputs_of(self.train, indices)
 
-    def _plain(self, images: Images, indices: NDArray[np.int64]) -> Iterator[Batch]:
-        for start in range(0, len(indices), CHUNK):
-            chosen = indices[start : start + CHUNK]
-            inputs = self._recipe.inputs(images.pixels[chosen])
-            yield inputs, torch.from_numpy(images.labels[chosen])
+    def _inputs_of(self, images: Images, indices: NDArray[np.int64]) -> Batch:
+        inputs = self._recipe.inputs(images.pixels[indices])
+        return inputs, torch.from_numpy(images.labels[indices])
 
     def measure(self, model: nn.Module, batch: Batch) -> FigureSums:
         """See protocol.Measures."""
@@ -176,7 +156,9 @@ class Classification:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         with evaluating(model):
-            everything = self._plain(self.test, np.arange(len(self.test.labels)))
+            everything = self.in_chunks(
+                np.arange(len(self.test.labels)), partial(self._inputs_of, self.test)
+            )
             return quotients(self.measure(model, batch) for batch in everything)
 
 

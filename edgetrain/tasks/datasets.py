@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,8 @@ from torch.utils.data import TensorDataset, default_collate
 
 from edgetrain.errors import TaskError
 from edgetrain.tasks.own_data import FigureSums, quotients
-from edgetrain.tasks.partition import Shards, parse_partition
+from edgetrain.tasks.partition import Sharded, Shards, parse_partition
 from edgetrain.tasks.protocol import Batch, device_of, evaluating
-
-CHUNK = 256
-"""Samples of the test set evaluated at once."""
 
 
 def task(
@@ -64,10 +60,10 @@ def _dataset(data: Any) -> Any:
     return data
 
 
-class DataTask:
+class DataTask(Sharded):
     """See `task`. Batches are inputs, then targets."""
 
-    target = None
+    target, held_out_batch = None, 256
 
     def __init__(
         self,
@@ -108,35 +104,13 @@ class DataTask:
         made = self._model
         return copy.deepcopy(made) if isinstance(made, nn.Module) else made()
 
-    def samples(self, member: int, members: int) -> int:
-        return len(self.shards.of(member, members))
-
-    def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
-        return self.batches_from(member, members, batch, seed, 0)
-
-    def batches_from(
-        self, member: int, members: int, batch: int, seed: int, start: int
-    ) -> Iterator[Batch]:
-        order, _ = self.shards.batches(member, members, batch, seed)
-        return (_gather(self._train, each, self._label) for each in islice(order, start, None))
-
-    def pick(
-        self, member: int, members: int, chosen: NDArray[np.int64], rng: np.random.Generator
-    ) -> Batch:
-        return _gather(self._train, self.shards.of(member, members)[chosen], self._label)
+    def batch_of(self, draw: Any) -> Batch:
+        return _gather(self._train, draw, self._label)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         device = device_of(model)
         *inputs, targets = (each.to(device) for each in batch)
         return self._loss(model(*inputs), targets)
-
-    def held_out(self, member: int, members: int) -> Iterator[Batch]:
-        """See protocol.HoldsOut."""
-        return self._chunks(self._train, self.shards.held_out(member, members))
-
-    def _chunks(self, data: Any, indices: Sequence[int] | NDArray[np.int64]) -> Iterator[Batch]:
-        for start in range(0, len(indices), CHUNK):
-            yield _gather(data, indices[start : start + CHUNK], self._label)
 
     def measure(self, model: nn.Module, batch: Batch) -> FigureSums:
         """See protocol.Measures."""
@@ -152,7 +126,9 @@ class DataTask:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         with evaluating(model):
-            everything = self._chunks(self._test, range(len(self._test)))
+            everything = self.in_chunks(
+                np.arange(len(self._test)), lambda each: _gather(self._test, each, self._label)
+            )
             return quotients(self.measure(model, batch) for batch in everything)
 
 

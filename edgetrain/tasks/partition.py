@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,9 @@ from numpy.typing import NDArray
 from edgetrain import extensions
 from edgetrain.errors import TaskError, did_you_mean
 from edgetrain.files.reading import read_bytes
+
+if TYPE_CHECKING:
+    from edgetrain.tasks.protocol import Batch
 
 Indices = NDArray[np.int64]
 
@@ -425,6 +430,53 @@ class Shards:
             raise TaskError(f"a batch of {batch}", "at least 1 is needed")
         rng = np.random.default_rng([_natural("seed", seed), member, members])
         return _endless(shard, batch, rng), rng
+
+
+class Sharded(ABC):
+    """The part of a Task (see protocol) that follows from its shards: who has which samples, in
+    which order they come, what is held out. A *draw* is a batch before its samples are looked at:
+    their indices, or what `drawn` makes of these."""
+
+    shards: Shards
+    held_out_batch = 512
+    """Samples that are evaluated at once: bounds the memory, and costs nothing in speed."""
+
+    @abstractmethod
+    def batch_of(self, draw: Any) -> Batch:
+        """The batch of a draw."""
+
+    def drawn(self, indices: Indices, rng: np.random.Generator) -> Any:
+        """A draw of these samples; what varies them comes from `rng`."""
+        return indices
+
+    def plain(self, indices: Indices) -> Batch:
+        """These samples, not varied."""
+        return self.batch_of(indices)
+
+    def samples(self, member: int, members: int) -> int:
+        return len(self.shards.of(member, members))
+
+    def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
+        return self.batches_from(member, members, batch, seed, 0)
+
+    def batches_from(
+        self, member: int, members: int, batch: int, seed: int, start: int
+    ) -> Iterator[Batch]:
+        """See protocol.Positioned: what is left out is drawn, and no sample of it is looked at."""
+        order, rng = self.shards.batches(member, members, batch, seed)
+        draws = (self.drawn(indices, rng) for indices in order)
+        return map(self.batch_of, islice(draws, start, None))
+
+    def pick(self, member: int, members: int, chosen: Indices, rng: np.random.Generator) -> Batch:
+        return self.batch_of(self.drawn(self.shards.of(member, members)[chosen], rng))
+
+    def held_out(self, member: int, members: int) -> Iterator[Batch]:
+        """See protocol.HoldsOut."""
+        return self.in_chunks(self.shards.held_out(member, members), self.plain)
+
+    def in_chunks(self, indices: Indices, of: Callable[[Indices], Batch]) -> Iterator[Batch]:
+        for start in range(0, len(indices), self.held_out_batch):
+            yield of(indices[start : start + self.held_out_batch])
 
 
 def _endless(shard: Indices, batch: int, rng: np.random.Generator) -> Iterator[Indices]:

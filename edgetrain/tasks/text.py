@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +19,7 @@ from torch import Tensor, nn
 
 from edgetrain.errors import TaskError
 from edgetrain.tasks.experts import MixtureOfExperts
-from edgetrain.tasks.partition import Shards
+from edgetrain.tasks.partition import Sharded, Shards
 from edgetrain.tasks.protocol import Batch, device_of, evaluating
 
 BYTES = 256
@@ -137,7 +135,7 @@ class Size:
             raise TaskError(f"data.dropout = {share!r}", "0, or a share below 1")
 
 
-class CharLM:
+class CharLM(Sharded):
     """A Task (see protocol); batches are (inputs, targets), both int64 of (batch, context), the
     targets one byte further. The figure is the mean cross-entropy of a byte, in nats.
 
@@ -149,6 +147,7 @@ class CharLM:
     metric = "loss"
     better = "lower"
     target: float | None = None
+    held_out_batch = 32
 
     def __init__(
         self, text: NDArray[np.uint8], blocks: int, size: Size, partition: str, seed: int
@@ -169,28 +168,8 @@ class CharLM:
     def model(self) -> nn.Module:
         return Transformer(**vars(self.size))
 
-    def samples(self, member: int, members: int) -> int:
-        return len(self.shards.of(member, members))
-
-    def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
-        return self.batches_from(member, members, batch, seed, 0)
-
-    def batches_from(
-        self, member: int, members: int, batch: int, seed: int, start: int
-    ) -> Iterator[Batch]:
-        """See protocol.Positioned: no text of what is left out is looked at."""
-        order, _ = self.shards.batches(member, members, batch, seed)
-        return (self._batch(self.train[indices]) for indices in islice(order, start, None))
-
-    def pick(
-        self, member: int, members: int, chosen: NDArray[np.int64], rng: np.random.Generator
-    ) -> Batch:
-        return self._batch(self.train[self.shards.of(member, members)[chosen]])
-
-    def held_out(self, member: int, members: int) -> Iterator[Batch]:
-        """See protocol.HoldsOut."""
-        blocks = self.train[self.shards.held_out(member, members)]
-        return (self._batch(blocks[start : start + 32]) for start in range(0, len(blocks), 32))
+    def batch_of(self, draw: NDArray[np.int64]) -> Batch:
+        return self._batch(self.train[draw])
 
     def _batch(self, blocks: NDArray[np.int64]) -> Batch:
         places = blocks[:, None] * self._context + np.arange(self._context + 1)
@@ -204,7 +183,7 @@ class CharLM:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         with evaluating(model):
-            parts = np.array_split(self.test, -(-len(self.test) // 32))
+            parts = np.array_split(self.test, -(-len(self.test) // self.held_out_batch))
             losses = [float(self.loss(model, self._batch(part))) * len(part) for part in parts]
         return {"loss": sum(losses) / len(self.test)}
 
