@@ -11,7 +11,7 @@
 #   make test-tc  what the kernel's own tc does, under user-mode-linux and QEMU: minutes (TESTS="-k words")
 #   make test-versions  the oldest of every floor, and the newest of everything, each in build/versions: a table
 #   make test-fresh  what a fresh install takes on ARM (emulated), and on Debian 13 and testing (root, mmdebstrap)
-#   make test-trainers  loops of Accelerate, Lightning, transformers, which are installed into .venv-trainers
+#   make test-trainers  loops of Accelerate, Lightning, transformers, Opacus, Ignite, skorch, installed into .venv-trainers
 #   make test-zoo  models of transformers, timm, peft, torch_geometric in six ways: a table (.venv-zoo)
 #   make test-trackers  TensorBoard, MLflow and W&B read back what they were given (.venv-trackers)
 #   make findings  what packages of this field do against one's guess: each installs pinned ones of its own (findings/)
@@ -169,7 +169,7 @@ install-trainers install-trackers install-notebook install-zoo install-docs: ins
 	  > $$($(BESIDE)/bin/python -c 'import site; print(site.getsitepackages()[0])')/edgetrain.pth
 	@$(BESIDE)/bin/pip install --quiet $(WANTS)
 install-trainers: BESIDE = $(TRAINERS)
-install-trainers: WANTS = accelerate lightning transformers==5.23.0 torch
+install-trainers: WANTS = accelerate==1.15.0 lightning==2.6.6 opacus==1.6.0 pytorch-ignite==0.5.5 skorch==1.4.0 transformers==5.23.0 torch
 install-trackers: BESIDE = $(TRACKERS)
 install-trackers: WANTS = tensorboard mlflow wandb torch
 install-notebook: BESIDE = $(NOTEBOOK)

@@ -1,5 +1,5 @@
-"""Loops that belong to HuggingFace Accelerate and to Lightning: `join` and `close` are all that a
-fleet adds to them, too (`make test-trainers`, in an environment of its own).
+"""Loops that belong to trainers of other libraries: `join` and `close` are all that a fleet adds to
+them, too (`make test-trainers`, in an environment of its own).
 
 Each is compared with the same training as a plain loop, in the fleet of tests/fakes/naive_fleet.py.
 """
@@ -32,9 +32,9 @@ STRATEGIES = {
 }
 
 
-def plain(model, data, join, clip=None):
+def plain(model, data, join, clip=None, gamma=0.5):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma)
     member = join(model, optimizer)
     for x, y in data:
         optimizer.zero_grad()
@@ -48,6 +48,14 @@ def plain(model, data, join, clip=None):
 
 def clipped(model, data, join):
     plain(model, data, join, clip=0.5)
+
+
+def unscheduled(model, data, join):
+    plain(model, data, join, gamma=1.0)
+
+
+def accumulating_but_the_last(model, data, join):
+    accumulating(model, data[:-1], join)
 
 
 def accumulating(model, data, join, optimizer=None):
@@ -93,6 +101,11 @@ PLAIN = {
     "lightning": plain,
     "lightning_accumulates": accumulating_and_clipped,
     "lightning_by_hand": two_optimizers,
+    "opacus": unscheduled,
+    "opacus_in_pieces": unscheduled,
+    "ignite": plain,
+    "ignite_accumulates": accumulating_but_the_last,
+    "skorch": unscheduled,
 }
 """Loops of trained.py, and what they train as a plain loop."""
 FLEETS = [(loop, strategy) for loop in (*PLAIN, *TRAINERS) for strategy in STRATEGIES]

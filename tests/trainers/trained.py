@@ -1,9 +1,9 @@
-"""One member of fleets whose loops belong to Accelerate or to Lightning: a process of its own.
+"""One member of fleets whose loops belong to a trainer of another library: a process of its own.
 
     python trained.py INDEX FOLDER LOOP=ADDRESS ...
 
 For each LOOP, one of LOOPS or a section of docs/your-own-loop.md, join the hub at ADDRESS, train on
-the batches of member INDEX, and leave the parameters in FOLDER. Both libraries keep state for the
+the batches of member INDEX, and leave the parameters in FOLDER. Some libraries keep state for the
 whole process, so that members are not threads.
 """
 
@@ -130,10 +130,82 @@ def lightning_by_hand(model, batches, join):
     ).fit(Module(), batches)  # fmt: skip
 
 
+def rows(batches):
+    """All of the batches as one, for libraries that cut it into batches of its rows."""
+    return [torch.cat(each) for each in zip(*batches, strict=True)]
+
+
+def opacus(model, batches, join, max_rows=5):
+    from opacus import PrivacyEngine
+    from opacus.utils.batch_memory_manager import BatchMemoryManager
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    dataset = torch.utils.data.TensorDataset(*rows(batches))
+    private, optimizer, batches = PrivacyEngine().make_private(
+        module=model, optimizer=optimizer, poisson_sampling=False,
+        data_loader=torch.utils.data.DataLoader(dataset, len(dataset) // BATCHES),
+        noise_multiplier=0.0, max_grad_norm=1e9,
+    )  # fmt: skip
+    pieces = BatchMemoryManager(
+        data_loader=batches, max_physical_batch_size=max_rows, optimizer=optimizer
+    )
+    with join(model, optimizer), pieces as batches:
+        for x, y in batches:
+            optimizer.zero_grad()
+            cross_entropy(private(x), y).backward()
+            optimizer.step()
+
+
+def opacus_in_pieces(model, batches, join):
+    opacus(model, batches, join, max_rows=2)
+
+
+def ignite(model, batches, join):
+    from ignite.engine import Events, create_supervised_trainer
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+    trainer = create_supervised_trainer(model, optimizer, cross_entropy)
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: scheduler.step())
+    with join(model, optimizer):
+        trainer.run(batches, max_epochs=1)
+
+
+def ignite_accumulates(model, batches, join):
+    from ignite.engine import create_supervised_trainer
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    trainer = create_supervised_trainer(
+        model, optimizer, cross_entropy, gradient_accumulation_steps=2
+    )
+    with join(model, optimizer):
+        trainer.run(list(batches)[:-1], max_epochs=1)
+
+
+def skorch(model, batches, join):
+    from skorch import NeuralNet
+    from skorch.callbacks import Callback
+
+    class Fleet(Callback):
+        def on_train_begin(self, net, **kwargs):
+            self.member = join(net.module_, net.optimizer_)
+
+        def on_train_end(self, net, **kwargs):
+            self.member.close()
+
+    x, y = rows(batches)
+    NeuralNet(
+        model, criterion=torch.nn.CrossEntropyLoss, optimizer=torch.optim.SGD, lr=0.1,
+        optimizer__momentum=0.9, batch_size=len(x) // BATCHES, max_epochs=1, train_split=None,
+        callbacks=[Fleet()], verbose=0,
+    ).fit(x, y)  # fmt: skip
+
+
 LOOPS = {
     loop.__name__: loop
     for loop in (
         accelerate, accelerate_accumulates, lightning, lightning_accumulates, lightning_by_hand,
+        opacus, opacus_in_pieces, ignite, ignite_accumulates, skorch,
     )
 }  # fmt: skip
 
