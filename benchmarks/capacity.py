@@ -42,7 +42,7 @@ def compared(words: tuple[str, ...]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         simulated = 1 / float(simulation.run(plan(job), Path(folder))["steps_per_second"])
     found = resolve(job)
-    rounds = job.train.steps // found.every
+    rounds = job.train.steps // found.local_steps
     options = Options(rounds=rounds, hub_rate_mbit=0, merge_bytes_per_s=0)
     planned = estimate.answer(question_of(found, options)).seconds_per_step
     return {

@@ -132,8 +132,8 @@ def edgetrain_simulation(shape: Shape, rounds: int) -> Tensor:
         run = edgetrain.simulate(
             task=Users(shape.model), runs=folder, progress=False, seed=SEED,
             members=shape.users, cohort=shape.cohort, network="none", pace_s=1.0, batch=BATCH,
-            strategy="fedavg", every=STEPS, steps=STEPS * rounds, evaluate_every=STEPS * rounds,
-            optimizer={"name": "sgd", "lr": shape.rate},
+            strategy="fedavg", local_steps=STEPS, steps=STEPS * rounds,
+            evaluate_every=STEPS * rounds, optimizer={"name": "sgd", "lr": shape.rate},
         )  # fmt: skip
         model = model_of(shape.model)
         load_model(model, run.folder / "model.safetensors")

@@ -38,7 +38,7 @@ def _batches(member: int, members: int) -> Callable[[int, int], Iterator[Any]]:
     return some
 
 
-def client(members: int, every: int) -> Any:
+def client(members: int, local_steps: int) -> Any:
     """What each of Flower's clients does with a message."""
     import torch
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -53,21 +53,21 @@ def client(members: int, every: int) -> Any:
         model = task.model()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        done = (message.content["config"]["server-round"] - 1) * every
-        for batch in _batches(context.node_config["partition-id"], members)(done, every):
+        done = (message.content["config"]["server-round"] - 1) * local_steps
+        for batch in _batches(context.node_config["partition-id"], members)(done, local_steps):
             optimizer.zero_grad()
             task.loss(model, batch).backward()
             optimizer.step()
         content = {
             "arrays": ArrayRecord(model.state_dict()),
-            "metrics": MetricRecord({"num-examples": every * BATCH}),
+            "metrics": MetricRecord({"num-examples": local_steps * BATCH}),
         }
         return Message(content=RecordDict(content), reply_to=message)
 
     return app
 
 
-def simulate(members: int, rounds: int, every: int) -> float:
+def simulate(members: int, rounds: int, local_steps: int) -> float:
     """The final accuracy, by Flower's simulation engine with Ray: an actor for each core."""
     import torch
     from flwr.app import ArrayRecord
@@ -88,5 +88,5 @@ def simulate(members: int, rounds: int, every: int) -> float:
         model.load_state_dict(result.arrays.to_torch_state_dict())
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(app, client(members, every), members, backend_config=resources)
+    run_simulation(app, client(members, local_steps), members, backend_config=resources)
     return float(data().evaluate(model)["accuracy"])

@@ -126,22 +126,22 @@ class Case:
 
     def words(self, strategy: str, rate: float, seed: int) -> list[str]:
         """The job of one run."""
-        workload, every = TASKS[self.task], 0
+        workload, local_steps = TASKS[self.task], 0
         more: list[str] = []
         if strategy == LONG:
-            strategy, every = "fedavg", LINKS[self.rtt_ms, self.step_ms]
+            strategy, local_steps = "fedavg", LINKS[self.rtt_ms, self.step_ms]
         elif strategy == LANDED:
             strategy, more = "dga(leave)", ["landing=0.1"]
         elif strategy == SHORT:
-            strategy, every = "dga(variates)", SHORT_K
+            strategy, local_steps = "dga(variates)", SHORT_K
             delay = SHORT_K * math.ceil(self.rtt_ms / self.step_ms / SHORT_K)
             more = [f"delay={delay}", "landing=0.175", "codec=bf16"]
         return [
             *workload.words, f"data={{ partition='{self.partition}'{workload.data} }}",
             f"optimizer={{ {OPTIMIZERS[self.optimizer]}, lr={rate:g} }}",
             f"network=rtt-{self.rtt_ms}ms", f"pace_s={self.step_ms / 1000:g}",
-            "device=raspberry-pi-4b", f"strategy={strategy}", f"every={every}", f"seed={seed}",
-            *more,
+            "device=raspberry-pi-4b", f"strategy={strategy}", f"local_steps={local_steps}",
+            f"seed={seed}", *more,
         ]  # fmt: skip
 
 

@@ -116,15 +116,15 @@ class Point:
     def overrides(self) -> tuple[str, ...]:
         """The job of this point, but for `network`: two members, steps of PACE_S."""
         strategy = strategies.find(self.strategy)
-        every = EVERY if strategy.has_local_steps else 1
-        delay, steps = 0, ROUNDS * every
+        local_steps = EVERY if strategy.has_local_steps else 1
+        delay, steps = 0, ROUNDS * local_steps
         if strategy.delays:
             delay = min(max(math.ceil(1.1 * self.round_trip_s / PACE_S), 1), MOST_DELAY)
-            steps = ROUNDS * max(every, delay // 2)
+            steps = ROUNDS * max(local_steps, delay // 2)
         elements = max(round(self.kilobytes * 1000 / 4), 1)
         return (
-            f"strategy={self.strategy}", f"delay={delay}", f"every={every}", f"steps={steps}",
-            f"pace_s={PACE_S}", "members=2", "task=edgetrain.tasks:sized",
+            f"strategy={self.strategy}", f"delay={delay}", f"local_steps={local_steps}",
+            f"steps={steps}", f"pace_s={PACE_S}", "members=2", "task=edgetrain.tasks:sized",
             f"data.elements={elements}", "codec=fp32", "evaluate_every=0",
         )  # fmt: skip
 

@@ -56,7 +56,7 @@ class MLP:
 def peaks(folder: Path, strategy: str, millions: int) -> dict[str, float]:
     """Bytes of a member: as planned, and the most that the second one had."""
     width = round(math.sqrt(millions * 1e6 / LAYERS))
-    delays = ["delay=12", "every=5", "steps=60"] if strategy == "dga" else []
+    delays = ["delay=12", "local_steps=5", "steps=60"] if strategy == "dga" else []
     job = load(None, ["task=mlp:MLP", f"data.width={width}", "members=2", "batch=8", "steps=20",
                       "evaluate_every=1000000", f"strategy={strategy}", "network=wan-50ms",
                       "optimizer=sgd", "lr=0.001", "train.optimizer.momentum=0.9",

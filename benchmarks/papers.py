@@ -33,13 +33,13 @@ from edgetrain.training.simulated import simulation
 TENFOLD = Path(__file__).with_name("tenfold.toml")
 
 DOWNPOUR = (
-    "members=8", "network=rtt-200ms", "pace_s=0.05", "steps=150", "every=5",
+    "members=8", "network=rtt-200ms", "pace_s=0.05", "steps=150", "local_steps=5",
     "optimizer={ name = 'sgd', lr = 0.05, momentum = 0.9 }",
 )  # fmt: skip
 
 STREAMING = (
     "members=3", "device=raspberry-pi-4b", "pace_s=0.1", "network=wan-200ms", "steps=240",
-    "every=60", "evaluate_every=240", "optimizer={ name = 'sgd', lr = 0.05, momentum = 0.9 }",
+    "local_steps=60", "evaluate_every=240", "optimizer={ name = 'sgd', lr = 0.05, momentum = 0.9 }",
 )  # fmt: skip
 FRAGMENTS = 5
 

@@ -43,7 +43,11 @@ class Course:
         addresses = os.environ["EDGETRAIN_ADDRESSES"].split()
         self.hub, self.addresses = addresses[0], addresses[1:]
         self.index, self.members = int(os.environ["EDGETRAIN_HOST"]) - 1, len(self.addresses)
-        self.steps, self.every, self.pace_s = arguments.steps, arguments.every, arguments.pace
+        self.steps, self.local_steps, self.pace_s = (
+            arguments.steps,
+            arguments.local_steps,
+            arguments.pace,
+        )
         self.folder: Path = arguments.folder
         self.task, self.model = first_model(arguments)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATES[arguments.task])
@@ -197,7 +201,7 @@ def post_local(course: Course) -> None:
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
     _process_group(course)
-    averager = PeriodicModelAverager(period=course.every, warmup_steps=0)
+    averager = PeriodicModelAverager(period=course.local_steps, warmup_steps=0)
     dist.barrier()
     course.begin()
     for _ in range(course.steps):
@@ -236,13 +240,13 @@ def torchft(course: Course) -> None:
         hostname=course.address,
         lighthouse_addr=f"http://{course.addresses[0]}:{PORT}", replica_id=f"member{course.index}_",
     )  # fmt: skip
-    with LocalSGD(manager, course.model, course.optimizer, sync_every=course.every):
-        for step in range(course.steps + course.every):
-            if step == course.every:  # the first exchange is when all have met
+    with LocalSGD(manager, course.model, course.optimizer, sync_every=course.local_steps):
+        for step in range(course.steps + course.local_steps):
+            if step == course.local_steps:  # the first exchange is when all have met
                 course.begin()
             course.backward()
             course.optimizer.step()
-            if step >= course.every:
+            if step >= course.local_steps:
                 course.stepped()
     manager.shutdown()
     if lighthouse:
@@ -250,7 +254,7 @@ def torchft(course: Course) -> None:
 
 
 def hivemind(course: Course) -> None:
-    """Hivemind's DecentralizedAverager of parameters, one group of all, after `every` steps."""
+    """Hivemind's DecentralizedAverager of parameters, one group of all, after K local steps."""
     import hivemind as hm
     import torch
     from hivemind.averaging import DecentralizedAverager
@@ -287,7 +291,7 @@ def hivemind(course: Course) -> None:
     for step in range(course.steps):
         course.backward()
         course.optimizer.step()
-        if (step + 1) % course.every == 0:
+        if (step + 1) % course.local_steps == 0:
             average()
         course.stepped()
     averager.shutdown()
@@ -295,7 +299,7 @@ def hivemind(course: Course) -> None:
 
 
 def flower_member(course: Course) -> None:
-    """Flower's FedAvg: `every` local steps in a fit; the optimizer stays with the client, which a
+    """Flower's FedAvg: K local steps in a fit; the optimizer stays with the client, which a
     supernode would start anew for each fit: start_client is deprecated, and faster."""
     import flwr
     import torch
@@ -315,12 +319,12 @@ def flower_member(course: Course) -> None:
                 course.begin()
                 self.started = True
             else:
-                course.stepped(course.every)
-            for _ in range(course.every):
+                course.stepped(course.local_steps)
+            for _ in range(course.local_steps):
                 course.backward()
                 course.optimizer.step()
             found = [v.detach().numpy() for v in course.model.state_dict().values()]
-            return found, course.every * course.batch, {}
+            return found, course.local_steps * course.batch, {}
 
     flwr.client.start_client(
         server_address=f"{course.hub}:{PORT}", client=Client().to_client(), max_retries=20
@@ -337,7 +341,7 @@ def flower_hub(arguments: argparse.Namespace) -> None:
         fraction_evaluate=0.0, min_fit_clients=members, min_available_clients=members,
         initial_parameters=flwr.common.ndarrays_to_parameters(first),
     )  # fmt: skip
-    rounds = flwr.server.ServerConfig(num_rounds=arguments.steps // arguments.every + 1)
+    rounds = flwr.server.ServerConfig(num_rounds=arguments.steps // arguments.local_steps + 1)
     flwr.server.start_server(server_address=f"0.0.0.0:{PORT}", config=rounds, strategy=strategy)
 
 
@@ -373,7 +377,7 @@ def main() -> None:
     parser.add_argument("--hub", action="store_true", help="be the system's server")
     parser.add_argument("--task", choices=list(RATES), default="digits")
     parser.add_argument("--steps", type=int, default=320)
-    parser.add_argument("--every", type=int, default=5)
+    parser.add_argument("--local-steps", type=int, default=5)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--pace", type=float, default=0.02, help="seconds of a step")
     parser.add_argument("--seed", type=int, default=0)

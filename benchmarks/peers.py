@@ -76,11 +76,11 @@ SYSTEMS = {
     "hivemind": System("Hivemind, averaging", "hivemind", ("hivemind", "torch"), has_hub=False),
     "flower": System("Flower, FedAvg", "flower", ("flwr", "torch")),
     "sync-sgd": System("ours: sync-sgd", keys=("strategy=sync-sgd",)),
-    "fedavg": System("ours: fedavg", keys=("strategy=fedavg", "every={every}")),
-    "dga": System("ours: dga", keys=("strategy=dga", "every={every}", "delay=auto")),
+    "fedavg": System("ours: fedavg", keys=("strategy=fedavg", "local_steps={local_steps}")),
+    "dga": System("ours: dga", keys=("strategy=dga", "local_steps={local_steps}", "delay=auto")),
     "dga-topk": System(
         "ours: dga, topk",
-        keys=("strategy=dga", "every={every}", "delay=auto", "codec=topk(0.05) | q2"),
+        keys=("strategy=dga", "local_steps={local_steps}", "delay=auto", "codec=topk(0.05) | q2"),
     ),
 }
 SYNCHRONOUS = ("ddp", "ddp-fp16", "powersgd")
@@ -91,7 +91,7 @@ START_S = 120
 TARGETS = {"digits": 0.97, "char_lm": 2.7}
 LOGGED = ["sh", "-c", 'exec "$@" >"$0/$EDGETRAIN_HOST.log" 2>&1']
 """Followed by a folder and a command: what that says goes into a file of its own."""
-SETTINGS = ("task", "network", "members", "steps", "every", "pace", "target", "limit", "star")
+SETTINGS = ("task", "network", "members", "steps", "local_steps", "pace", "target", "limit", "star")
 """What results have in common that stand in one table."""
 
 
@@ -133,7 +133,7 @@ def command(name: str, folder: Path, arguments: argparse.Namespace, seed: int) -
     return [
         *LOGGED, str(folder), environments.python_of(system.environment), str(HERE / "peer.py"),
         "edgetrain" if system.keys else name, "--folder", str(folder), "--task", arguments.task,
-        "--steps", str(arguments.steps), "--every", str(arguments.every),
+        "--steps", str(arguments.steps), "--local-steps", str(arguments.local_steps),
         "--pace", str(arguments.pace), "--seed", str(seed),
     ]  # fmt: skip
 
@@ -141,7 +141,7 @@ def command(name: str, folder: Path, arguments: argparse.Namespace, seed: int) -
 def hub_command(name: str, folder: Path, arguments: argparse.Namespace, seed: int) -> list[str]:
     """What the hub's host runs, if anything."""
     if SYSTEMS[name].keys:
-        keys = [key.format(every=arguments.every) for key in SYSTEMS[name].keys]
+        keys = [key.format(local_steps=arguments.local_steps) for key in SYSTEMS[name].keys]
         return [
             *LOGGED, str(folder), sys.executable, "-m", "edgetrain", "hub",
             f"members={arguments.members}", *keys, "--any-job", "--insecure", "--no-journal",
@@ -252,7 +252,7 @@ def heading(settings: dict[str, Any]) -> str:
     return (
         f"\n{settings['task']}, {settings['members']} members, {settings['network']}, "
         f"{settings['steps']} steps of {units.duration(settings['pace'])}, rounds of "
-        f"{settings['every']}; target {settings['target']:g}, at most {settings['limit']} s\n"
+        f"{settings['local_steps']}; target {settings['target']:g}, at most {settings['limit']} s\n"
         f"hub in a star, a round trip from each member; without a hub (*): {where}\n"
         f"{'':28} {'a step':>18} {'to target':>22} {'final':>7} {'sent':>8} {'received':>8} "
         f"{'CPU':>7} {'memory':>7} {'processes':>9} {'lines':>5}"
@@ -353,7 +353,7 @@ def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--star", action="store_true", help="no mesh for systems without a hub")
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--steps", type=int, default=320)
-    parser.add_argument("--every", type=int, default=5, help="local steps in a round")
+    parser.add_argument("--local-steps", type=int, default=5, help="local steps in a round")
     parser.add_argument("--pace", type=float, default=0.02, help="seconds of a step")
     parser.add_argument("--target", type=float, help="an accuracy, or a loss of char_lm")
     parser.add_argument("--limit", type=int, default=120, help="seconds of training, at most")

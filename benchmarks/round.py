@@ -4,12 +4,12 @@
     python benchmarks/round.py --members 8 --elements 1000000 --json
     python benchmarks/round.py --topologies star,direct,ring,butterfly     and tree
 
-Nothing is trained: an optimizer that changes one number, `local-sgd` with every = 1, so each step
-is one round of 4 bytes an element up and 4 bytes down. Hub and members are processes of their own,
-on loopback. The star moves the same bytes in the same parts with pyzmq alone: sum on arrival, no
-checksum, no membership. Blocks of rounds take turns, so that noise of the machine meets all alike,
-and the ratios are medians over neighbouring blocks. The first turn warms up and is not counted
-(its memory is). Gloo's all-reduce has no middle: each byte is sent where it is added up.
+Nothing is trained: an optimizer that changes one number, `local-sgd` with local_steps = 1, so each
+step is one round of 4 bytes an element up and 4 bytes down. Hub and members are processes of their
+own, on loopback. The star moves the same bytes in the same parts with pyzmq alone: sum on arrival,
+no checksum, no membership. Blocks of rounds take turns, so that noise of the machine meets all
+alike, and the ratios are medians over neighbouring blocks. The first turn warms up and is not
+counted (its memory is). Gloo's all-reduce has no middle: each byte is sent where it is added up.
 
 With `--topologies`: these beside gloo and nothing else, blocks in turns as before. `star` is our
 hub and members, `direct` the same job with members that share 16 ranges of the vector; members of a
@@ -85,7 +85,7 @@ def obey(pipe: Connection, one_round: Callable[[], object], report: Callable[[],
         pipe.send((began, time.monotonic(), report()))
 
 
-def hub(pipe: Connection, members: int, strategy: str = "local-sgd", every: int = 1) -> None:
+def hub(pipe: Connection, members: int, strategy: str = "local-sgd", local_steps: int = 1) -> None:
     """Our hub."""
     from edgetrain import codecs
     from edgetrain.exchange.hub.protocol import Hub
@@ -96,7 +96,7 @@ def hub(pipe: Connection, members: int, strategy: str = "local-sgd", every: int 
 
     socket = HubSocket("tcp://127.0.0.1:0")
     pipe.send(socket.address)
-    terms = Terms(find(strategy), every)
+    terms = Terms(find(strategy), local_steps)
     pure = Hub(terms, Policy(members), Mean(), codecs.Dense(), codecs.Dense())
     serve(pure, socket, time.monotonic, lambda effect: None)
     socket.close()
@@ -120,7 +120,7 @@ def direct_job(members: int) -> Any:
     from edgetrain.jobs.reading import load
     from edgetrain.jobs.rules import resolve
 
-    words = ["strategy=local-sgd", "every=1", "delay=0", "steps=1000000", "topology=direct"]
+    words = ["strategy=local-sgd", "local_steps=1", "delay=0", "steps=1000000", "topology=direct"]
     return resolve(load(None, [*words, f"members={members}", f"ranges={RANGES}"]))
 
 

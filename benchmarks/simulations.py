@@ -4,12 +4,12 @@
     python benchmarks/simulations.py                        100 and 1,000 members
     python benchmarks/simulations.py --members 100 --systems edgetrain,flower
 
-FedAvg of digits: all members take part in each of --rounds rounds of --every steps of plain SGD,
-with the same batches, and no network. Each system runs twice, for one round and for one more than
---rounds, all as a process of its own that this one waits for: a round is the difference divided by
---rounds, start and end are the rest of the shorter run. CPU seconds are those of all processes,
-also of daemons. Memory is the most that all of them had at a time (processes.py). Lines are those
-of SYSTEMS' functions, a statement each. Systems take turns, --repeats times; a figure is
+FedAvg of digits: all members take part in each of --rounds rounds of --local-steps steps of plain
+SGD, with the same batches, and no network. Each system runs twice, for one round and for one more
+than --rounds, all as a process of its own that this one waits for: a round is the difference
+divided by --rounds, start and end are the rest of the shorter run. CPU seconds are those of all
+processes, also of daemons. Memory is the most that all of them had at a time (processes.py). Lines
+are those of SYSTEMS' functions, a statement each. Systems take turns, --repeats times; a figure is
 the median, with its range.
 
 Exit status 1 if the final accuracies differ by more than one held-out image: then the systems did
@@ -51,7 +51,7 @@ _SUBREAPER = 36
 """prctl's number for: orphans among my descendants are my children, so that I can wait for them."""
 
 
-def edgetrain_simulation(members: int, rounds: int, every: int) -> float:
+def edgetrain_simulation(members: int, rounds: int, local_steps: int) -> float:
     """The final accuracy, by edgetrain."""
     import edgetrain
 
@@ -59,8 +59,8 @@ def edgetrain_simulation(members: int, rounds: int, every: int) -> float:
         keys: dict[str, Any] = {"data.partition": f"shared({SHARD})", "optimizer.momentum": 0.0}
         run = edgetrain.simulate(
             runs=folder, progress=False, members=members, network="none", pace_s=1.0,
-            strategy="fedavg", every=every, steps=rounds * every, batch=BATCH, seed=SEED,
-            evaluate_every=rounds * every,
+            strategy="fedavg", local_steps=local_steps, steps=rounds * local_steps, batch=BATCH,
+            seed=SEED, evaluate_every=rounds * local_steps,
             lr=RATE, **keys,
         )  # fmt: skip
         return float(run.summary["final"]["accuracy"])
@@ -86,10 +86,18 @@ SYSTEMS = {
 }
 
 
-def train(system: str, members: int, rounds: int, every: int) -> dict[str, float]:
+def train(system: str, members: int, rounds: int, local_steps: int) -> dict[str, float]:
     """One run in a process of its own: seconds, CPU seconds and memory of all its processes.
     SubprocessError if it fails, or takes LIMIT_S."""
-    words = [system, "--members", str(members), "--rounds", str(rounds), "--every", str(every)]
+    words = [
+        system,
+        "--members",
+        str(members),
+        "--rounds",
+        str(rounds),
+        "--local-steps",
+        str(local_steps),
+    ]
     environment = SYSTEMS[system].environment
     found, answer = watched(
         environment, [__file__, "--systems", *words], f"simulation-{system}", LIMIT_S
@@ -157,9 +165,9 @@ def _wait_for_orphans(marked: Marked, patience_s: float = 20.0) -> None:
         time.sleep(0.05)
 
 
-def compare(system: str, members: int, rounds: int, every: int) -> dict[str, float]:
+def compare(system: str, members: int, rounds: int, local_steps: int) -> dict[str, float]:
     """The figures of one turn: of a short run and of a long one."""
-    short, long = (train(system, members, count, every) for count in (1, rounds + 1))
+    short, long = (train(system, members, count, local_steps) for count in (1, rounds + 1))
     wall, cpu = ((long[key] - short[key]) / rounds for key in ("seconds", "cpu_s"))
     return {
         "start and end, s": short["seconds"] - wall,
@@ -182,7 +190,9 @@ def table(members: int, arguments: argparse.Namespace) -> tuple[Turns, bool]:
     for _ in range(arguments.repeats):
         for system in [each for each in arguments.systems if each not in problem]:
             try:
-                found[system].append(compare(system, members, arguments.rounds, arguments.every))
+                found[system].append(
+                    compare(system, members, arguments.rounds, arguments.local_steps)
+                )
             except subprocess.SubprocessError as failed:
                 problem[system] = failed
     for system, turns in found.items():
@@ -209,7 +219,7 @@ def main() -> int:
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="separated by commas")
     parser.add_argument("--members", default="100,1000", help="of the fleets, separated by commas")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--every", type=int, default=5, help="local steps in a round")
+    parser.add_argument("--local-steps", type=int, default=5, help="local steps in a round")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
@@ -225,7 +235,7 @@ def main() -> int:
         return 2
     if arguments.answer:
         simulate = SYSTEMS[arguments.systems[0]].functions[0]
-        accuracy = simulate(fleets[0], arguments.rounds, arguments.every)
+        accuracy = simulate(fleets[0], arguments.rounds, arguments.local_steps)
         arguments.answer.write_text(json.dumps({"accuracy": accuracy}))
         return 0
     adopt_orphans()

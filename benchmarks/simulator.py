@@ -5,13 +5,13 @@
     python benchmarks/simulator.py --strategies all         1,000 members x 20 rounds of each
     python benchmarks/simulator.py --topologies             the same of 4 hubs and of 10 gateways
 
-Every member takes `--rounds` rounds of `--every` local steps (fedavg, plain SGD) behind a link of
+Every member takes `--rounds` rounds of `--local-steps` steps (fedavg, plain SGD) behind a link of
 its own; evaluations and metrics included. The time of a member's round stays the same where time
 grows linearly. Seconds are this machine's; what the fleet would have taken is virtual.
 
 With --strategies each is run between two runs of fedavg, `--turns` times, and the median of the
 ratios of CPU seconds is compared with its bar: 1.5, and 2.5 for strategies that act at every step.
-All take a round every `--every` steps; streaming-diloco's are of one fragment each. With
+All take a round every `--local-steps` steps; streaming-diloco's are of one fragment each. With
 --topologies fedavg over each is run between two runs over a star; the bar is 1.5. Members behind
 gateways are in sites of equal size. Exit status 1 if one is slower.
 """
@@ -86,12 +86,12 @@ def job_of(args: argparse.Namespace, members: int, strategy: str, words: Sequenc
             f"members={members}",
             "device=raspberry-pi-4b",
             f"network={args.network}",
-            f"steps={rounds_of(args, members) * (args.every if row.has_local_steps else 1)}",
+            f"steps={rounds_of(args, members) * (args.local_steps if row.has_local_steps else 1)}",
             f"batch={args.batch}",
             "optimizer={ name = 'sgd', lr = 0.05 }",
             f"strategy={strategy}",
-            *([f"every={args.every * row.ranges}"] if row.has_local_steps else []),
-            f"delay={args.every if row.delays else 0}",
+            *([f"local_steps={args.local_steps * row.ranges}"] if row.has_local_steps else []),
+            f"delay={args.local_steps if row.delays else 0}",
             "data.partition=shared(64)",
             f"message_s={args.message_s}",
             *words,
@@ -111,9 +111,9 @@ def bare(args: argparse.Namespace, members: int) -> dict[str, float]:
     rows = Rows(task_of(found.job, found.beside), found)
     work = [rows.member(index)[2] for index in range(members)]
     for _ in range(rounds_of(args, members)):
-        for loss in [each.backward(args.every - 1) for each in work]:
+        for loss in [each.backward(args.local_steps - 1) for each in work]:
             loss()
-        for _ in range(args.every - 1):
+        for _ in range(args.local_steps - 1):
             for each in work:
                 each.backward()
     rows.close()
@@ -182,7 +182,7 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--members", type=lambda s: [int(x) for x in s.split(",")], default=DEFAULT)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--most", type=int, default=100_000, help="members times rounds, at most")
-    parser.add_argument("--every", type=int, default=5, help="local steps in a round")
+    parser.add_argument("--local-steps", type=int, default=5, help="local steps in a round")
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--network", default="wan-200ms")
     parser.add_argument("--message-s", type=float, default=0.0002)

@@ -72,7 +72,7 @@ TEXT = {"context": 32, "limit_bytes": 200_000, "width": 32, "heads": 4, "layers"
 class Rule:
     """A row of a table."""
 
-    every: int
+    local_steps: int
     delay: int
     lr: float = 0.2
     momentum: float = 0.0
@@ -134,7 +134,7 @@ class Fleet:
         self.replies = 0
         self.ways = torch.zeros(2, *self.params.shape)
         """Sums of the first own contributions, and of their replies."""
-        self.rounds = max(1, math.ceil(rule.delay / rule.every))
+        self.rounds = max(1, math.ceil(rule.delay / rule.local_steps))
         self.gradients = self._gradients([p.shape for p in parameters])
 
     def _gradients(self, shapes: list[torch.Size]) -> Callable[..., Tensor]:
@@ -159,7 +159,7 @@ class Fleet:
             inputs, labels = (torch.stack([batch[i] for batch in batches]) for i in (0, 1))
             self._step(self.gradients(self.params, inputs, labels), step)
             since = step if step <= lands else step - lands
-            if since % rule.every == 0 or step in (lands, self.steps):
+            if since % rule.local_steps == 0 or step in (lands, self.steps):
                 own = self.params - self._expected() - self.within
                 foretold = self.gap.clone() if self.replies else None
                 self.flights.append((step, own, foretold))
@@ -174,7 +174,7 @@ class Fleet:
             if not self.params.isfinite().all():
                 return math.nan
             if step == lands:
-                rule = self.rule = replace(rule, every=rule.last[1], delay=0, leave=0.0)
+                rule = self.rule = replace(rule, local_steps=rule.last[1], delay=0, leave=0.0)
         while self.flights:
             self._reply()
         with torch.no_grad():
@@ -204,7 +204,7 @@ class Fleet:
             gradient = first / (1 - 0.9**step) / size + 0.01 * self.params
         elif rule.momentum:
             gradient = first.mul_(rule.momentum).add_(gradient)
-        more = rule.spread * self.theta * self.gap / rule.every
+        more = rule.spread * self.theta * self.gap / rule.local_steps
         self.within = self.within + more
         self.params = self.params - rule.lr * gradient + more
 
@@ -213,7 +213,7 @@ class Fleet:
         rule, taken = self.rule, 0.5 + 0.25 / self.rounds
         learn = taken - 0.25
         if momentum := 0.9 if rule.is_adamw else rule.momentum:
-            taken *= 1 - momentum**rule.every
+            taken *= 1 - momentum**rule.local_steps
             learn = 1 - taken
         keep = 1 - taken if rule.keep is None else rule.keep
         learn = learn if rule.learn is None else rule.learn
@@ -232,7 +232,7 @@ class Fleet:
         if self.replies < 3:
             self.ways += torch.stack([own, reply.expand_as(own)])
         if rule.variates:
-            self.variates = (self.summed.mean(0) - self.summed) / rule.every
+            self.variates = (self.summed.mean(0) - self.summed) / rule.local_steps
             self.summed.zero_()
         if rule.dyn:
             self.pulls -= rule.dyn * own
@@ -249,7 +249,7 @@ class Fleet:
             self.theta = theta[:, self.group]
         self.gap += max(1 / (self.rounds + 1), 1 / self.replies) * (missed - self.gap)
         if rule.velocity:
-            self.moments[0] -= rule.velocity * missed / (rule.lr * rule.every)
+            self.moments[0] -= rule.velocity * missed / (rule.lr * rule.local_steps)
         self.stayed = rule.leave * (self.stayed - missed) * (self.replies > rule.first)
         kept = self.params
         self.params = self._expected() + self.within + local * (not rule.drops)
@@ -260,10 +260,10 @@ class Fleet:
         return found.index_add_(1, self.group, products)
 
 
-def _momentum_rules(every: int) -> dict[str, dict[str, Any]]:
+def _momentum_rules(local_steps: int) -> dict[str, dict[str, Any]]:
     """What the rows of the group momentum change, with rounds of this length."""
     plain = {"keep": 0.25, "learn": 0.5}
-    decayed = 0.9**every * (1 - 0.9**every)
+    decayed = 0.9**local_steps * (1 - 0.9**local_steps)
     return {
         "own": {"corrects": False},
         "drift": {},
@@ -278,7 +278,7 @@ def _momentum_rules(every: int) -> dict[str, dict[str, Any]]:
 def _landing_rules() -> dict[str, Rule]:
     """Momentum at the rate that is best for FedAvg, D = 6, 12 and 29, with and without landings."""
     plain, table = Rule(5, 0, 0.1, 0.9, corrects=False), {}
-    for every, delay, corrects, lasts in (
+    for local_steps, delay, corrects, lasts in (
         (5, 0, False, ((0, 5),)),
         (29, 0, False, ((0, 5), (35, 7))),
         (5, 6, False, ((0, 5), (35, 5))),
@@ -304,8 +304,10 @@ def _landing_rules() -> dict[str, Rule]:
     ):
         name = "fedavg" if not delay else "drift" if corrects else "own"
         for last, short in lasts:
-            label = f"{name} K={every}" + f" D={delay}" * bool(delay)
-            rule = replace(plain, every=every, delay=delay, corrects=corrects, last=(last, short))
+            label = f"{name} K={local_steps}" + f" D={delay}" * bool(delay)
+            rule = replace(
+                plain, local_steps=local_steps, delay=delay, corrects=corrects, last=(last, short)
+            )
             table[label + f", last {last} K={short}" * bool(last)] = rule
     return table
 
@@ -332,7 +334,7 @@ def rows(group: str) -> dict[str, Rule]:
         return {
             **{f"fedavg K={k}": Rule(k, 0, 0.05, 0.9) for k in (5, 12, 29)},
             **{
-                f"{name}, K=D={k}": replace(near, every=k, delay=k, **more)
+                f"{name}, K=D={k}": replace(near, local_steps=k, delay=k, **more)
                 for k in (6, 12, 29)
                 for name, more in _momentum_rules(k).items()
             },
@@ -374,7 +376,7 @@ def rows(group: str) -> dict[str, Rule]:
         ):
             for k, d in ((5, 6), (6, 6), (12, 12), (5, 29), (29, 29)):
                 if d < 29 or rule.task == "digits":
-                    shown = replace(rule, every=k, delay=d, steps=3 * k + d)
+                    shown = replace(rule, local_steps=k, delay=d, steps=3 * k + d)
                     table[f"{name}, K={k} D={d}"] = shown
         return table
     if group == "rate":
@@ -392,21 +394,27 @@ def rows(group: str) -> dict[str, Rule]:
             ("momentum", Rule(6, 6, 0.1, 0.9, corrects=False, task="char_lm")),
             ("adamw", Rule(6, 6, 0.01, is_adamw=True, corrects=False, task="char_lm")),
         ):
-            table |= {f"{name}, fedavg K={k}": replace(own, every=k, delay=0) for k in (5, 17)}
-            table |= {f"{name}, own K=D={k}": replace(own, every=k, delay=k) for k in (2, 3, 6)}
+            table |= {
+                f"{name}, fedavg K={k}": replace(own, local_steps=k, delay=0) for k in (5, 17)
+            }
+            table |= {
+                f"{name}, own K=D={k}": replace(own, local_steps=k, delay=k) for k in (2, 3, 6)
+            }
             table[f"{name}, drift K=D=6"] = replace(own, corrects=True)
-            table |= {f"{name}, own, leave 0.7, K=D=3": replace(own, every=3, delay=3, leave=0.7)}
+            table |= {
+                f"{name}, own, leave 0.7, K=D=3": replace(own, local_steps=3, delay=3, leave=0.7)
+            }
             shares = (0.5, 0.7, 0.9)
             table |= {f"{name}, own, leave {s}, K=D=6": replace(own, leave=s) for s in shares}
         return table
     best = Rule(5, 6, 0.02, is_adamw=True)
     table = {f"fedavg K=5, lr {r}": replace(best, delay=0, lr=r) for r in (0.01, 0.02, 0.05)}
     for k in (6, 12):
-        whole = replace(best, every=k, delay=k)
+        whole = replace(best, local_steps=k, delay=k)
         table[f"own K=5 D={k}, lr 0.02"] = replace(best, delay=k, corrects=False)
         table[f"drift K=D={k}, lr 0.02"] = whole
         table[f"keep 0.25, learn 0.5, K=D={k}, lr 0.02"] = replace(whole, keep=0.25, learn=0.5)
-    table["drift K=6 D=12, lr 0.02"] = replace(best, every=6, delay=12)
+    table["drift K=6 D=12, lr 0.02"] = replace(best, local_steps=6, delay=12)
     return table
 
 

@@ -129,6 +129,12 @@ def explain_os_errors(what: str, way_out: str = "") -> Iterator[None]:
         raise ConfigError(f"{what}: {error.strerror}", way_out) from None
 
 
+RENAMED = {
+    "every": "local_steps",
+}
+"""Former names of keys, values and verbs: errors say what they are called now."""
+
+
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """A hint for a misspelt name: the nearest choice if one is near, else all choices.
 
@@ -138,16 +144,18 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     "did you mean 'dga'?"
     """
     known = sorted(choices)
-    if near := nearest(name, known):
-        return f"did you mean '{near}'?"
-    return "known: " + ", ".join(known) if known else "none is known"
+    all_known = "known: " + ", ".join(known) if known else "none is known"
+    return nearest(name, known) or all_known
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """The choice that a misspelt name probably means; "": none is near."""
+    """A hint that names the choice which a misspelt or a former name means; "": none is near."""
     known = sorted(choices)
+    if (new := RENAMED.get(name.rpartition(".")[2])) in known:
+        return f"it is called '{new}' now"
     swapped = [each for each in known if sorted(each) == sorted(name)]
-    return next(iter(swapped or difflib.get_close_matches(name, known, n=1, cutoff=0.6)), "")
+    near = next(iter(swapped or difflib.get_close_matches(name, known, n=1, cutoff=0.6)), "")
+    return near and f"did you mean '{near}'?"
 
 
 _MEMORY = re.compile(r"^memory: |MemoryError|OutOfMemoryError|can't allocate memory")

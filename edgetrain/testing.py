@@ -235,8 +235,8 @@ class _Trainer:
         self.index = index
         self.params = np.zeros(SIZE * (1 + row.has_variates), np.float32)
         self.gradient = np.zeros(SIZE, np.float32)
-        every = EVERY if row.has_local_steps else 1
-        setting = Setting(self.params, self.gradient, every, delay, members=MEMBERS)
+        local_steps = EVERY if row.has_local_steps else 1
+        setting = Setting(self.params, self.gradient, local_steps, delay, members=MEMBERS)
         self.half: MemberHalf = row.member_half(setting)
 
     def pull(self) -> None:
@@ -329,7 +329,7 @@ def _start_again(row: Strategy, hub: _Lockstep) -> None:
     new.half.restore_learned(learned)
     new.half.start(old.half.applied, old.half.round)
     if (rest := old.half.rest()) is not None:
-        new.half.restore_rest(rest.copy(), old.half.local_steps)
+        new.half.restore_rest(rest.copy(), old.half.steps_taken)
     same = np.allclose(new.params, old.params, atol=1e-6)
     _law(same, "a member that goes on from its checkpoint has other parameters")
     for each in (old, new):

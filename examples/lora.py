@@ -1,6 +1,6 @@
 """Fine-tunes a language model with LoRA: only the adapters travel (needs transformers and peft).
 
-    edgetrain hub members=4 strategy=fedavg every=10 --any-job
+    edgetrain hub members=4 strategy=fedavg local_steps=10 --any-job
     python examples/lora.py 0          # and 1, 2, 3: one for each member
 
 The model is small and made from a config, the same on all members by its seed; of a model of your

@@ -290,7 +290,11 @@ PLACES = [
 )
 def test_an_interrupt_ends_a_simulation_whose_folder_loads(where, more, quiet, monkeypatch):
     part = Random(f"{where}{more}").uniform(0.6, 1)
-    keys = SMALL | {"codec": "fp16", "strategy": "fedavg", "every": 1, "evaluate_every": 1} | more
+    keys = (
+        SMALL
+        | {"codec": "fp16", "strategy": "fedavg", "local_steps": 1, "evaluate_every": 1}
+        | more
+    )
 
     def call(runs):
         edgetrain.simulate(task=Line, runs=runs, progress=False, **keys)
@@ -307,7 +311,7 @@ def test_an_interrupt_ends_what_threads_compute_ahead(quiet, monkeypatch):
     ahead, losses = 1000, Interrupts()
     monkeypatch.setattr(batched, "Future", Interrupted)
     monkeypatch.setattr(Line, "loss", losses.around(Line.loss))
-    keys = {"members": 40, "steps": ahead, "every": ahead, "strategy": "fedavg", "batch": 1}
+    keys = {"members": 40, "steps": ahead, "local_steps": ahead, "strategy": "fedavg", "batch": 1}
     with pytest.raises(KeyboardInterrupt):
         edgetrain.simulate(task=Line, **quiet, **keys)
     assert losses.calls < ahead / 2

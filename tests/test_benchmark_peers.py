@@ -149,7 +149,7 @@ def test_processes_are_found_by_what_they_were_started_with(peers):
 def test_the_job_of_the_simulations_is_one_that_edgetrain_takes(peers):
     import simulations
 
-    assert simulations.edgetrain_simulation(members=2, rounds=1, every=1) > 0
+    assert simulations.edgetrain_simulation(members=2, rounds=1, local_steps=1) > 0
 
 
 def test_simulations_refuse_an_unknown_system(peers, monkeypatch, capsys):

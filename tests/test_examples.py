@@ -48,9 +48,11 @@ def test_a_loop_that_is_killed_keeps_going(tmp_path):
             assert float(second.said.split()[-1]) > 0.85
         assert serving.finish() == 0
     rounds = list(runs.read_metrics(next((tmp_path / "runs").iterdir()), "round"))
-    every = 5  # of dga, the default; an automatic delay would let rounds of such short steps grow
-    assert begun % every == 0
-    assert sum(len(r["members"]) for r in rounds) >= 1000 // every - 1
+    local_steps = (
+        5  # of dga, the default; an automatic delay would let rounds of such short steps grow
+    )
+    assert begun % local_steps == 0
+    assert sum(len(r["members"]) for r in rounds) >= 1000 // local_steps - 1
     assert not list((tmp_path / "kept").glob("*.checkpoint"))
 
 

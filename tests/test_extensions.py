@@ -172,15 +172,15 @@ class Amnesiac(FedProx):
 
 
 def unsaid(setting):
-    return Unsaid(setting.params, setting.gradient, 0.1, setting.every)
+    return Unsaid(setting.params, setting.gradient, 0.1, setting.local_steps)
 
 
 def apart(setting):
-    return Apart(setting.params, setting.every)
+    return Apart(setting.params, setting.local_steps)
 
 
 def amnesiac(setting):
-    return Amnesiac(setting.params, setting.gradient, 0.1, setting.every)
+    return Amnesiac(setting.params, setting.gradient, 0.1, setting.local_steps)
 
 
 @pytest.mark.parametrize(("build", "adjusts", "says"), [
@@ -304,7 +304,7 @@ def test_another_code_is_another_job_and_the_hub_says_so(tmp_path):
     assert one != other
     assert one.partition("+")[0] == other.partition("+")[0]
     assert job_with(tmp_path).digest() == plain, "a job without extensions has the digest it had"
-    terms = Terms(found.strategy, found.every, found.delay, one, 10)
+    terms = Terms(found.strategy, found.local_steps, found.delay, one, 10)
     admission = Admission(terms, *[None] * 4, finished=False, tail=None)
     join = Join(edgetrain.exchange.messages.PROTOCOL, other, "model", 4, "m1", 1.0, 0)
     code, reason = admission.why_not(b"", join)
@@ -317,11 +317,13 @@ def test_another_code_is_another_job_and_the_hub_says_so(tmp_path):
 # -- strangers -------------------------------------------------------------------------------------
 
 
-def trained(spelled, curvatures, optima, rounds, every=4, rate=0.1):
+def trained(spelled, curvatures, optima, rounds, local_steps=4, rate=0.1):
     """The base after so many rounds of members with a quadratic each, in float64 steps."""
     row, params = strategies.find(spelled), [np.zeros(3, np.float32) for _ in optima]
     gradients = [np.zeros(3, np.float32) for _ in optima]
-    settings = [strategies.Setting(p, g, every, 0) for p, g in zip(params, gradients, strict=True)]
+    settings = [
+        strategies.Setting(p, g, local_steps, 0) for p, g in zip(params, gradients, strict=True)
+    ]
     halves = [row.member_half(setting) for setting in settings]
     outer = row.outer_rule()
     if outer is not None:
@@ -329,7 +331,7 @@ def trained(spelled, curvatures, optima, rounds, every=4, rate=0.1):
     for _ in range(rounds):
         given = []
         for half, p, g, a, b in zip(halves, params, gradients, curvatures, optima, strict=True):
-            for _ in range(every):
+            for _ in range(local_steps):
                 g[:] = a * (p - b)
                 half.before_step()
                 p -= np.float32(rate) * g

@@ -146,7 +146,7 @@ def test_members_run_the_code_that_the_folder_of_their_keys_allows(installed, tm
         "task": "tiny.bundle#bundled_tiny:Tiny",
         "fleet": {"members": 2},
         "train": {"steps": 20},
-        "strategy": {"name": "fedavg", "every": 2},
+        "strategy": {"name": "fedavg", "local_steps": 2},
     }
     (tmp_path / "job.toml").write_text(to_toml(job))
     done("keys", "init", "--keys", "hub")

@@ -31,7 +31,7 @@ Nothing is trained: rounds are worked out for all members at once, from the devi
 vector's bytes, the links and the hub. Read the bottleneck first. If it is
   computing            the fleet is as fast as it can be: more or faster members
   the round trip       a longer delay (strategy=dga, delay=auto) hides it
-  members' uplinks     fewer bytes: codec=int8, codec="topk(0.01) | q2", or a larger `every`
+  members' uplinks     fewer bytes: codec=int8, codec="topk(0.01) | q2", or more `local_steps`
   hub's port           --shards 4 (each hub has a part of the vector), --gateways, fewer bytes
   hub's processor      --gateways; hub.message_s says what a message costs it
   slow members         hub.deadline_s and hub.quorum close a round without them
@@ -174,7 +174,7 @@ def heading_of(job: Job, question: CapacityQuestion) -> str:
     return (
         f"{question.members:,} members ({job.fleet.device}, "
         f"{units.duration(question.kinds[0].step_s)} a step, {job.fleet.network}){behind}; "
-        f"{job.strategy.name} every {exchange.every} delay {delay}{codec}, "
+        f"{job.strategy.name} every {exchange.local_steps} delay {delay}{codec}, "
         f"{units.size(up)} up and {units.size(down)} down a round"
     )
 

@@ -34,9 +34,9 @@ examples:
   edgetrain compare --simulate                         the same in seconds, in virtual time
   edgetrain compare job.toml --topologies star,direct
 
-The first strategy is the yardstick. `every`, `delay` and `outer` of the job apply to the strategies
-that have them, and say none of their own. Leaves runs/<time>-compare-<task>/ with one run folder
-per strategy and compare.png.
+The first strategy is the yardstick. `local_steps`, `delay` and `outer` of the job apply to the
+strategies that have them, and say none of their own. Leaves runs/<time>-compare-<task>/ with
+one run folder per strategy and compare.png.
 """
 
 

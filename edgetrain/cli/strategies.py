@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _OF_STRATEGY = (
-    "name", "spelling", "contributes", "delays", "corrections", "outer", "every", "weighted",
+    "name", "spelling", "contributes", "delays", "corrections", "outer", "local_steps", "weighted",
     "summary", "source",
 )  # fmt: skip
 _OF_RULE = ("name", "spelling", "weighs", "elementwise", "summary", "source")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edgetrain.training import sweep
     from edgetrain.training.sweep import SweepProgress
 
-AXES = ("rtt", "members", "delay", "every", "strategy", "codec", "network", "device")
+AXES = ("rtt", "members", "delay", "local_steps", "strategy", "codec", "network", "device")
 """Axes with an option of their own; --set takes any key of the job."""
 
 HELP = "one job over a grid of settings: a table, a CSV, a picture per axis"
@@ -43,7 +43,7 @@ examples:
 Every combination is one run, simulated unless you say --emulate. After Ctrl-C, --resume goes on
 where it ended: finished cells are kept, the interrupted one is run again. The first value of an
 axis is what the others are compared with. A sweep can be a file too: job = {…} and [axes], as those
-in examples/paper/. `delay` and `every` apply to the strategies that have them.
+in examples/paper/. `delay` and `local_steps` apply to the strategies that have them.
 """
 
 

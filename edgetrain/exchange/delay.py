@@ -51,10 +51,11 @@ class Delay:
     """A message of at most this many bytes loses nothing to slow start after a long round; inf: TCP
     keeps its windows."""
 
-    def together(self, every: int, steps: int) -> int:
+    def together(self, local_steps: int, steps: int) -> int:
         """The most that K + D may be, the steps that a member may diverge from the fleet: one in
-        `share` of the run's `steps` (0: not known), or two rounds of `every` steps."""
-        return max(2 * every, steps // self.share) if steps else (MAX_IN_FLIGHT + 1) * every
+        `share` of the run's `steps` (0: not known), or two rounds of `local_steps` steps."""
+        most = max(2 * local_steps, steps // self.share)
+        return most if steps else (MAX_IN_FLIGHT + 1) * local_steps
 
     @property
     def code(self) -> int:

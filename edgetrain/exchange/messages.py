@@ -230,7 +230,7 @@ class Welcome(_Kind, kind=b"W"):
     index: Count20
     members: Annotated[int, whole(1, 1 << 20)]
     strategy: Annotated[str, text(160)]
-    every: Count32From1
+    local_steps: Count32From1
     delay: Annotated[int, whole(-1, 1 << 32)]
     codec: Annotated[str, text(256)]
     reply_codec: Annotated[str, text(256)]
@@ -312,7 +312,7 @@ class Start(_Kind, kind=b"S"):
     keep: Flag
     resend: Count = 0
     attempt: Count32 = 0
-    every: Count32 = 0
+    local_steps: Count32 = 0
     steps: Count = 0
     t_ms: Ms = 0
     fixed: Name = ""
@@ -369,7 +369,7 @@ class Reply(_Kind, kind=b"R", most_bytes=MAX_LONG_HEADER_BYTES):
     checksum: Checksum
     settled: Flag
     payload: "Buffer"
-    every: Count32 = 0
+    local_steps: Count32 = 0
     complete: Count = _optional(0)
     merged: Counts = _optional(())
 

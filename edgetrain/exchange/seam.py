@@ -153,7 +153,7 @@ class RoundReply:
     """When its last part arrived, by the clock of the member's exchange."""
     pieces: Sequence[Vector]
     """The vector in consecutive pieces, float32, together [elements]."""
-    every: int = 0
+    local_steps: int = 0
     """Local steps in a round, in force once this reply is applied; 0: as before."""
     decode_s: float = 0.0
     """Seconds of decoding this reply, part by part."""
@@ -199,7 +199,7 @@ class CatchUp:
     base: Vector | None
     """That base, float32 [elements], where replies that this member missed are gone. None: they
     will still come."""
-    every: int = 0
+    local_steps: int = 0
     """Local steps in a round, in force; 0: as before."""
     merged: int = 0
     complete: int = 0
@@ -212,7 +212,7 @@ class CatchUp:
     @classmethod
     def of(cls, start: Start, base: Vector | None) -> Self:
         return cls(
-            start.round, start.delay, start.applied, start.checksum, base, start.every,
+            start.round, start.delay, start.applied, start.checksum, base, start.local_steps,
             start.merged, start.complete, start.steps,
         )  # fmt: skip
 
@@ -228,7 +228,7 @@ class Entry:
     """How many members the job starts with."""
     strategy: str
     """As the strategy is spelled in the job."""
-    every: int
+    local_steps: int
     """Local steps in a round, as the job begins."""
     delay: Delay
     codec: str
@@ -246,7 +246,7 @@ class Entry:
     leaves a part for later."""
     steps: int = 0
     """Local steps of the run before `round`."""
-    every_now: int = 0
+    local_steps_now: int = 0
     """Local steps in a round, in force; 0: as the job begins."""
     status_s: float = 0.0
     """Seconds between two reports of how the member is doing; 0: none is wanted."""

@@ -129,7 +129,7 @@ def _terms(
     hubs, ranges = len(job.hub.hubs) or 1, job.strategy.ranges
     stretch = Stretch(ranges, 0, 0) if number is None else shared(ranges, hubs)[number]
     return Terms(
-        found.strategy, found.every, delay, "" if any_job else job.digest(),
+        found.strategy, found.local_steps, delay, "" if any_job else job.digest(),
         0 if any_job else job.train.steps, stretch,
     )  # fmt: skip
 

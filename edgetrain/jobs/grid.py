@@ -52,8 +52,8 @@ def axis(name: str, values: Sequence[Any]) -> Axis:
 
     >>> axis("rtt", [0, 50]).values[1]
     Value(label='50', overrides=('fleet.network=rtt-50ms',))
-    >>> axis("case", [{"label": "K=10", "strategy": "fedavg", "every": 10}]).values[0].overrides
-    ('strategy=fedavg', 'every=10')
+    >>> axis("case", [{"label": "K=9", "strategy": "fedavg", "local_steps": 9}]).values[0].overrides
+    ('strategy=fedavg', 'local_steps=9')
 
     Raises ConfigError for a key that no job has, for no values, and for a repeated value.
     """
@@ -172,8 +172,8 @@ class Sweep:
     def cells(self) -> list[Cell]:
         """All cells; seeds vary fastest, the first axis slowest. Raises ConfigError.
 
-        `delay` and `every` are left out if a strategy has none, so that cells can be equal: they
-        then have the same digest.
+        `delay` and `local_steps` are left out if a strategy has none, so that cells can be equal:
+        they then have the same digest.
         """
         count = self.seeds
         for each in self.axes:
@@ -230,15 +230,15 @@ class Sweep:
 
 
 def fitting(job: Job) -> Job:
-    """The job with `every` and `delay` set to 0 if its strategy has no local steps or no delay, and
-    without a correction, a landing or an outer rule of its own if it has none."""
+    """The job with `local_steps` and `delay` set to 0 if its strategy has no local steps or no
+    delay, and without a correction, a landing or an outer rule of its own if it has none."""
     from edgetrain.jobs.resolved import load_own  # NumPy comes with it
 
     load_own(job.strategy.name)
     strategy = strategies.find(job.strategy.name)
     table = replace(
         job.strategy,
-        every=job.strategy.every if strategy.has_local_steps else 0,
+        local_steps=job.strategy.local_steps if strategy.has_local_steps else 0,
         delay=job.strategy.delay if strategy.delays else 0,
         landing=job.strategy.landing if strategy.has_local_steps else AUTO,
         correction=job.strategy.correction if strategy.corrections else "",

@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 AUTO: Final = "auto"
 """A delay that is measured, and a landing that is chosen, as job files spell them."""
 
-LATER = (
-    "schedule", "clip", "accumulate", "rate_for", "correction", "buffers", "honest_hub", "outer",
-    "landing", "ranges", "weigh", "personal", "head_steps", "cohort", "sampling", "cohort_extra",
-    "hold_out",
-)  # fmt: skip
-"""Keys that were added later: where they have their defaults a job has the digest that it had
-before, so that its journals and checkpoints still open."""
-
 DIRECT = "direct"
 """Members host the reducers."""
 
@@ -105,7 +97,7 @@ class StrategyTable:
     """How members exchange what they learn."""
 
     name: str = key("dga", "see `edgetrain strategies`")
-    every: int = ranged(
+    local_steps: int = ranged(
         0, 0, 10**9, "local steps in a round (K); 0: the strategy's, fewer in a short run"
     )
     delay: int | Literal["auto"] = ranged(
@@ -290,6 +282,4 @@ class Job:
 
 def _agreed(table: Train | StrategyTable, *own: str) -> dict[str, Any]:
     """The values that all members agree on: without keys that are each member's `own`."""
-    values, defaults = dataclasses.asdict(table), dataclasses.asdict(type(table)())
-    told = {key for key in values if key not in LATER or values[key] != defaults[key]}
-    return {key: value for key, value in values.items() if key in told.difference(own)}
+    return {key: value for key, value in dataclasses.asdict(table).items() if key not in own}

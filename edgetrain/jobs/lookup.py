@@ -192,12 +192,12 @@ def work_of(
         train.accumulate,
     )  # fmt: skip
     work = OneModel(task, model, flat, batches, train.accumulate)
-    heads, every = job.strategy.head_steps, job.strategy.every or strategy.every
+    heads, local_steps = job.strategy.head_steps, job.strategy.local_steps or strategy.local_steps
     if not heads:
         return OwnDraws(work, job.seed, own.held[0], begins_at)
 
     def freeze(step: int) -> None:
-        flat.freeze(personal=step % every >= heads)
+        flat.freeze(personal=step % local_steps >= heads)
 
     return OwnDraws(work, job.seed, own.held[0], begins_at, freeze)
 

@@ -87,7 +87,7 @@ def _full_key(key: str) -> str:
         raise ConfigError(f"the key '{key}' is in several tables", " or ".join(short))
     choices = {*known, *(full.rsplit(".", 1)[-1] for full in known)}
     if near := nearest(key, choices):
-        raise ConfigError(f"no key '{key}' in a job", f"did you mean '{near}'?")
+        raise ConfigError(f"no key '{key}' in a job", near)
     raise ConfigError(
         f"no key '{key}' in a job",
         f"the optimizer's is optimizer.{key}=…, the task's data.{key}=…; docs/jobs.md has all keys",

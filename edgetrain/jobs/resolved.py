@@ -68,7 +68,7 @@ class Resolved:
     job: Job
     """Planned, its noise is known and its name is not empty."""
     strategy: Strategy
-    every: int
+    local_steps: int
     """Local steps in a round: the job's, or one of as many parts of it as there are ranges; or the
     strategy's default, less in a short run whose delay is measured."""
     delay: Delay
@@ -198,7 +198,7 @@ class Resolved:
         from edgetrain.exchange.hub.delay import AgreedDelay  # the plan asks
 
         delays = self.delay, replace(self.delay, landing=0.0)  # a measured one may land, or not
-        return max(AgreedDelay(self.every, d, steps, ranges).end_after(0) for d in delays)
+        return max(AgreedDelay(self.local_steps, d, steps, ranges).end_after(0) for d in delays)
 
 
 _place: tuple[Path | None, Path | None] = None, None
@@ -251,22 +251,22 @@ def look_up(job: Job) -> Resolved:
         strategy = strategy.without_choice()
     codec = codecs.parse(table.codec)
     delay = _delay_of(job, strategy)
-    every = table.every or strategy.every
+    local_steps = table.local_steps or strategy.local_steps
     ranges = strategy.ranges
-    if every % ranges and table.every:
+    if local_steps % ranges and table.local_steps:
         raise ConfigError(
-            f"strategy.every = {every}: {strategy.spelled} begins a round of the next fragment "
-            f"every {every}/{ranges} steps",
-            f"take a multiple of {ranges}, as {-(-every // ranges) * ranges}",
+            f"strategy.local_steps = {local_steps}: {strategy.spelled} begins a round of the next "
+            f"fragment every {local_steps}/{ranges} steps",
+            f"take a multiple of {ranges}, as {-(-local_steps // ranges) * ranges}",
         )
-    every = -(-every // ranges)
-    if delay.is_measured and job.train.steps and not table.every:
-        every = min(every, max(1, job.train.steps // SHORTEST))
+    local_steps = -(-local_steps // ranges)
+    if delay.is_measured and job.train.steps and not table.local_steps:
+        local_steps = min(local_steps, max(1, job.train.steps // SHORTEST))
     _check_own(job, strategy, codec)
     return Resolved(
         job=job,
         strategy=strategy,
-        every=every,
+        local_steps=local_steps,
         delay=delay,
         codec=codec,
         reply_codec=codecs.parse(table.reply_codec) if table.reply_codec else codec.for_replies(),
@@ -299,10 +299,10 @@ def _delay_of(job: Job, strategy: Strategy) -> Delay:
     if isinstance(steps, int):
         return Delay(steps, landing=landing)
     if not strategy.in_step:  # there is no reply to every round, whose trip could be measured
-        return Delay(MAX_IN_FLIGHT * (job.strategy.every or strategy.every))
+        return Delay(MAX_IN_FLIGHT * (job.strategy.local_steps or strategy.local_steps))
     by_gradient = str(job.train.optimizer.get("name", "")).lower() in _BY_GRADIENT
     lands = landing != 0 and not _has_equal_data(job) and _has_samples(job)
-    together, is_free = _stay_together(job), by_gradient and not job.strategy.every
+    together, is_free = _stay_together(job), by_gradient and not job.strategy.local_steps
     share = SHARE if together else LANDED_SHARE if lands else APART_SHARE
     one_in_flight = strategy.wants_one_in_flight(together) and is_free
     return Delay(0, True, share, one_in_flight, landing, lands and is_free)

@@ -179,8 +179,9 @@ def _check_pace(found: Resolved) -> None:
     landing, delay = job.strategy.landing, job.strategy.delay
     lands, spelled = landing not in (0, AUTO), f"strategy.landing = {_shown(landing)}"
     refuse_first(
-        (not strategy.has_local_steps and found.every != 1,
-         f"strategy.every = {found.every}: {strategy.name} exchanges gradients at every step",
+        (not strategy.has_local_steps and found.local_steps != 1,
+         f"strategy.local_steps = {found.local_steps}: {strategy.name} exchanges gradients at "
+         "every step",
          "leave it out, or choose local-sgd"),
         (job.hub.quorum > job.fleet.members,
          f"hub.quorum = {job.hub.quorum}: the job has only {job.fleet.members} members", ""),
@@ -207,8 +208,10 @@ def _check_head_steps(found: Resolved) -> None:
     refuse_first(
         (not table.personal, f"{spelled} without strategy.personal: members have no layers of "
          "their own", "say which, as in personal = 'head.*'"),
-        (steps >= found.every, f"{spelled} in rounds of {found.every} steps: none is left for what "
-         "members share", f"head_steps = {found.every - 1} or less, or a longer strategy.every"),
+        (steps >= found.local_steps,
+         f"{spelled} in rounds of {found.local_steps} steps: none is left for what "
+         "members share",
+         f"head_steps = {found.local_steps - 1} or less, or more strategy.local_steps"),
         (strategy.delays or not strategy.in_step, f"{spelled} and {strategy.spelled}: the length "
          "of its rounds may change", way_out),
         (strategy.adjusts_gradient, f"{spelled} and {strategy.spelled}: it adds to the gradient of "
@@ -336,7 +339,7 @@ def _check_out_of_step(found: Resolved) -> None:
     from edgetrain.strategies.arrivals import ArrivalTerms
 
     members = job.fleet.members
-    pace = ArrivalTerms(members, found.every, job.hub.longest_deadline_s)
+    pace = ArrivalTerms(members, found.local_steps, job.hub.longest_deadline_s)
     rule = strategy.closing_rule(pace)
     for parameter, value in zip(strategy.parameters, strategy.arguments, strict=True):
         if parameter.most_members and value > job.first_members:

@@ -184,7 +184,7 @@ class RunData:
     """Figure that members report to the hub, and which is better: "higher" or "lower"."""
     rounds: int = 0
     merged_steps: int = 0
-    every: int = 0
+    local_steps: int = 0
     """Steps in a round, in force until the landing; 0: not known."""
     delay: int = 0
     """Local steps, in force until the landing."""
@@ -264,9 +264,9 @@ class RunData:
     def most_steps(self) -> int | None:
         """The most steps that a member can have taken, by the rounds at the hub; None: not known,
         or stated by members that write their own lines."""
-        if not self.is_told or not self.every:
+        if not self.is_told or not self.local_steps:
             return None
-        return self.merged_steps + self.delay + 2 * self.every
+        return self.merged_steps + self.delay + 2 * self.local_steps
 
     def turns(self, job: Mapping[str, Any]) -> tuple[int, float] | None:
         """Of a job whose rounds have a sample of the members: its steps that are over, and the
@@ -331,7 +331,7 @@ class RunData:
         self.own_data.add(record)
 
     def _take_pace(self, record: Record) -> None:
-        self.now = int(_value(record, "every")) or self.now[0], int(_value(record, "delay"))
+        self.now = int(_value(record, "local_steps")) or self.now[0], int(_value(record, "delay"))
         self.lands = record.get("lands") is True
         if slices := record.get("slices"):
             counts = slices, record.get("copies", 0), record.get("wasted", 0)
@@ -340,7 +340,7 @@ class RunData:
         if ages := record.get("ages"):
             self.ages = ages[0], max(ages[1], self.ages[1] if self.ages else 0)
         if not self.lands:
-            self.every, self.delay = self.now
+            self.local_steps, self.delay = self.now
 
     def _add_event(self, record: Record) -> None:
         event, reason = str(record.get("event")), str(record.get("reason") or "")

@@ -136,13 +136,14 @@ LINES: dict[str, dict[str, Is]] = {
         "versions": text,
     },
     "exchange": _USED | {
-        "round": count, "every": count, "delay": count, "members": count, "submitted_t": seconds,
+        "round": count, "local_steps": count, "delay": count, "members": count,
+        "submitted_t": seconds,
         "arrived_t": seconds, "submit_s": seconds, "decode_s": seconds, "apply_s": seconds,
     },
     "eval": {"step": count, "round": count, "eval_s": seconds},
     "round": _USED | {
         "round": count, "members": texts, "missing": texts, "weight": number, "close_s": seconds,
-        "delay": count, "every": count, "cuts": cuts, "codec": text, "lands": flag,
+        "delay": count, "local_steps": count, "cuts": cuts, "codec": text, "lands": flag,
         "above_sent_bytes": size, "above_received_bytes": size,
         "ages": counts, "slices": count, "copies": count, "wasted": count, "loss": number,
         "step_length": number,
@@ -165,7 +166,7 @@ JOB: Shape = {
         "devices": text_or_texts,
     },
     "train": {"steps": count, "target": number},
-    "strategy": {"name": text, "every": count_or_text, "delay": count_or_text, "codec": text},
+    "strategy": {"name": text, "local_steps": count_or_text, "delay": count_or_text, "codec": text},
     "hub": {"status_s": seconds},
 }  # fmt: skip
 """Keys of job.toml that are read without a job being made of it."""
@@ -174,7 +175,7 @@ SUMMARY: Shape = {
     **_USED, **_PARTS,
     "format": count, "name": text, "status": text, "began": text, "task": text, "strategy": text,
     "metric": text, "better": text, "target": number, "final": numbers, "members": count,
-    "network": text_or_texts, "device": text_or_texts, "every": count_or_text,
+    "network": text_or_texts, "device": text_or_texts, "local_steps": count_or_text,
     "delay": count_or_text, "codec": text, "joules_source": text, "buffers": text,
     "overrun": text, "steps": count, "rounds": count, "seconds": seconds,
     "seconds_per_step": seconds, "steps_per_second": number, "target_seconds": seconds,

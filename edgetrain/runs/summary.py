@@ -63,7 +63,7 @@ def _from_job(folder: Path, job: Mapping[str, Any]) -> dict[str, Any]:
         "members": fleet.get("members"),
         "network": fleet.get("network"),
         "device": fleet.get("device", fleet.get("devices")),
-        "every": strategy.get("every"),
+        "local_steps": strategy.get("local_steps"),
         "delay": strategy.get("delay"),
         "codec": strategy.get("codec"),
         "emulation": None,
@@ -75,10 +75,10 @@ def _from_job(folder: Path, job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pace(data: RunData) -> dict[str, Any]:
     """Rounds, delay and codec in force at the end, where the job has "auto"."""
-    if not data.every:
+    if not data.local_steps:
         return {}
     codec = {"codec": data.codec} if data.codec else {}
-    return {"every": data.every, "delay": data.delay, **codec}
+    return {"local_steps": data.local_steps, "delay": data.delay, **codec}
 
 
 def _speed(data: RunData) -> dict[str, Any]:

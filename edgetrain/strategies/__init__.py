@@ -49,7 +49,7 @@ class Setting:
     elements more behind them, which are not the model's."""
     gradient: Vector
     """The model's flat gradient, float32 [elements]. Shared with the model."""
-    every: int
+    local_steps: int
     delay: int
     memory: VectorPool | None = None
     """Pool in which contributions are made; None: the half makes its own vectors."""
@@ -89,7 +89,7 @@ class Strategy:
     outer: str = ""
     """What the hub makes of the merged contribution, as `outer` spells it; "": it goes to all as it
     is."""
-    every: int = 5
+    local_steps: int = 5
     """Default number of local steps in a round."""
     delays: bool = False
     """Whether `delay` means anything; otherwise it is 0."""
@@ -106,7 +106,7 @@ class Strategy:
     allows_late_join: bool = True
     """Whether a member may join after the start, or come back without its state."""
     has_local_steps: bool = True
-    """Whether members step between two exchanges, so that `every` means something."""
+    """Whether members step between two exchanges, so that `local_steps` means something."""
     keeps_late: bool = True
     """Whether a contribution to a round that has closed goes into the next open one; otherwise it
     is worth nothing any more."""
@@ -276,32 +276,32 @@ def _displacement(setting: Setting) -> MemberHalf:
     if setting.correction == VARIATES:
         return _variates(setting)
     drift = _correction(setting, setting.correction)
-    return Displacement(setting.params, setting.every, setting.delay, setting.memory, drift)
+    return Displacement(setting.params, setting.local_steps, setting.delay, setting.memory, drift)
 
 
 def _uncorrected(setting: Setting) -> MemberHalf:
     from edgetrain.strategies.uncorrected import Uncorrected
 
-    return Uncorrected(setting.params, setting.every, setting.delay, setting.memory)
+    return Uncorrected(setting.params, setting.local_steps, setting.delay, setting.memory)
 
 
 def _fedprox(setting: Setting, mu: float) -> MemberHalf:
     from edgetrain.strategies.fedprox import FedProx
 
-    return FedProx(setting.params, setting.gradient, mu, setting.every, setting.memory)
+    return FedProx(setting.params, setting.gradient, mu, setting.local_steps, setting.memory)
 
 
 def _variates(setting: Setting) -> MemberHalf:
     from edgetrain.strategies.variates import Variates
 
     params, gradient, memory = setting.params, setting.gradient, setting.memory
-    return Variates(params, gradient, setting.every, setting.delay, memory)
+    return Variates(params, gradient, setting.local_steps, setting.delay, memory)
 
 
 def _streaming(setting: Setting, count: float, alpha: float) -> MemberHalf:
     from edgetrain.strategies.streaming import Streaming
 
-    return Streaming(setting.params, int(count), alpha, setting.every, setting.delay)
+    return Streaming(setting.params, int(count), alpha, setting.local_steps, setting.delay)
 
 
 def _at_base(setting: Setting, *arguments: float) -> MemberHalf:
@@ -315,7 +315,7 @@ def _out_of_step(setting: Setting, lead: float = math.inf, fetch: float = 0) -> 
 
     return OutOfStep(
         setting.params,
-        setting.every,
+        setting.local_steps,
         setting.delay,
         setting.memory,
         lead=lead,
@@ -347,7 +347,7 @@ def _bounded(pace: ArrivalTerms, lead: float) -> ArrivalRule:
 def _summed(pace: ArrivalTerms, fetch: float) -> ArrivalRule:
     from edgetrain.strategies.arrivals import Summed
 
-    arrivals = math.ceil(pace.members * fetch / pace.every)
+    arrivals = math.ceil(pace.members * fetch / pace.local_steps)
     return Summed(min(max(1, arrivals), pace.members), deadline_s=pace.deadline_s)
 
 
@@ -359,7 +359,7 @@ _ROWS = (
         build=_gradient,
         summary="average gradients every step and wait for the mean: what DDP does",
         source="Li et al., PyTorch Distributed, VLDB 2020",
-        every=1,
+        local_steps=1,
         contributes="gradient",
         moves_params=False,
         hub_keeps_base=False,
@@ -406,7 +406,7 @@ _ROWS = (
         summary="local-sgd with long rounds, whose mean the hub takes as a step with momentum",
         source="Douillard et al., DiLoCo, 2023, algorithm 1",
         outer="nesterov(0.7, 0.9)",
-        every=20,
+        local_steps=20,
     ),
     Strategy(
         name="eager",
@@ -417,7 +417,7 @@ _ROWS = (
         corrections=("eager",),
         correction="eager",
         outer="nesterov(0.7, 0.9)",
-        every=20,
+        local_steps=20,
         delays=True,
     ),
     Strategy(
@@ -470,7 +470,7 @@ _ROWS = (
         "other, each mixed in D steps later",
         source="Douillard et al., Streaming DiLoCo, 2025",
         outer="nesterov(0.7, 0.9)",
-        every=20,
+        local_steps=20,
         delays=True,
     ),
     Strategy(
@@ -526,7 +526,7 @@ _ROWS = (
         summary="the hub hands out slices of a batch that all members hold, slow ones twice, and "
         "moves the model by L-BFGS (Sandblaster)",
         source="Dean et al., Large Scale Distributed Deep Networks, NIPS 2012, section 4.2",
-        every=1,
+        local_steps=1,
         contributes="gradient",
         has_local_steps=False,
         deals=True,

@@ -20,7 +20,7 @@ class ArrivalTerms:
     """What a rule is made from, besides a strategy's arguments."""
 
     members: int
-    every: int
+    local_steps: int
     """Local steps in a round."""
     deadline_s: float
 

@@ -21,7 +21,7 @@ from edgetrain.vectors.vector import TILE, Vector, combine, tile_sum, tiles
 
 _TOO_FAST = (
     "training diverged on this member: lower the learning rate, clip gradients, or exchange sooner "
-    "(every, delay)"
+    "(local_steps, delay)"
 )
 
 EXPLODED = 100.0
@@ -65,11 +65,11 @@ def _sent_part(flight: Flight, sent: Vector) -> Flight:
 
 
 class Displacement:
-    """Every `every` steps submit what the optimizer did; `delay` steps later take the mean instead.
+    """Every `local_steps` submit what the optimizer did; `delay` steps later take the mean instead.
 
     Delayed Gradient Averaging (Zhu et al., NeurIPS 2021, algorithm 1). In the paper's symbols
-    (w parameters, K = every, D = delay, own_r what this member did in round r, mean_r the mean of
-    all members' own_r), D steps after round r was submitted::
+    (w parameters, K = local_steps, D = delay, own_r what this member did in round r, mean_r the
+    mean of all members' own_r), D steps after round r was submitted::
 
         w <- w + mean_r - own_r
 
@@ -108,16 +108,16 @@ class Displacement:
     def __init__(
         self,
         params: Vector,
-        every: int = 1,
+        local_steps: int = 1,
         delay: int = 0,
         memory: VectorPool | None = None,
         drift: Drift | None = None,
     ) -> None:
-        if every < 1:
-            raise ConfigError(f"every = {every}: a round has at least 1 local step")
+        if local_steps < 1:
+            raise ConfigError(f"local_steps = {local_steps}: a round has at least 1 local step")
         if delay < 0:
             raise ConfigError(f"delay = {delay}: allowed are 0 (wait at once) and more")
-        self.params, self.every, self.delay = params, every, delay
+        self.params, self.local_steps, self.delay = params, local_steps, delay
         self.expected = Expected(params, drift)
         """The part of `params` that is not local progress."""
         self.base: Vector = self.expected.base
@@ -134,7 +134,7 @@ class Displacement:
         """The part of contributions that a lossy codec has not sent yet."""
         self._growth = Growth()
         self._steps = 0
-        self._local_steps = 0
+        self._steps_taken = 0
         self._partial = self._finished = False
         self._note = ""
         self.start(0, 0)
@@ -161,12 +161,12 @@ class Displacement:
     def after_step(self) -> Vector | None:
         """Called after each optimizer step; returns the contribution at the end of a round."""
         self._steps += 1
-        self._local_steps += 1
-        return self._submit() if self._local_steps >= self.every else None
+        self._steps_taken += 1
+        return self._submit() if self._steps_taken >= self.local_steps else None
 
     def quiet_steps(self) -> int:
         """Steps from now on that neither submit nor wait: nothing reads `params` after them."""
-        quiet = self.every - self._local_steps - 1
+        quiet = self.local_steps - self._steps_taken - 1
         if self.expected.flights:
             oldest = self.expected.flights[0]
             quiet = min(quiet, oldest.step + self._delay_of(oldest.round) - self._steps - 1)
@@ -176,7 +176,7 @@ class Displacement:
         """See MemberHalf: the unsent local progress, if any."""
         self.delay = 0
         self._finished = True
-        if self._local_steps or (rest and self._partial):
+        if self._steps_taken or (rest and self._partial):
             return self._submit()
         if not self.expected.flights:  # otherwise the last reply does it
             self.expected.settle(slice(None))
@@ -256,17 +256,17 @@ class Displacement:
         return None
 
     @property
-    def local_steps(self) -> int:
-        return self._local_steps
+    def steps_taken(self) -> int:
+        return self._steps_taken
 
     @property
     def has_steps(self) -> bool:
-        return self._local_steps > 0
+        return self._steps_taken > 0
 
     def rest(self) -> Vector | None:
         """float32 [elements] what is in `params` and in no contribution: the steps of this round,
         and what lossy contributions have left there; None: nothing."""
-        if not (self._partial or self._local_steps):
+        if not (self._partial or self._steps_taken):
             return None
         rest = self._memory.borrow_vector()
         scratch, owns = np.empty(min(TILE, rest.size), np.float32), self.expected.owns()
@@ -276,13 +276,13 @@ class Displacement:
                 rest[here] += self.unsent.beside[here]
         return rest
 
-    def restore_rest(self, rest: Vector, local_steps: int = 0) -> None:
-        if not local_steps and self.unsent.belongs_beside():
+    def restore_rest(self, rest: Vector, steps_taken: int = 0) -> None:
+        if not steps_taken and self.unsent.belongs_beside():
             self.unsent.beside = rest.copy()
         else:
             self.params += rest
-        self._local_steps = local_steps
-        self._partial = not local_steps
+        self._steps_taken = steps_taken
+        self._partial = not steps_taken
 
     def learned(self) -> dict[str, NDArray[Any]]:
         return self.unsent.state() | ({} if self.drift is None else self.drift.state())
@@ -338,7 +338,7 @@ class Displacement:
         whole = flight.left_out is not None and not flight.partial
         sent = self.unsent.sent_share(flight.own, flight.left_out)
         delay = self._delay_of(flight.round)
-        shares = None if drift is None else drift.begin_reply(self.every, delay, whole, sent)
+        shares = None if drift is None else drift.begin_reply(self.local_steps, delay, whole, sent)
         before = owns if flight.own is None else [flight.own, *owns]
         scratch, local = np.empty((2, min(TILE, self.params.size)), np.float32)
         sums = []
@@ -406,5 +406,5 @@ class Displacement:
             Flight(self.round, self._steps, flying, at_once, predicted=predicted, touched=touched)
         )
         self.round += 1
-        self._local_steps = 0
+        self._steps_taken = 0
         return whole

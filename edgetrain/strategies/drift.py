@@ -119,7 +119,9 @@ class Drift:
         """A sample of the gap, for the round that is submitted now; None: nothing is known yet."""
         return self.gap[:: self._stride].copy() if self._replies else None
 
-    def begin_reply(self, every: int, delay: int, whole: bool = False, sent: float = 1.0) -> Shares:
+    def begin_reply(
+        self, local_steps: int, delay: int, whole: bool = False, sent: float = 1.0
+    ) -> Shares:
         """Begin to learn from a reply. Returns the shares to be in force after it, which follow
         from the replies before it: the vector is walked once.
 
@@ -127,7 +129,7 @@ class Drift:
         nothing: until one is not, own progress stands for rounds in flight. `sent`: the share of
         it, of its squared length, that a codec sent; a choice asks."""
         if delay:  # 0 at the end of training: rounds in flight took as long as before
-            self._rounds = max(1, math.ceil(delay / every))
+            self._rounds = max(1, math.ceil(delay / local_steps))
         self._replies += 1
         self._rate = np.float32(max(1 / (self._rounds + 1), 1 / self._replies))
         self._measured = [0.0, 0.0]
@@ -136,16 +138,16 @@ class Drift:
         self._learns = not whole
         self._is_evidence = not whole and sent >= SENT
         theta = 0.0 if self.choice is not None else self.theta
-        taken, given = self._at_most(every)
+        taken, given = self._at_most(local_steps)
         self._coming = np.float32(1 - theta * taken), np.float32(theta * given)
         return self._coming
 
-    def _at_most(self, every: int) -> tuple[float, float]:
+    def _at_most(self, local_steps: int) -> tuple[float, float]:
         """Shares at theta = 1: taken from own progress, and given to the gap."""
         taken = 0.5 + 0.25 / self._rounds
         if not self._momentum:
             return taken, taken - 0.25
-        taken *= 1 - self._momentum**every
+        taken *= 1 - self._momentum**local_steps
         return taken, 1 - taken
 
     def learn_tile(self, here: slice, reply: Vector, own: Vector, predicted: Vector | None) -> None:

@@ -30,7 +30,9 @@ class Eager(Drift):
         """See Drift: no prediction is judged."""
         return None
 
-    def begin_reply(self, every: int, delay: int, whole: bool = False, sent: float = 1.0) -> Shares:
+    def begin_reply(
+        self, local_steps: int, delay: int, whole: bool = False, sent: float = 1.0
+    ) -> Shares:
         self._replies += 1
         self._learns = not whole
         one, nothing = np.float32(1), np.float32(0)

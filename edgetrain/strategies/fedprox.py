@@ -15,7 +15,7 @@ class FedProx(Displacement):
     FedProx (Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, equation 2 and
     algorithm 2), for members whose data differ: `before_step` adds the gradient of the proximal
     term, mu (w - base), to the flat gradient, and any optimizer steps on the sum. Differences from
-    the paper: all members take part in a round, each takes `every` steps (the paper lets devices
+    the paper: all members take part in a round, each takes `local_steps` (the paper lets devices
     stop at different inexactness), and the mean is weighted as FedAvg's.
 
     `gradient` (float32 [elements]) is shared with the caller and mutated in place by `before_step`.
@@ -29,10 +29,10 @@ class FedProx(Displacement):
         params: Vector,
         gradient: Vector,
         mu: float,
-        every: int = 1,
+        local_steps: int = 1,
         memory: VectorPool | None = None,
     ) -> None:
-        super().__init__(params, every, 0, memory)
+        super().__init__(params, local_steps, 0, memory)
         self.gradient = gradient
         self.mu = mu
         self._tile: Vector = np.empty(min(TILE, params.size), np.float32)

@@ -24,8 +24,8 @@ class Gradient:
     moves_params = moves_within = False
     keeps_rest = False
     tile_sums: Sequence[int] = ()
-    every = 1
-    local_steps = 0
+    local_steps = 1
+    steps_taken = 0
     has_steps = False
 
     def __init__(self, params: Vector, gradient: Vector, memory: VectorPool | None = None) -> None:
@@ -97,7 +97,7 @@ class Gradient:
     def rest(self) -> Vector | None:
         return None
 
-    def restore_rest(self, rest: Vector, local_steps: int = 0) -> None:
+    def restore_rest(self, rest: Vector, steps_taken: int = 0) -> None:
         raise EdgetrainError("synchronous SGD has no local progress to restore")
 
     def learned(self) -> dict[str, NDArray[Any]]:

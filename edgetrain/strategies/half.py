@@ -28,7 +28,7 @@ class MemberHalf(Protocol):
     (a simulator that takes several steps at once does), and then make up for `after_step`.
     """
 
-    every: int
+    local_steps: int
     delay: int
     applied: int
     round: int
@@ -100,7 +100,7 @@ class MemberHalf(Protocol):
         """A contribution that could not be made before the reply that was just applied, or None."""
 
     @property
-    def local_steps(self) -> int:
+    def steps_taken(self) -> int:
         """Steps of the round that has begun; 0 between two rounds, the moment for a checkpoint."""
 
     @property
@@ -110,8 +110,8 @@ class MemberHalf(Protocol):
     def rest(self) -> Vector | None:
         """The part of the parameters that no contribution contains, for a checkpoint."""
 
-    def restore_rest(self, rest: Vector, local_steps: int = 0) -> None:
-        """After `start`: add to the parameters what `rest` returned, of which `local_steps` steps
+    def restore_rest(self, rest: Vector, steps_taken: int = 0) -> None:
+        """After `start`: add to the parameters what `rest` returned, of which `steps_taken` steps
         belong to the next round. It is in the next contribution."""
 
     def learned(self) -> dict[str, NDArray[Any]]:

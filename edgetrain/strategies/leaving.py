@@ -18,10 +18,10 @@ SHARE = 0.7
 it cost a language model least with momentum and with AdamW (docs/decisions/026)."""
 
 
-def share_of(every: int, delay: int) -> float:
+def share_of(local_steps: int, delay: int) -> float:
     """Share that stays for plain SGD: half of a deviation leaves in the K + D steps that a member
     is apart."""
-    return 1 - every / (2 * (every + delay))
+    return 1 - local_steps / (2 * (local_steps + delay))
 
 
 FIRST = 3
@@ -83,10 +83,12 @@ class Leaving(Drift):
         """See Drift: no prediction is judged."""
         return None
 
-    def begin_reply(self, every: int, delay: int, whole: bool = False, sent: float = 1.0) -> Shares:
+    def begin_reply(
+        self, local_steps: int, delay: int, whole: bool = False, sent: float = 1.0
+    ) -> Shares:
         self._learns = bool(delay) and not whole
         self._is_evidence = not whole and sent >= SENT
-        self._share = np.float32(SHARE if self._momentum else share_of(every, delay))
+        self._share = np.float32(SHARE if self._momentum else share_of(local_steps, delay))
         return self.shares
 
     def learn_tile(self, here: slice, reply: Vector, own: Vector, predicted: Vector | None) -> None:

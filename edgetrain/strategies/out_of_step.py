@@ -16,7 +16,7 @@ from edgetrain.vectors.vector import TILE, Vector, combine, tile_sum, tiles
 
 
 class OutOfStep(Displacement):
-    """Every `every` steps submit what the optimizer did; take in the replies that are there.
+    """Every `local_steps` steps submit what the optimizer did; take in the replies that are there.
 
     Two numbers. A contribution has this member's own (`round`), a reply the hub's (`applied`). A
     reply says below which own number this member's contributions are in it, or in earlier ones
@@ -38,13 +38,13 @@ class OutOfStep(Displacement):
     al., 2022), whose members download the server's model.
 
     With `fetch` > 0 replies are taken every `fetch` steps, not at the ends of rounds (Downpour's
-    n_fetch; `every` is its n_push).
+    n_fetch; `local_steps` is its n_push).
     """
 
     def __init__(
         self,
         params: Vector,
-        every: int = 1,
+        local_steps: int = 1,
         delay: int = 0,
         memory: VectorPool | None = None,
         *,
@@ -56,7 +56,7 @@ class OutOfStep(Displacement):
         self._merged = self._complete = 0
         """Numbers below which this member's contributions, and those of all members, are in `base`,
         or will be with the next reply."""
-        super().__init__(params, every, delay, memory)
+        super().__init__(params, local_steps, delay, memory)
         self.keeps_rest = stands_in
 
     def start(self, applied: int, round: int) -> None:
@@ -78,7 +78,7 @@ class OutOfStep(Displacement):
         flights = self.expected.flights
         late = bool(flights) and self._steps - flights[0].step >= self.delay
         ahead = self.round - self.lead > self._complete and not self._finished
-        takes = self._steps % self.fetch if self.fetch else self._local_steps
+        takes = self._steps % self.fetch if self.fetch else self._steps_taken
         there = self.applied < ready and (not takes or self._finished)
         return self.applied if late or ahead or there else None
 
@@ -91,7 +91,7 @@ class OutOfStep(Displacement):
             flight = flights.popleft()
             if flight.left_out is not None:
                 self.unsent.learn(pieces, flight.left_out)
-        rest = self._local_steps or (self._partial and not self._finished)
+        rest = self._steps_taken or (self._partial and not self._finished)
         keep = not at_once and bool(flights or rest)
         sums = self._add_reply(pieces, before if keep else None)
         self.expected.keep_sums(sums, None)

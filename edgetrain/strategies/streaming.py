@@ -32,11 +32,11 @@ class Fragment(Displacement):
 
     def has_rest(self, rest: bool) -> bool:
         """Whether steps are in no contribution yet, or with `rest` what a lossy codec left out."""
-        return bool(self._local_steps) or (rest and self._partial)
+        return bool(self._steps_taken) or (rest and self._partial)
 
     def count_step(self) -> None:
         self._steps += 1
-        self._local_steps += 1
+        self._steps_taken += 1
 
     def submit(self) -> Vector:
         self.submitted_at = self._steps
@@ -57,7 +57,7 @@ class Fragment(Displacement):
 
 
 class Streaming:
-    """Fragments of the parameters in turn: every `every` steps a round begins, of the next one.
+    """Fragments of the parameters in turn: every `local_steps` a round begins, of the next one.
 
     Streaming DiLoCo (Douillard et al., 2025): P fragments, each exchanged every H steps, staggered
     so that every H/P steps one of them is sent; a reply takes up to tau steps, and is mixed into
@@ -65,12 +65,12 @@ class Streaming:
 
         theta <- alpha theta_local + (1 - alpha) theta_global
 
-    Here `every` = H/P, tau = `delay`, and theta_global keeps what the member did since: it is
+    Here `local_steps` = H/P, tau = `delay`, and theta_global keeps what the member did since: it is
     base + (contributions in flight) + (steps since the last one), as in DGA (`Displacement`), so
     alpha = 0 loses no step. In the paper theta_global is the base alone: alpha = 0 there drops the
     steps of the delay, and its default is 1/2. Fragments are ranges of the flat vector, cut between
     blocks and not between layers; the outer optimizer is the hub's. The first round of fragment p
-    comes after (p + 1) `every` steps. At the end each fragment sends what is left of it, the next
+    comes after (p + 1) `local_steps`. At the end each fragment sends what is left of it, the next
     one when a reply is here, and its reply is applied whole.
 
     With P = 1 and alpha = 0 it is `Displacement`, bit for bit. `params`, float32 [elements], is
@@ -82,15 +82,17 @@ class Streaming:
     keeps_rest = True
     tile_sums: Sequence[int] = ()
 
-    def __init__(self, params: Vector, count: int, alpha: float, every: int, delay: int) -> None:
+    def __init__(
+        self, params: Vector, count: int, alpha: float, local_steps: int, delay: int
+    ) -> None:
         """`count` is P. ConfigError for more fragments than the vector has blocks."""
-        self.every = every
+        self.local_steps = local_steps
         self.ranges = Ranges(params.size, count)
         self.fragments = [Fragment(params[here], delay, alpha) for here in self.ranges]
         self.applied = self.round = self.checksum = 0
         self._delay = delay
         self._sums = TileSums(self.ranges)
-        self._local_steps = self._steps = 0
+        self._steps_taken = self._steps = 0
         self._stepped_at = 0
         """Steps, after the last one that the optimizer took."""
         self._is_ending = self._ends_with_rest = False
@@ -160,20 +162,20 @@ class Streaming:
     def after_step(self) -> Vector | None:
         """See MemberHalf: the contribution of the fragment whose turn it is, at a round's end."""
         self._steps += 1
-        self._local_steps += 1
+        self._steps_taken += 1
         for fragment in self.fragments:
             fragment.count_step()
-        if self._local_steps < self.every:
+        if self._steps_taken < self.local_steps:
             return None
         return self._submitted(self._of(self.round).submit())
 
     def _submitted(self, own: Vector) -> Vector:
         self.round += 1
-        self._local_steps = 0
+        self._steps_taken = 0
         return own
 
     def quiet_steps(self) -> int:
-        quiet = self.every - self._local_steps - 1
+        quiet = self.local_steps - self._steps_taken - 1
         flights = self._of(self.applied).expected.flights
         if flights:
             quiet = min(quiet, flights[0].step + self._delay - self._steps - 1)
@@ -225,9 +227,9 @@ class Streaming:
     # -- checkpoints ---------------------------------------------------------------------------
 
     @property
-    def local_steps(self) -> int:
+    def steps_taken(self) -> int:
         """See MemberHalf: those of this round."""
-        return self._local_steps
+        return self._steps_taken
 
     @property
     def has_steps(self) -> bool:
@@ -243,12 +245,12 @@ class Streaming:
                 whole[here] = rest
         return whole
 
-    def restore_rest(self, rest: Vector, local_steps: int = 0) -> None:
+    def restore_rest(self, rest: Vector, steps_taken: int = 0) -> None:
         """See MemberHalf. Fragments that have contributed before have steps of earlier rounds."""
-        self._local_steps = local_steps
+        self._steps_taken = steps_taken
         for number, (here, fragment) in enumerate(zip(self.ranges, self.fragments, strict=True)):
             rounds = min((self.round - 1 - number) % self.ranges.count, self.round)
-            steps = rounds * self.every + local_steps
+            steps = rounds * self.local_steps + steps_taken
             fragment.restore_rest(rest[here], steps)
             fragment.submitted_at = self._steps - steps
 

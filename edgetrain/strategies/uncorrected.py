@@ -44,5 +44,5 @@ class Uncorrected(Displacement):
             self.params[:] = self.base
         self.expected.flights.append(Flight(self.round, self._steps, None, at_once))
         self.round += 1
-        self._local_steps = 0
+        self._steps_taken = 0
         return own

@@ -47,7 +47,7 @@ class Variates(Displacement):
         self,
         params: Vector,
         gradient: Vector,
-        every: int = 1,
+        local_steps: int = 1,
         delay: int = 0,
         memory: VectorPool | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class Variates(Displacement):
         self._sent: dict[int, Vector] = {}
         """The gradient's half of contributions that no reply has answered, by round."""
         self.gradient = gradient
-        super().__init__(params, every, delay, memory)
+        super().__init__(params, local_steps, delay, memory)
 
     @property
     def _half(self) -> slice:
@@ -134,10 +134,10 @@ class Variates(Displacement):
                 moved *= EASE
             self.variates[here] += moved
 
-    def restore_rest(self, rest: Vector, local_steps: int = 0) -> None:
+    def restore_rest(self, rest: Vector, steps_taken: int = 0) -> None:
         """See MemberHalf: this round's gradients are in it, too."""
-        super().restore_rest(rest, local_steps)
-        if local_steps:
+        super().restore_rest(rest, steps_taken)
+        if steps_taken:
             self._count, self._sum = self._saved
 
     def learned(self) -> dict[str, NDArray[Any]]:

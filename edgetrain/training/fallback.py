@@ -200,7 +200,7 @@ class SteppingIn:
         if not self._rate > 0 or hub.steering.stands:
             return None
         delay = hub.rounds.delay
-        return FleetPace(delay.merged_steps, delay.every, self._rate)
+        return FleetPace(delay.merged_steps, delay.local_steps, self._rate)
 
     def look(self, hub: Hub) -> None:
         """See what the hub sees, and do what follows. Call it a few times a second."""

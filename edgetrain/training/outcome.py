@@ -101,7 +101,7 @@ def _known(planned: Resolved, data: RunData, report: dict[str, Any], status: str
         "metric": planned.metric,
         "better": planned.better,
         "target": planned.target,
-        "every": data.every or planned.every,
+        "local_steps": data.local_steps or planned.local_steps,
         "emulation": report,
         "delay": data.delay,
         "codec": data.codec or planned.job.strategy.codec,

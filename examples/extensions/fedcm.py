@@ -18,7 +18,7 @@ class FedCM(Displacement):
     adjusts_gradient = True
 
     def __init__(self, setting, alpha):
-        super().__init__(setting.params, setting.every, 0, setting.memory)
+        super().__init__(setting.params, setting.local_steps, 0, setting.memory)
         self.gradient, self.alpha = setting.gradient, alpha
         self.direction = np.zeros_like(setting.params)
         self.rates = 0.0

@@ -19,7 +19,7 @@ class FedDyn(Displacement):
     adjusts_gradient = True
 
     def __init__(self, setting, alpha):
-        super().__init__(setting.params, setting.every, 0, setting.memory)
+        super().__init__(setting.params, setting.local_steps, 0, setting.memory)
         self.gradient, self.alpha = setting.gradient, alpha
         self.h = np.zeros_like(setting.params)
 

@@ -187,7 +187,7 @@ def calm_seconds(planned: Resolved) -> float:
 def _words(planned: Resolved) -> dict:
     table = planned.job.strategy
     return {
-        "every": planned.every, "delay": planned.delay.steps, "codec": table.codec,
+        "local_steps": planned.local_steps, "delay": planned.delay.steps, "codec": table.codec,
         "reply_codec": table.reply_codec, "clients": planned.nat,
     }  # fmt: skip
 
@@ -206,8 +206,8 @@ def _deaths(found: Sequence[tuple[Happening, float]], planned: Resolved) -> dict
 
 def _steps(planned: Resolved) -> int:
     """Whole rounds of them."""
-    rounds = min(planned.job.train.steps, MOST_STEPS) // planned.every
-    return planned.every * max(1, rounds)
+    rounds = min(planned.job.train.steps, MOST_STEPS) // planned.local_steps
+    return planned.local_steps * max(1, rounds)
 
 
 def _alive(room: DirectRoom) -> list:

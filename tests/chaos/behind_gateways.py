@@ -104,7 +104,7 @@ class ChaosSites(SitedFleet):
         self._numbers = itertools.count()
         sizes = [len(site.members) for site in planned.sites]
         super().__init__(
-            table.name, sizes, planned.every, planned.delay.steps, job.train.steps,
+            table.name, sizes, planned.local_steps, planned.delay.steps, job.train.steps,
             rng=random.Random(seed), elements=ELEMENTS, codec=table.codec,
             reply_codec=table.reply_codec, disk=Disk(), site_disks=[Disk() for _ in sizes],
         )  # fmt: skip

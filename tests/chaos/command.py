@@ -30,8 +30,8 @@ SIMULATED = (
     "delay=5", "optimizer={ name = 'sgd', lr = 0.05 }", "evaluate_every=1000000", "fsync=never",
 )  # fmt: skip
 STAND_IN = (
-    "members=3", "pace_s=0.02", "steps=350", "strategy=dga", "every=5", "delay=5", "beat_s=0.3",
-    "gone_s=2",
+    "members=3", "pace_s=0.02", "steps=350", "strategy=dga", "local_steps=5", "delay=5",
+    "beat_s=0.3", "gone_s=2",
 )  # fmt: skip
 _PROGRESS_S = 2.0
 

@@ -238,8 +238,8 @@ class ChaosTown(Town):
         )  # fmt: skip
         self.now = 0.0
         super().__init__(
-            table.name, job.fleet.members, planned.every, planned.delay.steps, job.train.steps,
-            policy=policy, rng=random.Random(seed), elements=ELEMENTS,
+            table.name, job.fleet.members, planned.local_steps, planned.delay.steps,
+            job.train.steps, policy=policy, rng=random.Random(seed), elements=ELEMENTS,
             codec=table.codec, reply_codec=table.reply_codec,
         )  # fmt: skip
         self.steps = job.train.steps

@@ -25,7 +25,7 @@ def planned(topology, *words):
 
 def direct(seed, happenings):
     calm_s = among_members.CALM_S
-    job = planned("direct", "ranges=16", "codec=int8", "every=1")
+    job = planned("direct", "ranges=16", "codec=int8", "local_steps=1")
     drawn = schedule.draw(seed, 4, calm_s, happenings, among_members.KINDS)
     return among_members.run(job, seed, drawn, calm_s).broken
 

@@ -108,7 +108,7 @@ def test_members_train_the_task_of_a_job_over_its_network(tmp_path, temporary):
         tmp_path,
         fleet={"members": 2, "pace_s": 0.01, "network": "rtt-50ms"},
         train={"steps": 150},
-        strategy={"name": "fedavg", "every": 5},
+        strategy={"name": "fedavg", "local_steps": 5},
         hub={"gone_s": 2.0, "beat_s": 0.3},
     )
     words = ["--schedules", "1", "--kinds", "hub,kill,cut", "--seed", "4"]

@@ -131,7 +131,7 @@ def fleet(folder, hub=None, **strategy):
         folder,
         fleet={"members": 4, "pace_s": 0.1, "network": "wan-50ms"},
         train={"steps": 120},
-        strategy={"name": "dga", "every": 5, "delay": 5, "landing": 0} | strategy,
+        strategy={"name": "dga", "local_steps": 5, "delay": 5, "landing": 0} | strategy,
         hub=hub or {"fsync": "never"},
     )
     return plan(reading.load(folder / job), folder)
@@ -266,7 +266,7 @@ def test_drawn_schedules_break_no_law(tmp_path, strategy, seed):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_drawn_schedules_of_several_hubs_break_no_law(seed):
-    words = ["members=4", "pace_s=0.1", "network=wan-50ms", "steps=60", "every=4", "delay=8"]
+    words = ["members=4", "pace_s=0.1", "network=wan-50ms", "steps=60", "local_steps=4", "delay=8"]
     words += ["codec=topk(0.5)|q2", "ranges=3", f"hubs={HUBS}", "fsync=never", "landing=0"]
     planned = plan(reading.load(None, words))
     drawn = schedule.draw(seed, 4, 6.0, 6, hubs=3)
@@ -329,7 +329,7 @@ def test_a_lost_slice_that_goes_out_too_late_shows():
 
 
 def test_a_member_that_only_one_of_several_hubs_has_given_up_joins_again():
-    words = ["members=3", "steps=40", "strategy=dga", "every=5", "delay=5", "ranges=3"]
+    words = ["members=3", "steps=40", "strategy=dga", "local_steps=5", "delay=5", "ranges=3"]
     words += ["pace_s=0.1", "network=wan-50ms", f"hubs={HUBS}", "fsync=never", "landing=0"]
     planned = plan(reading.load(None, words))
     happenings = [
@@ -357,7 +357,7 @@ def test_a_member_given_up_before_the_end_is_owed_what_was_answered_and_no_more(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ({"name": "sync-sgd", "every": 1, "delay": 0}, "cannot join"),
+        ({"name": "sync-sgd", "local_steps": 1, "delay": 0}, "cannot join"),
         ({"merge": "krum(1)"}, "leave it at 'mean'"),
     ],
 )

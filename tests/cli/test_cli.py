@@ -98,7 +98,10 @@ def assert_one_clear_line(status: int, stderr: str, *says: str) -> None:
         (["steps"], ["'steps' is not an override", "as steps=200"]),
         (["steps=2", "more"], ["'more' is not an override", "key=value"]),
         (["strategy=dgaa"], ["'dgaa'", "did you mean 'dga'?"]),
-        (["every=5", "strategy=sync-sgd"], ["every = 5", "sync-sgd", "choose local-sgd"]),
+        (
+            ["local_steps=5", "strategy=sync-sgd"],
+            ["local_steps = 5", "sync-sgd", "choose local-sgd"],
+        ),
         (["strategy=sync-sgd", "delay=4"], ["delay = 4", "sync-sgd", "choose dga"]),
         (["network=wan-20ms"], ["'wan-20ms'", "did you mean 'wan-200ms'?"]),
         (["device=raspberry-pi-4"], ["'raspberry-pi-4'", "did you mean 'raspberry-pi-4b'?"]),
@@ -299,7 +302,7 @@ def test_a_job_that_does_not_match_is_refused(tmp_path):
 
 @pytest.mark.real
 def test_a_hub_and_members_of_their_own_train_together(tmp_path):
-    tables = {"fleet": {"members": 2}, "train": {"steps": 20}, "strategy": {"every": 5}}
+    tables = {"fleet": {"members": 2}, "train": {"steps": 20}, "strategy": {"local_steps": 5}}
     job = write_tiny(tmp_path, **tables)
     alone = {"cwd": tmp_path, "program": EDGETRAIN}
     with hub(job, **alone) as (serving, address):
@@ -413,7 +416,7 @@ def test_a_killed_member_does_not_stop_the_others(strategy, tmp_path):
 @pytest.mark.real
 def test_when_all_members_fail_their_error_is_the_runs(tmp_path):
     job = write_tiny(tmp_path)
-    done = edgetrain("run", job, "members=2", "steps=40", "lr=1e30", "every=1", cwd=tmp_path)
+    done = edgetrain("run", job, "members=2", "steps=40", "lr=1e30", "local_steps=1", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "not finite" in done.stderr

@@ -42,7 +42,7 @@ def write_uneven(path: Path, bad: list[int], **tables: object) -> str:
     write_tiny(path)
     (path / "uneven.py").write_text(UNEVEN)
     (path / "job.toml").write_text(
-        f'task = "uneven:Tiny"\n[data]\nbad = {bad}\n[strategy]\nname = "fedavg"\nevery = 2\n'
+        f'task = "uneven:Tiny"\n[data]\nbad = {bad}\n[strategy]\nname = "fedavg"\nlocal_steps = 2\n'
     )
     return "job.toml"
 

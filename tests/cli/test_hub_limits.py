@@ -41,7 +41,7 @@ class Place:
         words = ("--keys", str(folder / "keys"), *words) if keyed else words
         self.hub = stack.enter_context(
             running(
-                "hub", "members=2", "strategy=local-sgd", "every=1", "--any-job",
+                "hub", "members=2", "strategy=local-sgd", "local_steps=1", "--any-job",
                 "--bind", "tcp://127.0.0.1:0", *words, cwd=folder, program=program,
             )
         )  # fmt: skip

@@ -35,7 +35,7 @@ def job(tmp_path, capsys):
     """A job of two members, a hub's keys and two devices' on its list; the hub's public key."""
     path = write_tiny(
         tmp_path, data={"width": 2000}, fleet={"members": 2, "pace_s": 0.02},
-        train={"steps": STEPS}, strategy={"name": "dga", "every": EVERY, "delay": EVERY},
+        train={"steps": STEPS}, strategy={"name": "dga", "local_steps": EVERY, "delay": EVERY},
         hub={"status_s": 0.2},
     )  # fmt: skip
     public = keys(capsys, "init", "--keys", str(tmp_path / "hub"))["public"]

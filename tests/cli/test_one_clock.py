@@ -43,7 +43,7 @@ def job(tmp_path, capsys):
     path = write_tiny(
         tmp_path, data={"width": 2000}, fleet={"members": 2, "pace_s": 0.02},
         train={"steps": STEPS},
-        strategy={"name": "dga", "every": EVERY, "delay": DELAY, "landing": 0},
+        strategy={"name": "dga", "local_steps": EVERY, "delay": DELAY, "landing": 0},
     )  # fmt: skip
     (tmp_path / "tiny.py").write_text(TINY.replace('"lower", None', '"lower", 1e9'))
     public = {
@@ -101,11 +101,11 @@ def check_task(folders):
     assert [story.summary[key] for key in ("metric", "better", "target")] == [*own]
     assert story.summary["target_seconds"] == member["target_seconds"]
     # A member's own folder says how long rounds are.
-    assert (member["every"], member["delay"]) == (EVERY, DELAY)
+    assert (member["local_steps"], member["delay"]) == (EVERY, DELAY)
     watch = FolderWatch(folders[1])
     watch.read()
     state = watch.state()
-    assert (state.data.every, state.data.delay, state.metric) == (EVERY, DELAY, "loss")
+    assert (state.data.local_steps, state.data.delay, state.metric) == (EVERY, DELAY, "loss")
 
 
 def test_folders_of_three_machines_lie_on_one_clock(job, tmp_path, capsys):

@@ -33,7 +33,7 @@ def run(tmp_path):
                 log.exchange(
                     round=round, submitted=submitted, arrived=clock.now - 0.01, submit_s=0.001,
                     decode_s=0.0, apply_s=0.001, sent_bytes=100, received_bytes=100,
-                    every=2, delay=2, members=3,
+                    local_steps=2, delay=2, members=3,
                 )  # fmt: skip
     with MetricsLog(metrics_path(folder), "hub", clock, 0.0) as log:
         log.event("gone", "no sign of life", about="m1")

@@ -23,12 +23,14 @@ def trained(cwd: Path, strategy: str, ends: dict[int, signal.Signals]) -> tuple[
         cwd,
         fleet={"members": 2, "pace_s": 0.01},
         train={"steps": 60},
-        strategy={"name": strategy, **({} if strategy == "sync-sgd" else {"every": 2})},
+        strategy={"name": strategy, **({} if strategy == "sync-sgd" else {"local_steps": 2})},
         hub={"beat_s": 0.2, "fsync": "never"},
     )
     if strategy == "dga":
         (cwd / job).write_text(
-            (cwd / job).read_text().replace("every = 2", "every = 2\ndelay = 6\nlanding = 0")
+            (cwd / job)
+            .read_text()
+            .replace("local_steps = 2", "local_steps = 2\ndelay = 6\nlanding = 0")
         )
     address = f"tcp://localhost:{free_port()}"
     with contextlib.ExitStack() as stack:

@@ -86,13 +86,13 @@ def answer(*words):
 def simulated(folder):
     """Of so many members that a line stands for several steps, with a codec that is chosen; and of
     a few, one cut off."""
-    strategy = {"name": "fedavg", "every": 2, "codec": "auto"}
+    strategy = {"name": "fedavg", "local_steps": 2, "codec": "auto"}
     job = tiny(folder / "many", fleet={"members": 128}, strategy=strategy)
     answer("run", job, "--simulate", "--runs", str(folder / "runs"))
     few = tiny(
         folder / "few",
         fleet={"members": 6, "device": "raspberry-pi-4b"},
-        strategy={"name": "dga", "merge": "krum(1)", "every": 2},
+        strategy={"name": "dga", "merge": "krum(1)", "local_steps": 2},
         faults=[{"kind": "down", "at_s": 0.001, "for_s": 0.001, "members": [0]}],
     )
     answer("run", few, "--simulate", "--runs", str(folder / "runs"))
@@ -112,7 +112,7 @@ def on_machines(folder):
     place = folder / "machines"
     job = tiny(
         place, fleet={"members": 1, "device": "raspberry-pi-4b"}, train={"steps": 60},
-        strategy={"every": 2}, hub={"status_s": 0.05},
+        strategy={"local_steps": 2}, hub={"status_s": 0.05},
     )  # fmt: skip
     keys = {
         name: json.loads(answer("keys", "init", "--keys", str(place / name), "--json"))["public"]

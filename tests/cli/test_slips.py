@@ -14,7 +14,8 @@ from command_line import EDGETRAIN, edgetrain, environment, running, write_tiny
 
 from edgetrain.__main__ import carry_out, main
 from edgetrain.cli.parser import parser
-from edgetrain.errors import did_you_mean, in_words
+from edgetrain.errors import RENAMED, ConfigError, did_you_mean, in_words
+from edgetrain.jobs.reading import keys, parse
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("own_imports")]
 
@@ -181,6 +182,20 @@ def test_a_stream_of_another_encoding_is_printed_to(tmp_path):
     assert "São Paulo" in done.stdout.decode("latin-1")
 
 
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_a_former_name_is_answered_with_the_new_one(old, new, capsys):
+    short = {full.rpartition(".")[2]: full for full in keys()}
+    if new in short:
+        full = f"{short[new].rpartition('.')[0]}.{old}"
+        for refused in (lambda: parse({}, [f"{old}=1"]), lambda: parse({}, [f"{full}=1"])):
+            with pytest.raises(ConfigError, match=f"'.*{old}' .*it is called '{new}' now"):
+                refused()
+        with pytest.raises(ConfigError, match=f"'{full}' .*it is called '{new}' now"):
+            parse({full.split(".")[0]: {old: 1}})
+    else:
+        pytest.fail(f"{new} is nothing")
+
+
 def test_the_nearest_name_has_the_same_letters():
     assert did_you_mean("dag", ["fedavg", "dga"]) == "did you mean 'dga'?"
 
@@ -328,7 +343,7 @@ def test_a_mistake_in_a_model_is_shown_before_anything_starts(tmp_path):
 
 def test_words_for_an_exception_of_edgetrains_own_name_no_frame_of_the_user():
     with pytest.raises(TypeError) as raised:
-        did_you_mean(1, ["a"])
+        did_you_mean("a", 1)
     raised.value.__traceback__ = raised.value.__traceback__.tb_next  # not this test's own frame
     assert in_words(raised.value).startswith("TypeError: ")
     assert "\n" not in in_words(raised.value)

@@ -34,7 +34,7 @@ def test_a_job_is_paused_resumed_and_ended(tmp_path, capsys):
         tmp_path,
         fleet={"members": 3, "pace_s": 0.002},
         train={"steps": 1_000_000},
-        strategy={"name": "dga", "every": 2, "delay": 4},
+        strategy={"name": "dga", "local_steps": 2, "delay": 4},
         hub={"beat_s": 0.1, "fsync": "never"},
     )
     at = f"tcp://localhost:{free_port()}"

@@ -116,7 +116,7 @@ def test_what_cannot_track_is_refused_before_anything_begins(tmp_path, words, sa
 def test_a_hub_and_a_member_hand_over_their_own_folders(tmp_path):
     job = write_tiny(
         tmp_path, fleet={"members": 1, "pace_s": 0.002}, train={"steps": 20},
-        strategy={"name": "dga", "every": 2, "delay": 2}, hub={"fsync": "never"},
+        strategy={"name": "dga", "local_steps": 2, "delay": 2}, hub={"fsync": "never"},
     )  # fmt: skip
     at = f"tcp://localhost:{free_port()}"
     with contextlib.ExitStack() as stack:

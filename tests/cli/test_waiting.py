@@ -24,7 +24,7 @@ class Place:
             folder,
             fleet={"members": 2, "pace_s": 0.01},
             train={"steps": 100},
-            strategy={"name": "fedavg", "every": 2},
+            strategy={"name": "fedavg", "local_steps": 2},
             hub={"beat_s": 0.2},
             checkpoint={"every_s": 0.05, "share": 1.0, "mb_an_hour": 1e6},
         )

@@ -406,7 +406,7 @@ class Hub:
         self.path = folder / "hub.log"
         with self.path.open("w") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "edgetrain", "hub", "strategy=local-sgd", "every=1",
+                [sys.executable, "-m", "edgetrain", "hub", "strategy=local-sgd", "local_steps=1",
                  *(words or ("members=2", "gone_s=5")), "--any-job", "--keys", str(folder / "keys"),
                  "--bind", "tcp://127.0.0.1:0", "--runs", str(folder / "runs")],
                 stdout=said, stderr=subprocess.STDOUT, preexec_fn=limit,

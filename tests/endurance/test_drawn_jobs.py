@@ -51,7 +51,7 @@ def drawn_job(number):
 def simulate(folder, words):
     """Final accuracy in percent, loss, seconds, and the largest K + D."""
     summary = simulation.run(plan(load(None, words)), folder, batched=True)
-    rounds = (line["every"] + line["delay"] for line in read_metrics(folder, "round"))
+    rounds = (line["local_steps"] + line["delay"] for line in read_metrics(folder, "round"))
     final = summary["final"]
     loss = float(final.get("loss") or math.inf)
     return 100 * final.get("accuracy", 0.0), loss, summary["seconds"], max(rounds, default=0)
@@ -82,7 +82,7 @@ def test_dga_trains_what_fedavg_trains_within_its_share_of_the_steps(
     fedavg, _, fedavg_s, _ = simulate(create(tmp_path, "a"), [*words, "strategy=fedavg"])
     dga, loss, dga_s, most = simulate(create(tmp_path, "b"), [*words, "strategy=dga"])
     planned = look_up(load(None, [*words, "strategy=dga"]))
-    bound = planned.delay.together(planned.every, planned.job.train.steps)
+    bound = planned.delay.together(planned.local_steps, planned.job.train.steps)
     printed(
         print,
         f"{number}: {' '.join(words[:5])}: fedavg {fedavg:.1f} % in {fedavg_s:.0f} s, dga "

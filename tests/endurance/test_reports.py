@@ -35,7 +35,7 @@ MESSAGES = 400
 PERIOD_S, STEP_S = 5.0, 0.05
 BURNERS = int(os.environ.get("BURNERS", "10"))
 """Processes that compute beside a run."""
-FLEET = ("members=2", "steps=200", "pace_s=0.05", "every=5", "delay=5")
+FLEET = ("members=2", "steps=200", "pace_s=0.05", "local_steps=5", "delay=5")
 
 
 def costs() -> dict[str, Any]:

@@ -30,27 +30,27 @@ ELEMENTS = 12
 
 
 @contextlib.contextmanager
-def direct(members, strategy="local-sgd", every=1, delay=0):
-    yield Direct(members, strategy, every, delay).connect
+def direct(members, strategy="local-sgd", local_steps=1, delay=0):
+    yield Direct(members, strategy, local_steps, delay).connect
 
 
 @contextlib.contextmanager
-def loopback(members, strategy="local-sgd", every=1, delay=0):
+def loopback(members, strategy="local-sgd", local_steps=1, delay=0):
     hub = Loopback()
-    with serving(hub, members, strategy, every, delay):
+    with serving(hub, members, strategy, local_steps, delay):
         yield lambda: Link(hub.connect(), time.monotonic)
 
 
 @contextlib.contextmanager
-def zeromq(members, strategy="local-sgd", every=1, delay=0):
+def zeromq(members, strategy="local-sgd", local_steps=1, delay=0):
     hub = HubSocket("tcp://127.0.0.1:0")
-    with serving(hub, members, strategy, every, delay):
+    with serving(hub, members, strategy, local_steps, delay):
         yield lambda: Link(MemberSocket(hub.address), time.monotonic)
 
 
-def serving(hub, members, strategy, every, delay):
+def serving(hub, members, strategy, local_steps, delay):
     return HubThread(
-        hub, strategy, members, every=every, delay=delay, policy={"gone_s": 30.0}
+        hub, strategy, members, local_steps=local_steps, delay=delay, policy={"gone_s": 30.0}
     ).serving()
 
 
@@ -114,7 +114,7 @@ def test_all_start_from_one_base_with_places_of_their_own(meeting):
         assert {entry.index for entry in entries} == {0, 1, 2}
         for entry in entries:
             assert (entry.members, entry.strategy) == (3, "dga")
-            assert (entry.every, entry.delay) == (2, Delay(5))
+            assert (entry.local_steps, entry.delay) == (2, Delay(5))
             assert (entry.round, entry.applied) == (0, 0)
             assert entry.checksum == checksum(lives[0].params)
             assert (entry.is_exact, entry.is_masked) == (True, False)
@@ -297,7 +297,7 @@ class Descent:
 @pytest.mark.parametrize("strategy", SPELLED + OUT_OF_STEP)
 def test_every_strategy_trains_to_the_same_bits_over_every_exchange(meeting, strategy):
     row = strategies.find(strategy)
-    every, delay = 3 if row.has_local_steps else 1, 4 if row.delays and row.in_step else 0
+    local_steps, delay = 3 if row.has_local_steps else 1, 4 if row.delays and row.in_step else 0
 
     def train(connect, index):
         described = layouts.describe([("w", (ELEMENTS,), "float32")])
@@ -316,7 +316,7 @@ def test_every_strategy_trains_to_the_same_bits_over_every_exchange(meeting, str
 
     ends = []
     for where in (direct, meeting):
-        with where(2, strategy, every, delay) as connect:
+        with where(2, strategy, local_steps, delay) as connect:
             ends += in_threads(*[lambda i=i, c=connect: train(c, i) for i in range(2)])
     (params, base), *others = ends
     for found, found_base in others:

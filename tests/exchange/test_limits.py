@@ -173,4 +173,4 @@ def test_a_member_that_takes_no_replies_is_given_up(monkeypatch):
 def test_an_automatic_delay_does_not_grow_without_end_because_one_member_says_so():
     delay = AgreedDelay(5, Delay(is_measured=True))
     delay.agree(AUTO_ROUNDS - 1, [Wish("a", 10**9, 1.0, 0, 0.0)], 0.0)
-    assert delay.delay + delay.every == (MAX_IN_FLIGHT + 1) * 5
+    assert delay.delay + delay.local_steps == (MAX_IN_FLIGHT + 1) * 5

@@ -24,10 +24,10 @@ from edgetrain.vectors.vector import checksum
 ROWS = ("fedbuff(2, 0.5)", "fedbuff(3, 0, none)", "ssp(0)", "ssp(2)", "ssp(inf)", "async-sgd(2)")
 
 
-def fleet_of(strategy, members, every, delay, steps, seed, **other):
+def fleet_of(strategy, members, local_steps, delay, steps, seed, **other):
     policy = Policy(members, deadline_s=1e3, gone_s=5.0)
     rng = random.Random(seed)
-    return Fleet(strategy, members, every, delay, steps, rng=rng, policy=policy, **other)
+    return Fleet(strategy, members, local_steps, delay, steps, rng=rng, policy=policy, **other)
 
 
 def check_merged_once(fleet, disk, killed=()):
@@ -60,9 +60,11 @@ def check_replicas(fleet, disk):
     st.integers(0, 2**32),
 )
 @settings(max_examples=60)
-def test_every_contribution_counts_once_and_replicas_are_equal(row, members, every, delay, seed):
+def test_every_contribution_counts_once_and_replicas_are_equal(
+    row, members, local_steps, delay, seed
+):
     disk = Disk()
-    fleet = fleet_of(row, members, every, delay, 7, seed, disk=disk).run()
+    fleet = fleet_of(row, members, local_steps, delay, 7, seed, disk=disk).run()
     assert [member.state for member in fleet.members] == ["done"] * members
     check_merged_once(fleet, disk)
     check_replicas(fleet, disk)
@@ -76,9 +78,9 @@ def test_every_contribution_counts_once_and_replicas_are_equal(row, members, eve
     st.integers(0, 2**32),
 )
 @settings(max_examples=60)
-def test_who_waits_for_all_ends_with_what_all_gave(row, steps, every, delay, seed):
+def test_who_waits_for_all_ends_with_what_all_gave(row, steps, local_steps, delay, seed):
     disk = Disk()
-    fleet = fleet_of(row, len(steps), every, delay, 1, seed, disk=disk)
+    fleet = fleet_of(row, len(steps), local_steps, delay, 1, seed, disk=disk)
     for member, count in zip(fleet.members, steps, strict=True):
         member.steps = count
     fleet.members[0].waits_for_all = True
@@ -91,13 +93,13 @@ def test_who_waits_for_all_ends_with_what_all_gave(row, steps, every, delay, see
 
 
 @pytest.mark.parametrize("row", ["fedbuff(3, 0.5)", "ssp(0)", "fedbuff(3, 0.5, none)"])
-@pytest.mark.parametrize("every", [1, 3])
-def test_with_all_members_and_no_delay_it_is_local_sgd_bit_for_bit(row, every):
+@pytest.mark.parametrize("local_steps", [1, 3])
+def test_with_all_members_and_no_delay_it_is_local_sgd_bit_for_bit(row, local_steps):
     ends = []
     for strategy in ("local-sgd", row):
-        fleet = fleet_of(strategy, 3, every, 0, 8, 5).run()
+        fleet = fleet_of(strategy, 3, local_steps, 0, 8, 5).run()
         ends.append([member.params.tobytes() for member in fleet.members])
-        assert fleet.hub.round == -(-8 // every)
+        assert fleet.hub.round == -(-8 // local_steps)
     assert ends[0] == ends[1]
 
 
@@ -161,13 +163,13 @@ def check_no_base_is_too_old(fleet, disk, lead, steps):
 
 # m0 joins twice, as the hub dies, and begins from the first of two answers.
 @example(
-    lead=3, members=3, every=1, correction="own", cuts={12: 2}, kills=set(), hub_kills=[8],
+    lead=3, members=3, local_steps=1, correction="own", cuts={12: 2}, kills=set(), hub_kills=[8],
     seed=1715345022,
 )  # fmt: skip
 @given(
     lead=st.integers(0, 3),
     members=st.integers(1, 4),
-    every=st.integers(1, 3),
+    local_steps=st.integers(1, 3),
     correction=st.sampled_from(["own", "none"]),
     cuts=TURNS,
     kills=st.sets(st.integers(0, 200), max_size=2),
@@ -175,11 +177,11 @@ def check_no_base_is_too_old(fleet, disk, lead, steps):
     seed=st.integers(0, 2**32),
 )
 def test_no_step_is_taken_on_a_base_that_lacks_what_is_older_than_s_rounds(
-    lead, members, every, correction, cuts, kills, hub_kills, seed
+    lead, members, local_steps, correction, cuts, kills, hub_kills, seed
 ):
     disk, steps = Disk(), []
     row = f"ssp({lead}, {correction})"
-    fleet = fleet_of(row, members, every, 1000, 9, seed, disk=disk, kills=hub_kills)
+    fleet = fleet_of(row, members, local_steps, 1000, 9, seed, disk=disk, kills=hub_kills)
     local_step = fleet.local_step
 
     def note(index, step, params):

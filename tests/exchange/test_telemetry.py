@@ -325,7 +325,7 @@ def lie(t, **other):
 def merged(t, round):
     return {
         "kind": "round", "t": t, "member": "hub", "round": round, "members": [], "missing": [],
-        "every": 5, "delay": 5, "cpu_s": 0.1, "peak_bytes": 1 << 20,
+        "local_steps": 5, "delay": 5, "cpu_s": 0.1, "peak_bytes": 1 << 20,
         "sent_bytes": 400 * (round + 1), "received_bytes": 300 * (round + 1),
     }  # fmt: skip
 

@@ -50,7 +50,7 @@ members = 1
 steps = {steps}
 [strategy]
 name = "fedavg"
-every = 5
+local_steps = 5
 [checkpoint]
 every_s = 1
 share = 1

@@ -203,14 +203,14 @@ class HubThread:
     """A hub served from a thread, and what it noted."""
 
     def __init__(
-        self, transport, strategy="local-sgd", members=2, *, every=1, delay=0, journal=None,
+        self, transport, strategy="local-sgd", members=2, *, local_steps=1, delay=0, journal=None,
         part=None, **other,
     ):  # fmt: skip
         row = strategies.find(strategy)
         policy = Policy(members, **({"beat_s": 0.05, "gone_s": 60.0} | other.pop("policy", {})))
         codec = codecs.parse(other.pop("codec", "fp32"))
         reply_codec = codecs.parse(other.pop("reply_codec", codec.name))
-        terms = Terms(row, every, Delay(delay or 0, delay is None), **other)
+        terms = Terms(row, local_steps, Delay(delay or 0, delay is None), **other)
         merge, outer = row.merge_rule(), row.outer_rule()
         self.hub = Hub(terms, policy, merge, codec, reply_codec, outer=outer)
         if part is not None:

@@ -83,15 +83,15 @@ class CollectiveRoom(DirectRoom):
 
     def by_hand(self):
         """The base after all rounds that the hub has counted, in float64."""
-        base, taken, every = self.initial.astype(np.float64), {}, self.terms.every
+        base, taken, local_steps = self.initial.astype(np.float64), {}, self.terms.local_steps
         for round in sorted(self.counted):
             gains = []
             for name, meant_for in self.counted[round]:
                 assert meant_for == round
                 member, params = int(name[1:]), base.astype(np.float32)
-                for step in range(every):
+                for step in range(local_steps):
                     params -= noisy_descent(member, taken.get(member, 0) + step, params)
-                taken[member] = taken.get(member, 0) + every
+                taken[member] = taken.get(member, 0) + local_steps
                 gains.append(params.astype(np.float64) - base)
             base = base + sum(gains) / len(gains)
         return base
@@ -137,7 +137,7 @@ class CollectiveMember(RoomMember):
             driver = self.driver = self.enter()
             self.entry = driver.entry
             counted = [n for given in room.counted.values() for n, _ in given]
-            first = room.terms.every * counted.count(self.name_) - driver.progress
+            first = room.terms.local_steps * counted.count(self.name_) - driver.progress
             while driver.progress < room.steps:
                 self.descend(first + driver.progress)
             driver.drain()

@@ -83,28 +83,29 @@ NIGHTLY = {
     'edgetrain compare --simulate --strategies lbfgs,sync-sgd "data.partition=shared(all)"'
     " network=wan-200ms steps=40": "lbfgs ",
     "edgetrain compare --simulate --strategies 'fedavg,dga' task=edgetrain.tasks:char_lm"
-    " members=8 batch=16 steps=300 every=5 network=wan-200ms pace_s=0.02 device=raspberry-pi-4b"
-    " target=2.7 evaluate_every=25 \"optimizer={ name = 'sgd', lr = 1.0 }\""
+    " members=8 batch=16 steps=300 local_steps=5 network=wan-200ms pace_s=0.02"
+    " device=raspberry-pi-4b target=2.7 evaluate_every=25 \"optimizer={ name = 'sgd', lr = 1.0 }\""
     " \"data={ partition='iid', context=32, limit_bytes=200_000, width=32, heads=4,"
     ' layers=1 }"': "dga ",
     "edgetrain compare --simulate --strategies 'fedavg,dga(own),dga(drift)' network=wan-200ms"
-    " pace_s=0.05 every=6 delay=6 landing=0 steps=280 target=0.9"
+    " pace_s=0.05 local_steps=6 delay=6 landing=0 steps=280 target=0.9"
     " \"data={ partition = 'dirichlet(0.3)' }\"": r"dga\(drift\) .* 2\.3x",
     "edgetrain compare --simulate --strategies"
     " 'dga,fedprox(0.01),diloco,fedavg | adam(0.1)'": "diloco ",
     "edgetrain compare --simulate --strategies 'diloco,streaming-diloco(4, 0.5)'"
-    " network=wan-200ms pace_s=0.1 every=60 delay=6 steps=360": r"streaming-diloco\(4, 0\.5\)",
+    " network=wan-200ms pace_s=0.1 local_steps=60 delay=6 steps=360": r"streaming-diloco.4, 0\.5.",
     "edgetrain compare --simulate --strategies 'diloco,eager,eager | sgd(1),dga(own)'"
-    " network=wan-200ms members=8 pace_s=0.02 steps=320 every=10 delay=10 landing=0"
+    " network=wan-200ms members=8 pace_s=0.02 steps=320 local_steps=10 delay=10 landing=0"
     " \"optimizer={ name = 'sgd', lr = 0.02 }\"": r"eager +92\.5 %",
     "edgetrain compare network=wan-500ms pace_s=0.05": "dga ",
     "edgetrain compare job.toml --strategies sync-sgd,dga": "dga ",
     "edgetrain compare job.toml --topologies star,direct": "direct ",
-    "edgetrain compare --simulate members=16 steps=40 every=5 pace_s=0.02 strategy=fedavg"
+    "edgetrain compare --simulate members=16 steps=40 local_steps=5 pace_s=0.02 strategy=fedavg"
     ' network=ethernet "sites=home-fixed: 0-7, home-fixed: 8-15" landing=0 codec=int8'
     " --topologies star,gateways": "gateways ",
-    "edgetrain compare members=8 steps=30 every=5 pace_s=0.05 strategy=fedavg network=ethernet"
-    ' "sites=home-fixed: 0-3, home-fixed: 4-7" --topologies star,gateways': "gateways ",
+    "edgetrain compare members=8 steps=30 local_steps=5 pace_s=0.05 strategy=fedavg"
+    ' network=ethernet "sites=home-fixed: 0-3, home-fixed: 4-7"'
+    " --topologies star,gateways": "gateways ",
     "edgetrain compare task=edgetrain.tasks:char_lm steps=300": "dga ",
     "edgetrain run --simulate strategy=auto network=wan-200ms pace_s=0.05": "run folder:",
     "edgetrain run --simulate members=1000 batch=2 steps=100 device=raspberry-pi-4b"
@@ -230,7 +231,8 @@ ELSEWHERE = {
     "edgetrain completion bash": "argcomplete's script: tests/cli/test_completion.py",
     "edgetrain completion zsh": "argcomplete's script: tests/cli/test_completion.py",
     "edgetrain completion fish": "argcomplete's script: tests/cli/test_completion.py",
-    "edgetrain hub members=4 strategy=fedavg every=10 --any-job": "tests/training/test_adapters.py",
+    "edgetrain hub members=4 strategy=fedavg local_steps=10"
+    " --any-job": "tests/training/test_adapters.py",
     "edgetrain export": _EXPORTED,
     "edgetrain export runs/20260131-142501-digits --onnx --int8 -o for-the-pi": _EXPORTED,
     "edgetrain export runs/20260131-142501-digits --torch": _EXPORTED,

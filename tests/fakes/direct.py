@@ -76,22 +76,22 @@ class Direct:
         self,
         members: int,
         strategy: str = "local-sgd",
-        every: int = 1,
+        local_steps: int = 1,
         delay: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Training starts with this many `members`. `every` and `delay` are local steps.
+        """Training starts with this many `members`. `local_steps` and `delay` are local steps.
 
         ConfigError for a strategy that is not known, or whose merge rule is no SliceRule.
         """
         self.members = members
         self.row = strategies.find(strategy)
-        self.every = every if self.row.has_local_steps else 1
+        self.local_steps = local_steps if self.row.has_local_steps else 1
         self.delay = delay if self.row.delays else 0
         rule = self.row.merge_rule()
         self._arrivals: Any = None
         if not self.row.in_step:
-            self._arrivals = self.row.closing_rule(ArrivalTerms(members, self.every, 60.0))
+            self._arrivals = self.row.closing_rule(ArrivalTerms(members, self.local_steps, 60.0))
         if not isinstance(rule, SliceRule):
             raise ConfigError(f"{strategy} cannot be merged directly", "train over a hub")
         self._rule, self._outer, self._clock = rule, self.row.outer_rule(), clock
@@ -144,7 +144,7 @@ class Direct:
                 index=seat.index,
                 members=self.members,
                 strategy=self.row.spelled,
-                every=self.every,
+                local_steps=self.local_steps,
                 delay=Delay(self.delay),
                 codec="fp32",
                 is_masked=False,

@@ -71,9 +71,9 @@ class DirectRoom:
     """`members` members, of which those in `clients` can be reached by nobody; `closed` are pairs
     (from, to) that do not reach each other, although the second one listens."""
 
-    def __init__(self, strategy, members, steps, *, clients=(), closed=(), star=False, every=2,
-                 delay=0, codec="fp32", reply_codec="", elements=5000, ranges=16, merge="mean",
-                 policy=None, scene=None):  # fmt: skip
+    def __init__(self, strategy, members, steps, *, clients=(), closed=(), star=False,
+                 local_steps=2, delay=0, codec="fp32", reply_codec="", elements=5000, ranges=16,
+                 merge="mean", policy=None, scene=None):  # fmt: skip
         self.scene = scene or RealTime()
         self.row = strategies.find(strategy)
         self.description = layouts.describe([("w", (elements,), "float32")])
@@ -81,7 +81,7 @@ class DirectRoom:
         self.codecs = codecs.parse(codec), codecs.parse(reply_codec or codec)
         self.terms = Terms(
             self.row,
-            every,
+            local_steps,
             Delay(delay if self.row.delays else 0),
             stretch=Stretch(ranges, 0, ranges),
         )

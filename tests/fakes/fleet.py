@@ -337,7 +337,7 @@ class Fleet:
         self,
         strategy: str,
         members: int,
-        every: int,
+        local_steps: int,
         delay: int | None,
         steps: int,
         *,
@@ -375,13 +375,13 @@ class Fleet:
         self.now = 0.0
         self.notes: list[Note] = []
         self.closed: list[Closed] = []
-        every = every if self.strategy.has_local_steps else 1
+        local_steps = local_steps if self.strategy.has_local_steps else 1
         pace = Delay(delay or 0, delay is None) if self.strategy.delays else Delay()
         self.tells_steps = tells_steps
         """Whether members say how many steps they take, as with loops of their own."""
         pace = replace(pace, landing=landing)
         bounded = bounded or (landing != 0 and not tells_steps)
-        terms = Terms(self.strategy, every, pace, steps=steps if bounded else 0)
+        terms = Terms(self.strategy, local_steps, pace, steps=steps if bounded else 0)
         self.fresh_hub = lambda part=None: (part or HubPart()).attach(Hub(
             terms, policy or Policy(members), self.strategy.merge_rule(merge), *named,
             outer=self.strategy.outer_rule(),

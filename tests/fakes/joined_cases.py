@@ -106,8 +106,8 @@ def _fleet(job: Job, members: list[Made], seed: int):
             return member.half.checksum, member.half.base.copy(), figures
 
     hub = children.HubThread(
-        wires, found.strategy.spelled, len(members), every=found.every, delay=found.delay.steps,
-        codec=codecs.parse(job.strategy.codec).name,
+        wires, found.strategy.spelled, len(members), local_steps=found.local_steps,
+        delay=found.delay.steps, codec=codecs.parse(job.strategy.codec).name,
     )  # fmt: skip
     with hub.serving():
         ends = [wires.connect() for _ in members]

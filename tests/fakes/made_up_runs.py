@@ -31,7 +31,7 @@ class Story:
     strategy: str = "dga"
     members: int = 8
     steps: int = 400
-    every: int = 5
+    local_steps: int = 5
     delay: int = 20
     compute_s: float = 0.05
     wait_s: float = 0.0  # at each exchange
@@ -47,7 +47,7 @@ class Story:
 
     @property
     def exchanges_every(self) -> int:
-        return 1 if self.strategy == "sync-sgd" else self.every
+        return 1 if self.strategy == "sync-sgd" else self.local_steps
 
     @property
     def step_s(self) -> float:
@@ -58,7 +58,7 @@ class Story:
         return self.best - (self.best - 0.1) * 0.5 ** (step / self.half_life_steps) + wiggle
 
 
-SYNC = Story(strategy="sync-sgd", every=1, delay=0, wait_s=0.42, best=0.984)
+SYNC = Story(strategy="sync-sgd", local_steps=1, delay=0, wait_s=0.42, best=0.984)
 FEDAVG = Story(strategy="fedavg", delay=0, wait_s=0.42, half_life_steps=28)
 DGA = Story()
 
@@ -73,7 +73,11 @@ def job(story: Story) -> dict[str, Any]:
             "device": story.device,
         },
         "train": {"steps": story.steps, "batch": 16, "optimizer": {"name": "sgd", "lr": 0.05}},
-        "strategy": {"name": story.strategy, "every": story.every, "delay": story.delay},
+        "strategy": {
+            "name": story.strategy,
+            "local_steps": story.local_steps,
+            "delay": story.delay,
+        },
     }
 
 

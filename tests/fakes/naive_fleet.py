@@ -71,13 +71,13 @@ class NaiveMember:
         index: int,
         strategy: str,
         *,
-        every: int = 1,
+        local_steps: int = 1,
         delay: int = 0,
         weights: Sequence[float] = (),
     ) -> None:
         """`weights` are the members', for fedavg."""
         self.table, self.index, self.is_sync = table, index, strategy == "sync-sgd"
-        self.every, self.delay = every, delay
+        self.local_steps, self.delay = local_steps, delay
         self.weights = weights if strategy == "fedavg" else [1.0] * table.members
         self.steps = self.exchanges = 0
         self.is_idle = False
@@ -147,7 +147,7 @@ class NaiveMember:
     def _end_step(self) -> None:
         self.steps += 1
         if not self.is_sync:
-            if self.steps % self.every == 0:
+            if self.steps % self.local_steps == 0:
                 self._submit()
             while self.waiting and self.waiting[0][1] <= self.steps:
                 self._correct()
@@ -156,7 +156,7 @@ class NaiveMember:
         """Take part without contributing until the fleet has taken this many steps. What is in no
         contribution yet is contributed first."""
         while self.steps < steps:
-            self.is_idle = self.is_sync or self.is_idle or self.steps % self.every == 0
+            self.is_idle = self.is_sync or self.is_idle or self.steps % self.local_steps == 0
             self.skip()
 
     @torch.no_grad()
@@ -179,7 +179,7 @@ class NaiveMember:
 
     def close(self) -> None:
         """Exchange what is left, and wait for every mean."""
-        if not self.is_sync and self.steps % self.every:
+        if not self.is_sync and self.steps % self.local_steps:
             self._submit()
         while self.waiting:
             self._correct()

@@ -29,8 +29,8 @@ PATIENCE_S = patience(90.0)
 
 
 class RawMember:
-    """A member of a job with `strategy=local-sgd every=1 codec=fp32` and one part; contributes
-    zeros. Fails with the refusal, or after PATIENCE_S without an answer."""
+    """A member of a job with `strategy=local-sgd local_steps=1 codec=fp32` and one part;
+    contributes zeros. Fails with the refusal, or after PATIENCE_S without an answer."""
 
     def __init__(self, address, credentials=None, name="raw", elements=64):
         self.socket = MemberSocket(address, credentials=credentials)

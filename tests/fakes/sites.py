@@ -116,7 +116,7 @@ class SitedFleet(Fleet):
         self,
         strategy: str,
         sites: Sequence[int],
-        every: int,
+        local_steps: int,
         delay: int | None,
         steps: int,
         *,
@@ -128,7 +128,13 @@ class SitedFleet(Fleet):
         **known,
     ) -> None:
         self.total = sum(sites)
-        given = {"strategy": strategy, "every": every, "delay": delay, "steps": steps, **known}
+        given = {
+            "strategy": strategy,
+            "local_steps": local_steps,
+            "delay": delay,
+            "steps": steps,
+            **known,
+        }
         above = {key: value for key, value in given.items() if key != "weights"}
         policy = Policy(self.total)
         super().__init__(members=0, policy=policy, rng=rng, disk=disk, kills=kills, **above)

@@ -38,7 +38,7 @@ SECURE = "masks are removed from the sum of all members' whole vectors, at one h
         (["outer=adm(0.1)"], "no outer rule 'adm' (did you mean 'adam'?)"),
         (["outer=nesterov(0.7, 1)"], "nesterov: m = 1 (allowed are 0 to less than 1)"),
         (["strategy=streaming-diloco(4, 2)"], "alpha = 2 (allowed are 0 to less than 1)"),
-        (["strategy=streaming-diloco(4, 0)", "every=6"], "take a multiple of 4"),
+        (["strategy=streaming-diloco(4, 0)", "local_steps=6"], "take a multiple of 4"),
     ],
 )
 def test_a_slip_is_one_clear_line(words, said):
@@ -49,7 +49,7 @@ def test_a_slip_is_one_clear_line(words, said):
 
 
 def test_more_fragments_than_blocks_are_refused_before_any_member_starts():
-    words = ["strategy=streaming-diloco(50, 0.5)", "every=50"]
+    words = ["strategy=streaming-diloco(50, 0.5)", "local_steps=50"]
     with pytest.raises(ConfigError, match="which has 39 blocks of 256"):
         plan(load(None, words))
 

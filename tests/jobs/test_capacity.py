@@ -39,7 +39,7 @@ FP32 = codecs.parse("fp32")
 def question(
     members=8,
     network="wan-200ms",
-    every=5,
+    local_steps=5,
     delay=20,
     elements=1000,
     step_s=0.05,
@@ -51,7 +51,7 @@ def question(
     network = networks.load(network) if isinstance(network, str) else network
     kind = Kind(device, step_s, network)
     coder = codecs.parse(codec)
-    exchange = ExchangeSizes(every, Delay(delay or 0, delay is None), elements, coder, coder)
+    exchange = ExchangeSizes(local_steps, Delay(delay or 0, delay is None), elements, coder, coder)
     return CapacityQuestion(members, (kind,), exchange, hubs or Hubs(), **{"rounds": 40, **more})
 
 
@@ -72,7 +72,7 @@ def test_one_member_without_a_network_only_computes():
 
 
 def test_waiting_for_a_reply_is_a_round_trip_and_the_line():
-    found = answer(question(8, bare(200, 100), every=1, delay=0))
+    found = answer(question(8, bare(200, 100), local_steps=1, delay=0))
     sent, got = (parcel(1000, FP32).bytes for parcel in (contribution, reply))
     line_s = sum((size + -(-size // 1448) * 66) * 8e-8 for size in (sent, got))
     assert found.wait_s == pytest.approx(0.2 + line_s, rel=1e-6)
@@ -235,13 +235,13 @@ def test_rounds_that_would_get_longer_are_said_to_be_left_out():
     """With an automatic delay that a run cannot bear, the hub lets K grow; capacity does not."""
     short = question(8, bare(4000), delay=None, rounds=12)
     assert "members would make rounds longer than 5 steps" in answer(short).left_out
-    assert "every=10" in answer(short).left_out
+    assert "local_steps=10" in answer(short).left_out
     for asked in (question(8, bare(4000), delay=0, rounds=12), question(8, bare(50), delay=None)):
         assert answer(asked).left_out == ""
 
 
 def test_what_figures_leave_out_is_a_line_below_the_table_that_fits_a_terminal():
-    said = "members would make rounds longer than 5 steps, which is left out (try every=10)"
+    said = "members would make rounds longer than 5 steps, which is left out (try local_steps=10)"
     rows = [{"members": 10, "left_out": ""}, {"members": 1000, "left_out": said}]
     lines = left_out(rows)
     assert " ".join(line.strip() for line in lines) == f"left out: {said}, with 1,000 members"
@@ -252,8 +252,8 @@ def test_what_figures_leave_out_is_a_line_below_the_table_that_fits_a_terminal()
 
 def test_synchronous_sgd_waits_at_each_step():
     sync, avg = (
-        answer(question(8, bare(200), every=every, delay=0, rounds=200 // every))
-        for every in (1, 5)
+        answer(question(8, bare(200), local_steps=local_steps, delay=0, rounds=200 // local_steps))
+        for local_steps in (1, 5)
     )
     assert sync.wait_s == pytest.approx(5 * avg.wait_s)
 
@@ -506,7 +506,7 @@ def test_a_plan_agrees_with_the_event_driven_simulation(name, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     summary = simulation.run(plan(job), folder)
-    rounds = 100 // summary["every"]
+    rounds = 100 // summary["local_steps"]
     question = question_of(
         resolve(job), Options(rounds=rounds, hub_rate_mbit=0, merge_bytes_per_s=0)
     )
@@ -528,8 +528,8 @@ def test_long_replies_share_a_line_as_simulated(tmp_path):
     line = "[both]\nrate_mbit = 20\ndelay_ms = 10\n[source]\nrate_mbit = 'x'\ndelay_ms = 'x'\n"
     (tmp_path / "line.toml").write_text(f"title = 'a line'\n{line}")
     words = ("task=edgetrain.tasks:sized", "data.elements=75000", "members=8", "steps=6",
-             "network=none", f"fleet.sites={tmp_path}/line.toml: 0-7", "pace_s=0.01", "every=1",
-             "strategy=fedavg")  # fmt: skip
+             "network=none", f"fleet.sites={tmp_path}/line.toml: 0-7", "pace_s=0.01",
+             "local_steps=1", "strategy=fedavg")  # fmt: skip
     job = load(None, words)
     (folder := tmp_path / "run").mkdir()
     summary = simulation.run(plan(job), folder)

@@ -99,20 +99,20 @@ def test_replies_go_like_contributions_unless_it_is_said(overrides, codec, reply
 
 
 @pytest.mark.parametrize(
-    ("overrides", "every"),
+    ("overrides", "local_steps"),
     [
         (["steps=400"], 5),
         (["steps=80"], 5),
         (["steps=79"], 4),
         (["steps=40"], 2),
         (["steps=1"], 1),
-        (["steps=40", "every=5"], 5),
+        (["steps=40", "local_steps=5"], 5),
         (["steps=40", "delay=5"], 5),
         (["steps=40", "strategy=fedavg"], 5),
     ],
 )
-def test_rounds_of_a_short_run_are_shorter_where_the_job_does_not_say(overrides, every):
-    assert resolve(load(None, ["strategy=dga", *overrides])).every == every
+def test_rounds_of_a_short_run_are_shorter_where_the_job_does_not_say(overrides, local_steps):
+    assert resolve(load(None, ["strategy=dga", *overrides])).local_steps == local_steps
 
 
 def test_a_job_may_say_which_figure_counts_as_trained():

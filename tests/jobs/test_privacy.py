@@ -266,8 +266,8 @@ def trained(table, strategy="dga", codec="fp32", source=None, members=3):
     from edgetrain.exchange.hub.serve import serve
 
     row = strategies.find(strategy)
-    every = 1 if row.contributes == "gradient" else 2
-    terms = Terms(row, every, Delay(3 if row.delays else 0))
+    local_steps = 1 if row.contributes == "gradient" else 2
+    terms = Terms(row, local_steps, Delay(3 if row.delays else 0))
     rule = row.merge_rule()
     if table.where == "hub" and table.unit == "member":
         rule = PrivateMean(Gaussian(table.clip, table.noise), seeded("hub"))

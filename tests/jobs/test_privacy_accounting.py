@@ -165,7 +165,7 @@ def job(*overrides):
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["privacy=member", "strategy=dga", "every=5"], Releases(2.0, 21)),
+        (["privacy=member", "strategy=dga", "local_steps=5"], Releases(2.0, 21)),
         (["privacy=member", "strategy=sync-sgd"], Releases(2.0, 101)),
         (["privacy=example"], Releases(2.0, 101, 0.25)),
         (["privacy=example", "batch=100"], Releases(2.0, 101, 1.0)),
@@ -182,7 +182,7 @@ def test_a_job_releases_what_its_smallest_shard_is_released(overrides, expected)
     assert releases_of(job(*overrides), samples) == expected
 
 
-COHORT = ["privacy=member", "strategy=local-sgd", "every=5", "members=100", "cohort=10"]
+COHORT = ["privacy=member", "strategy=local-sgd", "local_steps=5", "members=100", "cohort=10"]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ members = 8
 steps = {steps}
 [strategy]
 name = "dga"
-every = 5
+local_steps = 5
 delay = 5
 [hub]
 beat_s = 0.5

@@ -114,7 +114,9 @@ def test_where_one_member_is_slow_the_round_trip_is_not_blamed(tmp_path: Path) -
                 step=1, round=0, loss=1, compute_s=compute_s, wait_s=0.21 - compute_s,
                 peak_bytes=1, **figures,
             )  # fmt: skip
-    summary = summarise(tmp_path, {"name": "dga", "status": "finished", "every": 1, "delay": 0})
+    summary = summarise(
+        tmp_path, {"name": "dga", "status": "finished", "local_steps": 1, "delay": 0}
+    )
     least = [summary[f"least_{key}"] for key in ("waiting", "busy_s", "wait_s")]
     assert least == ["m2", 0.2, pytest.approx(0.01)]
     (note,) = [note for note in compare([summary]).notes if "wait" in note]

@@ -80,7 +80,7 @@ def test_with_a_cohort_steps_are_the_jobs(tmp_path: Path) -> None:
             clock.now += 1.0
             log.event("joined")
             log.step(step=10 + 10 * round, round=round, loss=1, compute_s=1, peak_bytes=1, **zeros)
-        hub.round(round=round, every=10, delay=0, members=[], missing=[])
+        hub.round(round=round, local_steps=10, delay=0, members=[], missing=[])
     for log in (m0, m1, hub):
         log.close()
     watch.read()

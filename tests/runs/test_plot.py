@@ -180,7 +180,7 @@ def test_faults_absences_drops_and_delays_are_marked_and_said_what_they_are(
             log.event("fault", "uplink down for 2 s")
             log.event("absence", about="m1")
             log.round(round=1, members=[], missing=[], weight=1.0, close_s=0.0, sent_bytes=0,
-                received_bytes=0, cpu_s=0.0, peak_bytes=0, delay=delay, every=5)  # fmt: skip
+                received_bytes=0, cpu_s=0.0, peak_bytes=0, delay=delay, local_steps=5)  # fmt: skip
     said = {"faults: 3", "absences: 3", "members given up: 1"}
     figure = plot.draw_comparison([folder])
     texts = check(figure)

@@ -42,7 +42,7 @@ def with_exchanges(folder, story, took_s=0.2):
                     round=round, submitted=submitted, arrived=clock.now - 0.01, submit_s=0.001,
                     decode_s=0.0, apply_s=0.001, sent_bytes=100, received_bytes=100,
                     members=story.members,
-                    every=2,
+                    local_steps=2,
                     delay=2,
                 )  # fmt: skip
     return folder
@@ -101,12 +101,12 @@ def test_the_landing_and_the_ages_of_contributions_are_on_the_page(tmp_path):
     clock = Clock()
     with MetricsLog(metrics_path(aged), "hub", clock, 0.0) as log:
         paces = [(10, 5, False), (10, 5, False), (10, 5, False), (7, 0, True), (7, 0, True)]
-        for round, (every, delay, lands) in enumerate(paces):
+        for round, (local_steps, delay, lands) in enumerate(paces):
             clock.now = 1.0 + round
             log.round(
                 round=round, members=["m0", "m1"], missing=[], weight=2.0, close_s=0.1,
-                sent_bytes=1, received_bytes=1, cpu_s=0.0, peak_bytes=1, every=every, delay=delay,
-                lands=lands, ages=[round, 2 * round],
+                sent_bytes=1, received_bytes=1, cpu_s=0.0, peak_bytes=1, local_steps=local_steps,
+                delay=delay, lands=lands, ages=[round, 2 * round],
             )  # fmt: skip
     words = read(document(report_of([aged])))
     assert "landing from 4.0 s to 5.0 s: 2 rounds of 7 steps" in words
@@ -277,7 +277,7 @@ def test_what_happened_is_marked_on_the_figure_and_said_what_it_is(tmp_path):
         with MetricsLog(metrics_path(folder), "hub", Clock(t), 0.0) as log:
             log.event("fault", "uplink down <b>")
             log.round(round=1, members=[], missing=[], weight=1.0, close_s=0.0, sent_bytes=0,
-                received_bytes=0, cpu_s=0.0, peak_bytes=0, delay=delay, every=5)  # fmt: skip
+                received_bytes=0, cpu_s=0.0, peak_bytes=0, delay=delay, local_steps=5)  # fmt: skip
     with MetricsLog(metrics_path(folder), "hub", Clock(1e4), 0.0) as log:
         log.event("fault", "after the last figure")
     page = document(report_of([folder]))

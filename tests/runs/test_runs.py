@@ -309,7 +309,7 @@ def test_what_toml_cannot_hold_is_named(value: object) -> None:
 
 
 def test_a_summary_adds_up(tmp_path: Path) -> None:
-    story = Story(members=4, steps=100, wait_s=0.1, every=5)
+    story = Story(members=4, steps=100, wait_s=0.1, local_steps=5)
     summary = read_summary(write_run(tmp_path / "dga", story))
     assert summary is not None
     assert summary["strategy"] == "dga"
@@ -317,7 +317,7 @@ def test_a_summary_adds_up(tmp_path: Path) -> None:
     assert summary["members"] == 4
     assert summary["network"] == "wan-200ms"
     assert summary["device"] == "raspberry-pi-4b"
-    assert (summary["every"], summary["delay"]) == (5, 20)
+    assert (summary["local_steps"], summary["delay"]) == (5, 20)
     assert summary["steps"] == 100
     assert summary["rounds"] == 20
     assert summary["seconds"] == pytest.approx(100 * (0.05 + 0.002 + 0.02))

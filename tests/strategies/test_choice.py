@@ -30,8 +30,8 @@ def apart(member, step, params):
     ) * np.float32(0.01)
 
 
-def run(name, local_step, members=4, every=2, delay=4, steps=40, **more):
-    return Fleet(name, members, every, delay, steps, local_step=local_step, **more).run()
+def run(name, local_step, members=4, local_steps=2, delay=4, steps=40, **more):
+    return Fleet(name, members, local_steps, delay, steps, local_step=local_step, **more).run()
 
 
 def histories(fleet):
@@ -39,9 +39,10 @@ def histories(fleet):
 
 
 @given(**(SHAPES | {"members": st.integers(1, 4)}))
-def test_where_members_pull_alike_it_is_leave_bit_for_bit(members, every, delay, steps, rng):
+def test_where_members_pull_alike_it_is_leave_bit_for_bit(members, local_steps, delay, steps, rng):
     leave, auto = (
-        run(name, alike, members, every, delay, steps, rng=rng) for name in ("dga(leave)", "dga")
+        run(name, alike, members, local_steps, delay, steps, rng=rng)
+        for name in ("dga(leave)", "dga")
     )
     for said, chose in zip(*map(histories, (leave, auto)), strict=True):
         assert said.tobytes() == chose.tobytes()
@@ -57,14 +58,14 @@ UNTIL_CHOSEN = {0.0: ("dga(leave)", FIRST + ROUNDS), 0.9: ("dga(own)", ROUNDS)}
 
 @settings(max_examples=10)
 @given(
-    every=st.integers(1, 4), more=st.integers(0, 6), rng=st.randoms(use_true_random=False)
+    local_steps=st.integers(1, 4), more=st.integers(0, 6), rng=st.randoms(use_true_random=False)
 )  # fmt: skip
-def test_where_they_pull_apart_with_momentum_it_is_drift_bit_for_bit(every, more, rng):
+def test_where_they_pull_apart_with_momentum_it_is_drift_bit_for_bit(local_steps, more, rng):
     """With D >= K no prediction has been compared with its reply before the choice is made."""
-    delay = every + more
-    steps = every * (ROUNDS + 3) + 2 * delay + 1
+    delay = local_steps + more
+    steps = local_steps * (ROUNDS + 3) + 2 * delay + 1
     auto, drift, own = (
-        run(name, apart, 2, every, delay, steps, rng=rng, momentum=0.9)
+        run(name, apart, 2, local_steps, delay, steps, rng=rng, momentum=0.9)
         for name in ("dga", "dga(drift)", "dga(own)")
     )
     assert len({member.params.tobytes() for member in auto.members}) == 1

@@ -142,7 +142,14 @@ def test_one_member_ten_times_slower_holds_up_seven_others_no_longer_and_nothing
 def test_a_simulated_job_has_a_deadline_that_is_learned(tmp_path):
     words = [
         *("members=8", "device=raspberry-pi-5:7, raspberry-pi-zero-2w:1", "network=rtt-20ms"),
-        *("strategy=fedavg", "steps=140", "every=20", "batch=48", "deadline_s=auto", "landing=0"),
+        *(
+            "strategy=fedavg",
+            "steps=140",
+            "local_steps=20",
+            "batch=48",
+            "deadline_s=auto",
+            "landing=0",
+        ),
     ]
     folder = create(tmp_path, "auto")
     summary = simulation.run(plan(load(None, words)), folder)

@@ -16,7 +16,7 @@ from edgetrain.vectors.vector import TILE
 
 SHAPES = {
     "members": st.integers(1, 5),
-    "every": st.integers(1, 6),
+    "local_steps": st.integers(1, 6),
     "delay": st.integers(0, 14),
     "steps": st.integers(1, 40),
     "rng": st.randoms(use_true_random=False),
@@ -26,9 +26,14 @@ SHAPES = {
 class Naive:
     """One member as docs/dga.md writes it, whole vectors in float64."""
 
-    def __init__(self, initial, every, delay, stride=1, momentum=0.0):
+    def __init__(self, initial, local_steps, delay, stride=1, momentum=0.0):
         self.base, self.local = initial.astype(np.float64), np.zeros(initial.size)
-        self.every, self.delay, self.stride, self.momentum = every, delay, stride, momentum
+        self.local_steps, self.delay, self.stride, self.momentum = (
+            local_steps,
+            delay,
+            stride,
+            momentum,
+        )
         self.flights, self.replies = [], 0
         self.gap, self.theta = np.zeros(initial.size), 0.0
         self.keep, self.learn, self.products = 1.0, 0.0, np.zeros(2)
@@ -48,12 +53,12 @@ class Naive:
         self.base = self.base + reply
         if self.delay == 0:  # it was overwritten at once: there is nothing to learn from
             return
-        n = -(-self.delay // self.every)
+        n = -(-self.delay // self.local_steps)
         self.replies += 1
         self.keep = 1 - self.theta * (1 / 2 + 1 / (4 * n))
         self.learn = self.theta * (1 / 4 + 1 / (4 * n))
         if self.momentum:
-            share = (1 / 2 + 1 / (4 * n)) * (1 - self.momentum**self.every)
+            share = (1 / 2 + 1 / (4 * n)) * (1 - self.momentum**self.local_steps)
             self.keep, self.learn = 1 - self.theta * share, self.theta * (1 - share)
         rate = max(1 / (n + 1), 1 / self.replies)
         difference = reply - own
@@ -65,30 +70,32 @@ class Naive:
         self.gap = self.gap + rate * (difference - self.gap)
 
 
-def naive(initial, members, every, delay, steps, stride=1, momentum=0.0):
+def naive(initial, members, local_steps, delay, steps, stride=1, momentum=0.0):
     """Parameters of each member before each step, and the members."""
-    fleet = [Naive(initial, every, delay, stride, momentum) for _ in range(members)]
+    fleet = [Naive(initial, local_steps, delay, stride, momentum) for _ in range(members)]
     histories, own = [[] for _ in fleet], []
     for step in range(1, steps + 1):
         for m, member in enumerate(fleet):
             histories[m].append(member.params)
             move = noisy_descent(m, step - 1, member.params.astype(np.float32))
             member.local -= move.astype(np.float64)
-        if step % every == 0:
+        if step % local_steps == 0:
             own.append([member.submit(step) for member in fleet])
         due = step - delay
-        if due > 0 and due % every == 0:
-            reply = np.mean(own[due // every - 1], axis=0)
+        if due > 0 and due % local_steps == 0:
+            reply = np.mean(own[due // local_steps - 1], axis=0)
             for member in fleet:
                 member.apply(reply, step)
     return histories, fleet
 
 
 @given(**(SHAPES | {"members": st.integers(2, 5), "momentum": st.sampled_from([0.0, 0.5, 0.9])}))
-def test_it_is_the_rule_as_it_is_written(members, every, delay, steps, rng, momentum):
-    fleet = Fleet("dga(drift)", members, every, delay, steps, rng=rng, momentum=momentum).run()
+def test_it_is_the_rule_as_it_is_written(members, local_steps, delay, steps, rng, momentum):
+    fleet = Fleet(
+        "dga(drift)", members, local_steps, delay, steps, rng=rng, momentum=momentum
+    ).run()
     assert len({m.params.tobytes() for m in fleet.members}) == 1
-    histories, _ = naive(fleet.initial, members, every, delay, steps, momentum=momentum)
+    histories, _ = naive(fleet.initial, members, local_steps, delay, steps, momentum=momentum)
     for member, expected in zip(fleet.members, histories, strict=True):
         np.testing.assert_allclose(np.array(member.history), expected, rtol=1e-3, atol=1e-3)
 
@@ -117,27 +124,35 @@ def descent_with_momentum(momentum, rate=0.05):
     return local_step, optima.mean(0)
 
 
-@pytest.mark.parametrize("every", [6, 12, 29])
-def test_with_momentum_members_gather_around_the_optimum_of_all(every):
+@pytest.mark.parametrize("local_steps", [6, 12, 29])
+def test_with_momentum_members_gather_around_the_optimum_of_all(local_steps):
     """As much of the gap is predicted as own progress is kept: what is left of a member's drift is
     none where members rest. The shares of plain SGD leave some of it on the other side."""
 
     def away(momentum):
         step, optimum = descent_with_momentum(0.9)
         fleet = Fleet(
-            "dga(drift)", 3, every, every, 40 * every, local_step=step, momentum=momentum
+            "dga(drift)",
+            3,
+            local_steps,
+            local_steps,
+            40 * local_steps,
+            local_step=step,
+            momentum=momentum,
         ).run()
-        starts = np.array([member.history[-every] for member in fleet.members])
+        starts = np.array([member.history[-local_steps] for member in fleet.members])
         return float(np.abs(starts - optimum).max())
 
     assert away(0.9) < 0.05 < away(0.0)
 
 
 @settings(max_examples=10)
-@given(rng=st.randoms(use_true_random=False), every=st.integers(1, 4), delay=st.integers(4, 12))
-def test_members_that_pull_apart_stay_nearer_to_each_other_than_with_dga(rng, every, delay):
+@given(
+    rng=st.randoms(use_true_random=False), local_steps=st.integers(1, 4), delay=st.integers(4, 12)
+)
+def test_members_that_pull_apart_stay_nearer_to_each_other_than_with_dga(rng, local_steps, delay):
     def spread(name):
-        fleet = Fleet(name, 3, every, delay, 60, rng=rng).run()
+        fleet = Fleet(name, 3, local_steps, delay, 60, rng=rng).run()
         histories = np.array([member.history for member in fleet.members])[:, 30:]
         return float(np.std(histories, axis=0).mean())
 
@@ -145,9 +160,9 @@ def test_members_that_pull_apart_stay_nearer_to_each_other_than_with_dga(rng, ev
 
 
 @given(**(SHAPES | {"members": st.just(1)}))
-def test_alone_it_is_dga_bit_for_bit(members, every, delay, steps, rng):
+def test_alone_it_is_dga_bit_for_bit(members, local_steps, delay, steps, rng):
     ends = [
-        Fleet(name, members, every, delay, steps, rng=rng, momentum=0.9).run().members[0]
+        Fleet(name, members, local_steps, delay, steps, rng=rng, momentum=0.9).run().members[0]
         for name in ("dga(own)", "dga(drift)", "dga")
     ]
     for end in ends[1:]:
@@ -156,23 +171,23 @@ def test_alone_it_is_dga_bit_for_bit(members, every, delay, steps, rng):
 
 
 @given(**(SHAPES | {"delay": st.just(0)}))
-def test_without_delay_it_is_fedavg_bit_for_bit(members, every, delay, steps, rng):
+def test_without_delay_it_is_fedavg_bit_for_bit(members, local_steps, delay, steps, rng):
     ends = [
-        Fleet(name, members, every, delay, steps, rng=rng).run().members[0].params.tobytes()
+        Fleet(name, members, local_steps, delay, steps, rng=rng).run().members[0].params.tobytes()
         for name in ("local-sgd", "dga(drift)", "dga")
     ]
     assert ends[0] == ends[1] == ends[2]
 
 
 @given(
-    members=st.integers(2, 4), every=st.integers(1, 4), wanted=st.integers(1, 12),
+    members=st.integers(2, 4), local_steps=st.integers(1, 4), wanted=st.integers(1, 12),
     codec=st.sampled_from(["fp32", "topk(0.3) | q2"]),
     rng=st.randoms(use_true_random=False),
 )  # fmt: skip
-def test_a_delay_that_changes_moves_no_parameters(members, every, wanted, codec, rng):
+def test_a_delay_that_changes_moves_no_parameters(members, local_steps, wanted, codec, rng):
     """All that members walk reaches the base once, though what stands for a round follows n."""
     fleet = Fleet(
-        "dga(drift)", members, every, None, 40,
+        "dga(drift)", members, local_steps, None, 40,
         rng=rng, wanted_delay=wanted, codec=codec, reply_codec="fp32", elements=8,
     ).run()  # fmt: skip
     assert {m.state for m in fleet.members} == {"done"}
@@ -186,7 +201,7 @@ def test_a_delay_that_changes_moves_no_parameters(members, every, wanted, codec,
 def half_of(elements=6):
     params = np.zeros(elements, np.float32)
     drift = Drift(elements)
-    return Displacement(params, every=2, delay=4, drift=drift), drift
+    return Displacement(params, local_steps=2, delay=4, drift=drift), drift
 
 
 def trained(half, rng, rounds=8):

@@ -11,7 +11,7 @@ from test_strategy_laws import SHAPES
 from edgetrain import strategies
 
 
-def naive_eager(initial, members, every, delay, steps):
+def naive_eager(initial, members, local_steps, delay, steps):
     """base + sum over rounds in flight of (own/N + last reply - last own/N) + steps since, in
     float64, on all members at once; parameters before each step. Until a reply is known, own."""
     base, last = initial.astype(np.float64), [None] * members
@@ -27,7 +27,7 @@ def naive_eager(initial, members, every, delay, steps):
             w = at(m)
             histories[m].append(w)
             since[m] = since[m] - noisy_descent(m, step, w.astype(np.float32)).astype(np.float64)
-        if (step + 1) % every == 0:
+        if (step + 1) % local_steps == 0:
             ends.append(step + 1)
             for m in range(members):
                 flying[m].append(since[m])
@@ -42,17 +42,17 @@ def naive_eager(initial, members, every, delay, steps):
 
 
 @given(**SHAPES)
-def test_the_stand_in_is_the_papers_formula(members, every, delay, steps, rng):
-    fleet = Fleet("eager | sgd(1)", members, every, delay, steps, rng=rng).run()
+def test_the_stand_in_is_the_papers_formula(members, local_steps, delay, steps, rng):
+    fleet = Fleet("eager | sgd(1)", members, local_steps, delay, steps, rng=rng).run()
     for member, expected in zip(
-        fleet.members, naive_eager(fleet.initial, members, every, delay, steps), strict=True
+        fleet.members, naive_eager(fleet.initial, members, local_steps, delay, steps), strict=True
     ):
         np.testing.assert_allclose(np.array(member.history), expected, rtol=2e-4, atol=2e-4)
 
 
 @given(**(SHAPES | {"members": st.just(1)}))
-def test_one_member_is_plain_training(members, every, delay, steps, rng):
-    fleet = Fleet("eager | sgd(1)", members, every, delay, steps, rng=rng).run()
+def test_one_member_is_plain_training(members, local_steps, delay, steps, rng):
+    fleet = Fleet("eager | sgd(1)", members, local_steps, delay, steps, rng=rng).run()
     plain = fleet.initial.copy()
     for step in range(steps):
         plain -= noisy_descent(0, step, plain)

@@ -25,19 +25,19 @@ def quadratic(rng):
 
 
 @given(st.integers(0, 2**32), st.floats(0, 2), st.integers(1, 7), st.integers(1, 4))
-def test_it_is_sgd_on_the_loss_and_the_proximal_term(seed, mu, every, rounds):
+def test_it_is_sgd_on_the_loss_and_the_proximal_term(seed, mu, local_steps, rounds):
     """Against a reference in float64 that knows no strategy: rounds of one member alone."""
     rng = np.random.default_rng(seed)
     gradient_of, rate = quadratic(rng), 0.05
     start = rng.normal(size=ELEMENTS).astype(np.float32)
     params, gradient = start.copy(), np.zeros(ELEMENTS, np.float32)
     half = strategies.find(f"fedprox({mu!r})").member_half(
-        strategies.Setting(params, gradient, every, 0)
+        strategies.Setting(params, gradient, local_steps, 0)
     )
     w = start.astype(np.float64)
     for round in range(rounds):
         base = w.copy()
-        for _ in range(every):
+        for _ in range(local_steps):
             assert half.quiet_steps() == 0
             gradient[:] = gradient_of(params)
             assert half.before_step() is None
@@ -51,12 +51,12 @@ def test_it_is_sgd_on_the_loss_and_the_proximal_term(seed, mu, every, rounds):
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5))
-def test_without_the_term_it_is_fedavg_bit_for_bit(seed, every):
+def test_without_the_term_it_is_fedavg_bit_for_bit(seed, local_steps):
     rng = np.random.default_rng(seed)
     start = rng.normal(size=ELEMENTS).astype(np.float32)
-    steps = rng.normal(size=(every, ELEMENTS)).astype(np.float32)
+    steps = rng.normal(size=(local_steps, ELEMENTS)).astype(np.float32)
     ours, theirs, gradient = start.copy(), start.copy(), np.empty_like(start)
-    halves = FedProx(ours, gradient, 0.0, every), Displacement(theirs, every, 0)
+    halves = FedProx(ours, gradient, 0.0, local_steps), Displacement(theirs, local_steps, 0)
     for step in steps:
         for half, params in zip(halves, (ours, theirs), strict=True):
             gradient[:] = step

@@ -17,7 +17,7 @@ from edgetrain.exchange.hub.landing import Landing
 
 SHAPES = {
     "members": st.integers(1, 4),
-    "every": st.integers(1, 10),
+    "local_steps": st.integers(1, 10),
     "delay": st.integers(0, 14),
     "steps": st.integers(1, 40),
     "rng": st.randoms(use_true_random=False),
@@ -45,33 +45,37 @@ def ended(fleet):
     codec=st.sampled_from(["fp32", "topk(0.3) | q2"]),
     **SHAPES,
 )
-def test_replicas_end_equal_bit_for_bit(name, landing, codec, members, every, delay, steps, rng):
-    ended(Fleet(name, members, every, delay, steps, rng=rng, landing=landing, codec=codec))
+def test_replicas_end_equal_bit_for_bit(
+    name, landing, codec, members, local_steps, delay, steps, rng
+):
+    ended(Fleet(name, members, local_steps, delay, steps, rng=rng, landing=landing, codec=codec))
 
 
 @given(name=st.sampled_from(["dga", "dga(own)", "dga(drift)"]), **SHAPES)
 def test_a_landing_of_all_steps_is_local_sgd_with_its_rounds(
-    name, members, every, delay, steps, rng
+    name, members, local_steps, delay, steps, rng
 ):
-    landed = Fleet(name, members, every, delay + 1, steps, rng=rng, landing=1.0)
+    landed = Fleet(name, members, local_steps, delay + 1, steps, rng=rng, landing=1.0)
     assert ended(landed).tobytes() == ended(Fleet("local-sgd", members, SHORT, 0, steps)).tobytes()
 
 
 @given(name=st.sampled_from(["local-sgd", "dga"]), wanted=st.integers(1, 12), **SHAPES)
-def test_a_landing_of_none_is_a_run_without_one(name, wanted, members, every, delay, steps, rng):
+def test_a_landing_of_none_is_a_run_without_one(
+    name, wanted, members, local_steps, delay, steps, rng
+):
     """Bit for bit, also where one could be chosen and members are not far apart."""
     for fixed in (delay, None):
         more = {"rng": rng, "wanted_delay": wanted, "bounded": True}
-        without = ended(Fleet(name, members, every, fixed, steps, **more, landing=0.0))
-        plain = Fleet(name, members, every, fixed, steps, **more)
+        without = ended(Fleet(name, members, local_steps, fixed, steps, **more, landing=0.0))
+        plain = Fleet(name, members, local_steps, fixed, steps, **more)
         assert ended(plain).tobytes() == without.tobytes()
-    if every <= 7:
-        plain = Fleet("local-sgd", members, every, 0, steps)
-        chosen = Fleet("local-sgd", members, every, 0, steps, rng=rng, landing=CHOSEN)
+    if local_steps <= 7:
+        plain = Fleet("local-sgd", members, local_steps, 0, steps)
+        chosen = Fleet("local-sgd", members, local_steps, 0, steps, rng=rng, landing=CHOSEN)
         assert ended(chosen).tobytes() == ended(plain).tobytes()
 
 
-def naive(members, every, delay, steps, landing, initial):
+def naive(members, local_steps, delay, steps, landing, initial):
     """From the formula alone: w += mean_r - own_r, D steps after the round; at the landing every
     member takes what all have, and rounds have the landing's steps and wait."""
     base = initial.astype(np.float64)
@@ -81,9 +85,9 @@ def naive(members, every, delay, steps, landing, initial):
         for m in range(members):
             local[m] = local[m] - noisy_descent(m, step - 1, local[m].astype(np.float32))
         if step == landing.begins or step > landing.begins:
-            delay, every = 0, SHORT
+            delay, local_steps = 0, SHORT
         since = step - landing.begins if step > landing.begins else step
-        if since % every == 0 or step in (landing.begins, steps):
+        if since % local_steps == 0 or step in (landing.begins, steps):
             own = [now - then for now, then in zip(local, start, strict=True)]
             flights.append((step, own, np.mean(own, axis=0)))
             start = [now.copy() for now in local]
@@ -98,17 +102,17 @@ def naive(members, every, delay, steps, landing, initial):
     return base
 
 
-@pytest.mark.parametrize(("every", "delay"), [(9, 4), (5, 12), (6, 6), (12, 0), (8, 20)])
+@pytest.mark.parametrize(("local_steps", "delay"), [(9, 4), (5, 12), (6, 6), (12, 0), (8, 20)])
 @pytest.mark.parametrize("landing", [0.2, 0.5])
-def test_it_is_the_formula(every, delay, landing):
+def test_it_is_the_formula(local_steps, delay, landing):
     """With more than one round in flight the last replies come up to K steps early."""
-    fleet = Fleet("dga(own)", 3, every, delay, 70, landing=landing)
+    fleet = Fleet("dga(own)", 3, local_steps, delay, 70, landing=landing)
     found = ended(fleet)
     end = Landing.of(landing, 70)
-    if delay < every or delay % every == 0:
-        wanted = naive(3, every, delay, 70, end, fleet.initial)
+    if delay < local_steps or delay % local_steps == 0:
+        wanted = naive(3, local_steps, delay, 70, end, fleet.initial)
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
-    closed = [(c.every, c.delay) for c in fleet.closed]
+    closed = [(c.local_steps, c.delay) for c in fleet.closed]
     assert closed[-1] == (SHORT, 0)
     assert [c.lands for c in fleet.closed] == sorted(c.lands for c in fleet.closed)
 
@@ -121,9 +125,9 @@ def test_it_is_the_formula(every, delay, landing):
     **SIZES,
 )
 def test_a_hub_that_is_killed_at_any_instant_lands(
-    snapshot_every, fuses, seed, members, every, delay, steps
+    snapshot_every, fuses, seed, members, local_steps, delay, steps
 ):
-    what = "dga(own)", members, every, delay, steps
+    what = "dga(own)", members, local_steps, delay, steps
     calm = ended(Fleet(*what, landing=0.4))
     disk = Disk(snapshot_every)
     fleet = Fleet(*what, rng=random.Random(seed), disk=disk, kills=fuses, landing=0.4).run()
@@ -135,9 +139,9 @@ def test_a_hub_that_is_killed_at_any_instant_lands(
 
 @settings(max_examples=20)
 @given(fuses=st.lists(st.integers(1, 60), max_size=2), seed=st.integers(0, 1000), **SIZES)
-def test_members_that_say_how_long_they_train_land(fuses, seed, members, every, delay, steps):
+def test_members_that_say_how_long_they_train_land(fuses, seed, members, local_steps, delay, steps):
     """In loops of their own; and a hub that was restored hears it again."""
-    what = "dga(own)", members, every, delay, steps
+    what = "dga(own)", members, local_steps, delay, steps
     known = ended(Fleet(*what, landing=CHOSEN))
     told = Fleet(
         *what, rng=random.Random(seed), disk=Disk(), kills=fuses, landing=CHOSEN, tells_steps=True

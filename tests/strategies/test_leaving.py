@@ -17,7 +17,7 @@ from edgetrain.strategies.leaving import FIRST, SHARE, Leaving, share_of
 from edgetrain.vectors.blocks import BLOCK
 
 
-def naive(initial, members, every, delay, steps, share, waits):
+def naive(initial, members, local_steps, delay, steps, share, waits):
     """base + rounds in flight + stayed + steps since, in float64; parameters before each step."""
     base = initial.astype(np.float64)
     flying, since, stayed = [], np.zeros((members, initial.size)), np.zeros((members, initial.size))
@@ -27,7 +27,7 @@ def naive(initial, members, every, delay, steps, share, waits):
         histories.append(at)
         moves = [noisy_descent(m, step - 1, at[m].astype(np.float32)) for m in range(members)]
         since = since - np.array(moves, np.float64)
-        if step % every == 0:
+        if step % local_steps == 0:
             flying.append((step, since))
             since = np.zeros_like(since)
         while flying and flying[0][0] + (delay if replies >= waits else 0) <= step:
@@ -39,21 +39,29 @@ def naive(initial, members, every, delay, steps, share, waits):
 
 
 @given(**(SHAPES | {"members": st.integers(2, 5)}), momentum=st.sampled_from([0.0, 0.9]))
-def test_it_is_the_rule_as_it_is_written(members, every, delay, steps, rng, momentum):
-    fleet = Fleet("dga(leave)", members, every, delay, steps, rng=rng, momentum=momentum).run()
+def test_it_is_the_rule_as_it_is_written(members, local_steps, delay, steps, rng, momentum):
+    fleet = Fleet(
+        "dga(leave)", members, local_steps, delay, steps, rng=rng, momentum=momentum
+    ).run()
     assert len({m.params.tobytes() for m in fleet.members}) == 1, "nothing stays at the end"
-    share = SHARE if momentum else share_of(every, delay)
+    share = SHARE if momentum else share_of(local_steps, delay)
     expected = naive(
-        fleet.initial, members, every, delay, steps, share if delay else 0, 0 if momentum else FIRST
+        fleet.initial,
+        members,
+        local_steps,
+        delay,
+        steps,
+        share if delay else 0,
+        0 if momentum else FIRST,
     )
     for number, member in enumerate(fleet.members):
         np.testing.assert_allclose(member.history, expected[:, number], rtol=1e-3, atol=1e-3)
 
 
 @given(**(SHAPES | {"members": st.integers(2, 4)}))
-def test_the_mean_of_all_members_takes_every_step_at_once(members, every, delay, steps, rng):
+def test_the_mean_of_all_members_takes_every_step_at_once(members, local_steps, delay, steps, rng):
     """With it, as with `own`, no gradient is late for the mean: only for the other members."""
-    fleet = Fleet("dga(leave)", members, every, delay, steps, rng=rng).run()
+    fleet = Fleet("dga(leave)", members, local_steps, delay, steps, rng=rng).run()
     history = np.array([m.history for m in fleet.members], np.float64)
     taken = [
         [noisy_descent(m, step, at.astype(np.float32)) for step, at in enumerate(path)]
@@ -63,15 +71,15 @@ def test_the_mean_of_all_members_takes_every_step_at_once(members, every, delay,
     np.testing.assert_allclose(history.mean(0)[1:], walked[:-1], rtol=1e-4, atol=1e-4)
 
 
-def deviation(correction, every, delay, curvature, rounds):
+def deviation(correction, local_steps, delay, curvature, rounds):
     """How far a member is from the mean after each of many rounds, in one direction: of the base,
     which stays 0, since another member is at its mirror image. It is led away once."""
     vectors = np.zeros((2, 1), np.float32)
-    setting = strategies.Setting(*vectors, every, delay)
+    setting = strategies.Setting(*vectors, local_steps, delay)
     half = strategies.find(f"dga({correction})").member_half(setting)
     params, found = half.params, []
-    for step in range((FIRST + rounds) * every):
-        params -= np.float32(curvature) * params if step != FIRST * every else 1
+    for step in range((FIRST + rounds) * local_steps):
+        params -= np.float32(curvature) * params if step != FIRST * local_steps else 1
         own = half.after_step()
         while half.due() is not None:
             half.apply([np.zeros(1, np.float32)])
@@ -81,12 +89,12 @@ def deviation(correction, every, delay, curvature, rounds):
 
 
 @given(st.integers(1, 12), st.integers(1, 30), st.floats(0.05, 0.97))
-def test_members_come_back_to_the_mean_at_rates_up_to_one_and_the_share(every, delay, part):
+def test_members_come_back_to_the_mean_at_rates_up_to_one_and_the_share(local_steps, delay, part):
     """The rate times the curvature, below which plain SGD does not swing up; FedAvg's is 2."""
-    limit = 1 + share_of(every, delay)
+    limit = 1 + share_of(local_steps, delay)
     assert 1.5 < limit < 2
-    assert limit >= 1.75 or delay < every
-    far = deviation("leave", every, delay, part * limit, 8 * (60 + delay))
+    assert limit >= 1.75 or delay < local_steps
+    far = deviation("leave", local_steps, delay, part * limit, 8 * (60 + delay))
     assert far[-20 - delay :].max() < 0.05 * far.max()
 
 
@@ -97,9 +105,10 @@ def test_without_it_they_swing_up_from_a_rate_of_one_on(delay):
 
 
 @given(**(SHAPES | {"members": st.just(1)}))
-def test_with_momentum_one_member_is_dga_bit_for_bit(members, every, delay, steps, rng):
+def test_with_momentum_one_member_is_dga_bit_for_bit(members, local_steps, delay, steps, rng):
     runs = [
-        Fleet(f"dga({c})", 1, every, delay, steps, momentum=0.9).run() for c in ("leave", "own")
+        Fleet(f"dga({c})", 1, local_steps, delay, steps, momentum=0.9).run()
+        for c in ("leave", "own")
     ]
     assert len({run.hub.base.tobytes() for run in runs}) == 1
 
@@ -113,7 +122,7 @@ def test_without_a_delay_it_is_local_sgd_bit_for_bit():
 
 def half_of(elements=6):
     params = np.zeros(elements, np.float32)
-    return Displacement(params, every=1, delay=2, drift=Leaving(elements))
+    return Displacement(params, local_steps=1, delay=2, drift=Leaving(elements))
 
 
 def live(half, rounds, reply):

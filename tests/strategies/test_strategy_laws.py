@@ -19,7 +19,7 @@ from edgetrain.vectors.vector import TILE, checksum
 
 SHAPES = {
     "members": st.integers(1, 5),
-    "every": st.integers(1, 6),
+    "local_steps": st.integers(1, 6),
     "delay": st.integers(0, 14),
     "steps": st.integers(1, 30),
     "rng": st.randoms(use_true_random=False),
@@ -42,8 +42,8 @@ SHAPES = {
     ),
     **SHAPES,
 )
-def test_replicas_end_equal_bit_for_bit(name, members, every, delay, steps, rng):
-    fleet = Fleet(name, members, every, delay, steps, rng=rng).run()
+def test_replicas_end_equal_bit_for_bit(name, members, local_steps, delay, steps, rng):
+    fleet = Fleet(name, members, local_steps, delay, steps, rng=rng).run()
     assert [m.state for m in fleet.members] == ["done"] * members
     assert fleet.hub.finished
     first = fleet.members[0]
@@ -66,10 +66,10 @@ LOSSY = ["topk(0.3) | q2", "small(1): fp32; low-rank(1)", "topk(0.4, tensor)", "
     **SHAPES,
 )
 def test_what_codecs_leave_out_is_sent_later_in_both_directions(
-    name, codec, reply_codec, elements, members, every, delay, steps, rng
+    name, codec, reply_codec, elements, members, local_steps, delay, steps, rng
 ):
     fleet = Fleet(
-        name, members, every, delay, steps,
+        name, members, local_steps, delay, steps,
         rng=rng, elements=elements, codec=codec, reply_codec=reply_codec,
     ).run()  # fmt: skip
     assert [m.state for m in fleet.members] == ["done"] * members
@@ -91,7 +91,7 @@ def test_what_codecs_leave_out_is_sent_later_in_both_directions(
 
 @given(rank=st.integers(1, 2), elements=st.integers(1, 40), **SHAPES)
 def test_two_trips_are_the_algorithm_that_takes_them(
-    rank, elements, members, every, delay, steps, rng
+    rank, elements, members, local_steps, delay, steps, rng
 ):
     codec = f"powersgd({rank})"
     fleet = Fleet("sync-sgd", members, 1, 0, steps, rng=rng, elements=elements, codec=codec).run()
@@ -120,9 +120,11 @@ def mean_of(vectors):
     name=st.sampled_from(["sync-sgd", "fedavg", "dga", "dga(drift)", "fedadam", "dga(variates)"]),
     **SHAPES,
 )
-def test_the_result_does_not_depend_on_the_order_of_events(name, members, every, delay, steps, rng):
-    one = Fleet(name, members, every, delay, steps, rng=rng).run()
-    other = Fleet(name, members, every, delay, steps, rng=random.Random(12345)).run()
+def test_the_result_does_not_depend_on_the_order_of_events(
+    name, members, local_steps, delay, steps, rng
+):
+    one = Fleet(name, members, local_steps, delay, steps, rng=rng).run()
+    other = Fleet(name, members, local_steps, delay, steps, rng=random.Random(12345)).run()
     assert one.members[0].params.tobytes() == other.members[0].params.tobytes()
 
 
@@ -130,15 +132,15 @@ def test_the_result_does_not_depend_on_the_order_of_events(name, members, every,
     name=st.sampled_from(["local-sgd", "fedavg", "scaffold", "dga"]),
     **(SHAPES | {"members": st.just(1)}),
 )
-def test_one_member_is_plain_training(name, members, every, delay, steps, rng):
-    fleet = Fleet(name, members, every, delay, steps, rng=rng).run()
+def test_one_member_is_plain_training(name, members, local_steps, delay, steps, rng):
+    fleet = Fleet(name, members, local_steps, delay, steps, rng=rng).run()
     plain = fleet.initial.copy()
     for step in range(steps):
         plain -= noisy_descent(0, step, plain)
     np.testing.assert_allclose(fleet.members[0].params, plain, rtol=1e-5, atol=1e-5)
 
 
-def naive_dga(initial, members, every, delay, steps):
+def naive_dga(initial, members, local_steps, delay, steps):
     """The paper's algorithm as it is written: w += mean_r - own_r, D steps after the round's end.
 
     In float64, on all members at once; trajectories before each step.
@@ -155,7 +157,7 @@ def naive_dga(initial, members, every, delay, steps):
             move = -noisy_descent(m, step, w[m].astype(np.float32)).astype(np.float64)
             w[m] += move
             local_gain[m] += move
-        if (step + 1) % every == 0:
+        if (step + 1) % local_steps == 0:
             own[len(own)] = local_gain
             ends[len(ends)] = step + 1
             local_gain = [np.zeros_like(w[0]) for _ in range(members)]
@@ -169,15 +171,15 @@ def naive_dga(initial, members, every, delay, steps):
 
 
 @given(**SHAPES)
-def test_dga_is_the_papers_formula(members, every, delay, steps, rng):
-    fleet = Fleet("dga(own)", members, every, delay, steps, rng=rng).run()
+def test_dga_is_the_papers_formula(members, local_steps, delay, steps, rng):
+    fleet = Fleet("dga(own)", members, local_steps, delay, steps, rng=rng).run()
     for member, expected in zip(
-        fleet.members, naive_dga(fleet.initial, members, every, delay, steps), strict=True
+        fleet.members, naive_dga(fleet.initial, members, local_steps, delay, steps), strict=True
     ):
         np.testing.assert_allclose(np.array(member.history), expected, rtol=2e-4, atol=2e-4)
 
 
-def naive_delayed_sgd(initial, members, every, delay, steps):
+def naive_delayed_sgd(initial, members, local_steps, delay, steps):
     """The parameters before each step where only means move them: no member keeps what it sent."""
     w = [initial.astype(np.float64) for _ in range(members)]
     base, since, means = initial.astype(np.float64), [0.0] * members, {}
@@ -188,7 +190,7 @@ def naive_delayed_sgd(initial, members, every, delay, steps):
             moved = -noisy_descent(m, step - 1, w[m].astype(np.float32)).astype(np.float64)
             since[m] = since[m] + moved
             w[m] = w[m] + moved
-        if step % every == 0:
+        if step % local_steps == 0:
             means[step + delay] = sum(since) / members
             since, w = [0.0] * members, [base.copy() for _ in range(members)]
         if step in means:
@@ -199,34 +201,34 @@ def naive_delayed_sgd(initial, members, every, delay, steps):
 
 @given(**SHAPES)
 def test_without_the_correction_only_stale_means_move_the_parameters(
-    members, every, delay, steps, rng
+    members, local_steps, delay, steps, rng
 ):
-    fleet = Fleet("dga-uncorrected", members, every, delay, steps, rng=rng).run()
-    naive = naive_delayed_sgd(fleet.initial, members, every, delay, steps)
+    fleet = Fleet("dga-uncorrected", members, local_steps, delay, steps, rng=rng).run()
+    naive = naive_delayed_sgd(fleet.initial, members, local_steps, delay, steps)
     for member, expected in zip(fleet.members, naive, strict=True):
         np.testing.assert_allclose(np.array(member.history), expected, rtol=2e-4, atol=2e-4)
 
 
 @given(**(SHAPES | {"delay": st.just(0)}))
-def test_without_delay_the_correction_makes_no_difference(members, every, delay, steps, rng):
+def test_without_delay_the_correction_makes_no_difference(members, local_steps, delay, steps, rng):
     ends = [
-        Fleet(name, members, every, delay, steps, rng=rng).run().members[0].params.tobytes()
+        Fleet(name, members, local_steps, delay, steps, rng=rng).run().members[0].params.tobytes()
         for name in ("dga(own)", "dga-uncorrected")
     ]
     assert ends[0] == ends[1]
 
 
 @given(**(SHAPES | {"delay": st.just(0)}))
-def test_delay_zero_is_fedavg(members, every, delay, steps, rng):
-    fleet = Fleet("dga(own)", members, every, delay, steps, rng=rng).run()
-    other = Fleet("local-sgd", members, every, delay, steps, rng=random.Random(1)).run()
+def test_delay_zero_is_fedavg(members, local_steps, delay, steps, rng):
+    fleet = Fleet("dga(own)", members, local_steps, delay, steps, rng=rng).run()
+    other = Fleet("local-sgd", members, local_steps, delay, steps, rng=random.Random(1)).run()
     assert fleet.members[0].params.tobytes() == other.members[0].params.tobytes()
     w = fleet.initial.astype(np.float64)
-    for first in range(0, steps, every):
+    for first in range(0, steps, local_steps):
         ends = []
         for m in range(members):
             x = w.copy()
-            for step in range(first, min(first + every, steps)):
+            for step in range(first, min(first + local_steps, steps)):
                 x -= noisy_descent(m, step, x.astype(np.float32))
             ends.append(x)
         w = sum(ends) / members
@@ -234,15 +236,15 @@ def test_delay_zero_is_fedavg(members, every, delay, steps, rng):
 
 
 @given(**(SHAPES | {"delay": st.just(0)}))
-def test_without_delay_params_are_base_after_every_reply(members, every, delay, steps, rng):
-    fleet = Fleet("local-sgd", members, every, delay, steps, rng=rng)
+def test_without_delay_params_are_base_after_every_reply(members, local_steps, delay, steps, rng):
+    fleet = Fleet("local-sgd", members, local_steps, delay, steps, rng=rng)
 
     def check():
         for member in fleet.members:
             if member.state == "joining" or not member.half.applied:
                 continue
             if member.half.due() is None and not member.driver.is_mid_step:
-                local = member.driver.steps % every
+                local = member.driver.steps % local_steps
                 if local == 0 and member.half.applied == member.half.round:
                     assert member.params.tobytes() == member.half.base.tobytes()
 
@@ -251,15 +253,17 @@ def test_without_delay_params_are_base_after_every_reply(members, every, delay, 
 
 @given(
     weights=st.lists(st.floats(0.1, 1000), min_size=2, max_size=4),
-    every=st.integers(1, 4),
+    local_steps=st.integers(1, 4),
     rng=st.randoms(use_true_random=False),
 )
-def test_fedavg_weighs_by_samples(weights, every, rng):
-    fleet = Fleet("fedavg", len(weights), every, 0, every, rng=rng, weights=weights).run()
+def test_fedavg_weighs_by_samples(weights, local_steps, rng):
+    fleet = Fleet(
+        "fedavg", len(weights), local_steps, 0, local_steps, rng=rng, weights=weights
+    ).run()
     ends = []
     for m in range(len(weights)):
         x = fleet.initial.astype(np.float64)
-        for step in range(every):
+        for step in range(local_steps):
             x -= noisy_descent(m, step, x.astype(np.float32))
         ends.append(x)
     mean = sum(w * e for w, e in zip(weights, ends, strict=True)) / sum(weights)
@@ -269,13 +273,15 @@ def test_fedavg_weighs_by_samples(weights, every, rng):
 @given(
     name=st.sampled_from(["sync-sgd", "fedavg", "dga", "dga(drift)"]),
     members=st.integers(2, 5),
-    every=st.integers(1, 4),
+    local_steps=st.integers(1, 4),
     delay=st.integers(0, 9),
     rng=st.randoms(use_true_random=False),
     when=st.integers(0, 200),
 )
-def test_a_killed_member_does_not_stop_the_others(name, members, every, delay, rng, when):
-    fleet = Fleet(name, members, every, delay, 20, rng=rng, policy=Policy(members, gone_s=5.0))
+def test_a_killed_member_does_not_stop_the_others(name, members, local_steps, delay, rng, when):
+    fleet = Fleet(
+        name, members, local_steps, delay, 20, rng=rng, policy=Policy(members, gone_s=5.0)
+    )
     fleet.run(fleet.killing(members - 1, when))
     survivors = [m for m in fleet.members if m.index not in fleet.dead]
     assert [m.state for m in survivors] == ["done"] * len(survivors)
@@ -287,11 +293,11 @@ def test_a_killed_member_does_not_stop_the_others(name, members, every, delay, r
 
 
 @given(
-    members=st.integers(1, 4), every=st.integers(1, 4), wanted=st.integers(1, 12),
+    members=st.integers(1, 4), local_steps=st.integers(1, 4), wanted=st.integers(1, 12),
     rng=st.randoms(use_true_random=False),
 )  # fmt: skip
-def test_an_automatic_delay_is_agreed_on_and_reproducible(members, every, wanted, rng):
-    auto = Fleet("dga", members, every, None, 40, rng=rng, wanted_delay=wanted).run()
+def test_an_automatic_delay_is_agreed_on_and_reproducible(members, local_steps, wanted, rng):
+    auto = Fleet("dga", members, local_steps, None, 40, rng=rng, wanted_delay=wanted).run()
     assert {m.state for m in auto.members} == {"done"}
     assert auto.hub.rounds.delay.delay == wanted
     assert len({m.params.tobytes() for m in auto.members}) == 1
@@ -299,19 +305,19 @@ def test_an_automatic_delay_is_agreed_on_and_reproducible(members, every, wanted
 
 @given(
     name=st.sampled_from(["dga", "dga(drift)"]), members=st.integers(1, 4),
-    every=st.integers(1, 3), wanted=st.integers(20, 90), steps=st.integers(48, 90),
+    local_steps=st.integers(1, 3), wanted=st.integers(20, 90), steps=st.integers(48, 90),
     codec=st.sampled_from(["fp32", "topk(0.3) | q2"]), rng=st.randoms(use_true_random=False),
 )  # fmt: skip
-def test_rounds_that_grow_lose_nothing(name, members, every, wanted, steps, codec, rng):
+def test_rounds_that_grow_lose_nothing(name, members, local_steps, wanted, steps, codec, rng):
     fleet = Fleet(
-        name, members, every, None, steps, rng=rng, wanted_delay=wanted, bounded=True,
+        name, members, local_steps, None, steps, rng=rng, wanted_delay=wanted, bounded=True,
         codec=codec, reply_codec="fp32", elements=8,
     ).run()  # fmt: skip
     assert {m.state for m in fleet.members} == {"done"}
     assert len({m.params.tobytes() for m in fleet.members}) == 1
     first = fleet.members[0]
-    assert first.half.every == max(every, max(2 * every, steps // 8) // 2)
-    assert fleet.hub.round < steps / every or first.half.every < 2 * every
+    assert first.half.local_steps == max(local_steps, max(2 * local_steps, steps // 8) // 2)
+    assert fleet.hub.round < steps / local_steps or first.half.local_steps < 2 * local_steps
     moved = first.half.base.astype(np.float64) - fleet.initial
     unsent = sum(m.unsent for m in fleet.members) / members
     walked = sum(m.walked for m in fleet.members) / members
@@ -416,27 +422,29 @@ def test_rounds_of_a_sparse_model_are_as_long_as_they_are(first):
         half.after_step()
 
 
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("local_steps", [1, 3])
 @pytest.mark.parametrize("scale", [0.0, 1.0], ids=["zero initialisation", "random initialisation"])
 @pytest.mark.parametrize("rates", [
     [1e-8] * 8 + [0.1] * 8,
     [0.0] * 3 + [1e-6, 1e-3, 1.0, 1.0],
     [0.5, 1e-3, 1e-7, 1e-7, 0.5, 1e-3, 0.5],
 ], ids=["warm-up", "from nothing", "restarts"])  # fmt: skip
-def test_a_round_that_is_as_much_longer_as_its_rate_is_higher_has_not_exploded(rates, scale, every):
+def test_a_round_that_is_as_much_longer_as_its_rate_is_higher_has_not_exploded(
+    rates, scale, local_steps
+):
     rng = np.random.default_rng(0)
     params = (scale * rng.standard_normal(50)).astype(np.float32)
-    half = Displacement(params, every)
+    half = Displacement(params, local_steps)
     for rate in rates:
-        for _ in range(every):
+        for _ in range(local_steps):
             params -= np.float32(rate) * rng.standard_normal(50).astype(np.float32)
             half.note_rate(rate)
             own = half.after_step()
         half.apply([own.copy()])
-    for _ in range(every):
+    for _ in range(local_steps):
         params += np.float32(2 * EXPLODED**2 * max(rates))
         half.note_rate(rates[-1])
-        if half.local_steps == every - 1:
+        if half.steps_taken == local_steps - 1:
             with pytest.raises(Diverged, match="times as far as any"):
                 half.after_step()
         else:
@@ -469,7 +477,7 @@ def test_no_direction_that_the_first_round_lacks_is_left_out_for_ever(name, move
         np.testing.assert_allclose(moved / moved.mean(), always / always.mean(), rtol=0.1)
 
 
-@pytest.mark.parametrize(("every", "delay"), [(0, 0), (-1, 0), (1, -1)])
-def test_bad_values_raise_where_they_enter(every, delay):
+@pytest.mark.parametrize(("local_steps", "delay"), [(0, 0), (-1, 0), (1, -1)])
+def test_bad_values_raise_where_they_enter(local_steps, delay):
     with pytest.raises(ConfigError, match=r"allowed|at least"):
-        Displacement(np.zeros(3, np.float32), every, delay)
+        Displacement(np.zeros(3, np.float32), local_steps, delay)

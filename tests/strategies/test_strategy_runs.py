@@ -13,7 +13,7 @@ from edgetrain.jobs.plan import plan
 from edgetrain.runs.folder import create, read_metrics
 from edgetrain.training.simulated import simulation
 
-JOB = ("device=raspberry-pi-4b", "members=4", "steps=20", "batch=8", "every=5")
+JOB = ("device=raspberry-pi-4b", "members=4", "steps=20", "batch=8", "local_steps=5")
 
 
 def ends_in(folder):
@@ -43,7 +43,9 @@ def test_simulated_members_batched_learn_what_they_learn_one_by_one(tmp_path, st
 @pytest.mark.real
 def test_processes_lead_to_the_bases_that_are_simulated(tmp_path):
     """In virtual time diloco with a rate of 1 ends as local-sgd does."""
-    job = write_tiny(tmp_path, fleet={"members": 2}, train={"steps": 12}, strategy={"every": 3})
+    job = write_tiny(
+        tmp_path, fleet={"members": 2}, train={"steps": 12}, strategy={"local_steps": 3}
+    )
     emulated = ["diloco", "fedprox(0.1)", "scaffold"]
     names = ["local-sgd", "diloco | sgd(1)", *emulated, "fedadam"]
     bases = []
@@ -69,7 +71,7 @@ def test_nothing_is_lost_in_chaos(strategy, tmp_path, own_imports, monkeypatch, 
         tmp_path,
         fleet={"members": 3, "pace_s": 0.05, "device": "raspberry-pi-4b", "network": "rtt-50ms"},
         train={"steps": 60},
-        strategy={"name": strategy, "every": 3},
+        strategy={"name": strategy, "local_steps": 3},
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert command.main([job, "--schedules", "4"]) == 0

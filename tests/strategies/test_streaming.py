@@ -28,7 +28,7 @@ ELEMENTS = 5 * BLOCK - 9
 SHAPES = {
     "members": st.integers(1, 4),
     "count": st.integers(1, 5),
-    "every": st.integers(1, 4),
+    "local_steps": st.integers(1, 4),
     "delay": st.integers(0, 11),
     "steps": st.integers(1, 24),
     "rng": st.randoms(use_true_random=False),
@@ -55,10 +55,10 @@ def assert_equal_replicas(fleet):
 
 @given(alpha=ALPHAS, codec=st.sampled_from(["fp32", "topk(0.3) | q2", "int8"]), **SHAPES)
 def test_replicas_are_equal_and_every_step_arrives_once_in_each_range(
-    alpha, codec, members, count, every, delay, steps, rng
+    alpha, codec, members, count, local_steps, delay, steps, rng
 ):
     fleet = fleet_of(
-        count, alpha, members, every, delay, steps, rng=rng, codec=codec, reply_codec="fp32"
+        count, alpha, members, local_steps, delay, steps, rng=rng, codec=codec, reply_codec="fp32"
     ).run()
     assert_equal_replicas(fleet)
     moved = fleet.hub.base.astype(np.float64) - fleet.initial
@@ -73,12 +73,12 @@ def test_replicas_are_equal_and_every_step_arrives_once_in_each_range(
 
 @given(**SHAPES)
 def test_the_result_does_not_depend_on_the_order_of_events(
-    members, count, every, delay, steps, rng
+    members, count, local_steps, delay, steps, rng
 ):
     outer = "nesterov(0.7, 0.9)"
-    one = fleet_of(count, 0.5, members, every, delay, steps, outer=outer, rng=rng).run()
+    one = fleet_of(count, 0.5, members, local_steps, delay, steps, outer=outer, rng=rng).run()
     rng = random.Random(12345)
-    other = fleet_of(count, 0.5, members, every, delay, steps, outer=outer, rng=rng).run()
+    other = fleet_of(count, 0.5, members, local_steps, delay, steps, outer=outer, rng=rng).run()
     assert_equal_replicas(one)
     assert one.members[0].params.tobytes() == other.members[0].params.tobytes()
 
@@ -89,10 +89,11 @@ def test_the_result_does_not_depend_on_the_order_of_events(
     ),
     **SHAPES,
 )
-def test_one_fragment_is_the_whole_model(pair, members, count, every, delay, steps, rng):
+def test_one_fragment_is_the_whole_model(pair, members, count, local_steps, delay, steps, rng):
     delay = 0 if "diloco" in pair else delay
     fleet, other = (
-        Fleet(name, members, every, delay, steps, rng=rng, elements=ELEMENTS).run() for name in pair
+        Fleet(name, members, local_steps, delay, steps, rng=rng, elements=ELEMENTS).run()
+        for name in pair
     )
     assert fleet.members[0].params.tobytes() == other.members[0].params.tobytes()
     assert fleet.hub.round == other.hub.round
@@ -100,7 +101,7 @@ def test_one_fragment_is_the_whole_model(pair, members, count, every, delay, ste
         assert np.array(one.history).tobytes() == np.array(same.history).tobytes()
 
 
-def naive(initial, members, count, alpha, every, delay, steps):
+def naive(initial, members, count, alpha, local_steps, delay, steps):
     """The paper's loop in float64, with DGA's correction where it has the global parameters;
     the parameters of all members before each step."""
     ranges = Ranges(initial.size, count)
@@ -112,8 +113,8 @@ def naive(initial, members, count, alpha, every, delay, steps):
         for m in range(members):
             histories[m].append(w[m].copy())
             w[m] -= noisy_descent(m, step - 1, w[m].astype(np.float32))
-        if step % every == 0:
-            here = ranges.of(step // every - 1)
+        if step % local_steps == 0:
+            here = ranges.of(step // local_steps - 1)
             owns = [w[m][here] - at_submit[m][here] for m in range(members)]
             flying.append((step + delay, here, owns))
             for m in range(members):
@@ -129,21 +130,21 @@ def naive(initial, members, count, alpha, every, delay, steps):
 
 @given(alpha=ALPHAS, **SHAPES)
 def test_it_is_the_papers_loop_with_delayed_gradient_averagings_correction(
-    alpha, members, count, every, delay, steps, rng
+    alpha, members, count, local_steps, delay, steps, rng
 ):
-    fleet = fleet_of(count, alpha, members, every, delay, steps, rng=rng).run()
-    expected = naive(fleet.initial, members, count, alpha, every, delay, steps)
+    fleet = fleet_of(count, alpha, members, local_steps, delay, steps, rng=rng).run()
+    expected = naive(fleet.initial, members, count, alpha, local_steps, delay, steps)
     for member, history in zip(fleet.members, expected, strict=True):
         np.testing.assert_allclose(np.array(member.history), history, rtol=2e-4, atol=2e-4)
 
 
 @given(
-    count=st.integers(2, 4), members=st.integers(2, 4), every=st.integers(1, 3),
+    count=st.integers(2, 4), members=st.integers(2, 4), local_steps=st.integers(1, 3),
     delay=st.integers(0, 7), when=st.integers(0, 200), rng=st.randoms(use_true_random=False),
 )  # fmt: skip
-def test_a_killed_member_does_not_stop_the_others(count, members, every, delay, when, rng):
+def test_a_killed_member_does_not_stop_the_others(count, members, local_steps, delay, when, rng):
     fleet = fleet_of(
-        count, 0.25, members, every, delay, 16, rng=rng, policy=Policy(members, gone_s=5.0)
+        count, 0.25, members, local_steps, delay, 16, rng=rng, policy=Policy(members, gone_s=5.0)
     )
     fleet.run(fleet.killing(members - 1, when))
     fleet.members = [m for m in fleet.members if m.index not in fleet.dead]
@@ -190,18 +191,18 @@ def test_a_round_sends_the_elements_of_its_range():
 def test_a_checkpoint_between_two_rounds_holds_the_steps_of_all_fragments():
     rng = np.random.default_rng(3)
     params = rng.standard_normal(ELEMENTS).astype(np.float32)
-    half = Streaming(params, 3, 0.5, every=2, delay=0)
+    half = Streaming(params, 3, 0.5, local_steps=2, delay=0)
     for _ in range(10):
         params += rng.standard_normal(ELEMENTS).astype(np.float32)
         half.note_rate(1.0)
         own = half.after_step()
         if own is not None:
             half.apply([own * np.float32(0.5)])
-    assert not half.local_steps
+    assert not half.steps_taken
     rest = half.rest()
-    again = Streaming(half.base, 3, 0.5, every=2, delay=0)
+    again = Streaming(half.base, 3, 0.5, local_steps=2, delay=0)
     again.start(half.applied, half.round)
-    again.restore_rest(rest, half.local_steps)
+    again.restore_rest(rest, half.steps_taken)
     assert again.has_steps
     np.testing.assert_allclose(
         np.concatenate([f.params for f in again.fragments]), params, rtol=1e-5, atol=1e-5
@@ -236,7 +237,7 @@ def test_what_cannot_be_is_refused_by_name(text, said):
 def test_more_fragments_than_blocks_are_refused():
     params = np.zeros(ELEMENTS, np.float32)
     with pytest.raises(ConfigError, match="6 ranges of a vector of 1271 elements"):
-        Streaming(params, 6, 0.5, every=1, delay=0)
+        Streaming(params, 6, 0.5, local_steps=1, delay=0)
 
 
 def test_a_member_that_waits_for_the_others_weighs_nothing_once_all_fragments_are_sent(
@@ -286,7 +287,7 @@ def test_a_member_that_is_asked_to_stop_sends_what_is_left_of_all_fragments():
 
     params = np.zeros(ELEMENTS, np.float32)
     entry = Entry(
-        name="m0", index=0, members=1, strategy="streaming-diloco(4, 0.5)", every=2,
+        name="m0", index=0, members=1, strategy="streaming-diloco(4, 0.5)", local_steps=2,
         delay=Delay(50), codec="fp32", is_masked=False, round=0, applied=0,
         checksum=checksum(params), resend=0,
     )  # fmt: skip

@@ -15,10 +15,10 @@ from edgetrain.strategies.out_of_step import OutOfStep
 ONE = np.float32(1)
 
 
-def half_of(row, every=2, delay=1000):
+def half_of(row, local_steps=2, delay=1000):
     params = np.zeros(3, np.float32)
     return strategies.find(row).member_half(
-        strategies.Setting(params, np.zeros(3, np.float32), every, delay)
+        strategies.Setting(params, np.zeros(3, np.float32), local_steps, delay)
     )
 
 
@@ -56,7 +56,7 @@ def test_parameters_are_the_base_and_what_is_in_flight_and_the_steps_since(corre
 
 
 def test_replies_are_taken_at_the_ends_of_rounds_and_with_fetch_in_between():
-    half, fetching = half_of("fedbuff(2, 0)", every=3), half_of("async-sgd(2)", every=3)
+    half, fetching = half_of("fedbuff(2, 0)", local_steps=3), half_of("async-sgd(2)", local_steps=3)
     taken = {half: [], fetching: []}
     for number in range(1, 7):
         for each, found in taken.items():
@@ -69,13 +69,13 @@ def test_replies_are_taken_at_the_ends_of_rounds_and_with_fetch_in_between():
 
 
 def test_a_member_waits_for_its_own_and_for_the_slowest_only():
-    half = half_of("fedbuff(2, 0)", every=2, delay=3)
+    half = half_of("fedbuff(2, 0)", local_steps=2, delay=3)
     step(half, 1)
     step(half, 1)
     assert [half.due(0) for _ in [step(half, 1), step(half, 1)]] == [None, None]
     step(half, 1)
     assert half.due(0) == 0, "its first contribution is three steps old"
-    ahead = half_of("ssp(1)", every=1)
+    ahead = half_of("ssp(1)", local_steps=1)
     step(ahead, 1)
     assert ahead.due(0) is None
     step(ahead, 1)
@@ -88,7 +88,7 @@ def test_a_member_waits_for_its_own_and_for_the_slowest_only():
 
 def test_half_is_the_paper_s_base_bit_for_bit_when_its_contributions_are_answered():
     params = np.full(3, 0.1, np.float32)
-    half = OutOfStep(params, every=1)
+    half = OutOfStep(params, local_steps=1)
     for number in range(50):
         params += np.float32(0.01 * number)
         half.after_step()

@@ -30,15 +30,15 @@ class Moving(Unsent):
     name=st.sampled_from(["local-sgd", "dga", "dga(drift)"]),
     codec=st.sampled_from(["topk(0.3) | q2", "sign", "topk(0.4, tensor)"]),
     pattern=st.lists(st.booleans(), min_size=1, max_size=8),
-    members=st.integers(1, 4), every=st.integers(1, 5), delay=st.integers(0, 12),
+    members=st.integers(1, 4), local_steps=st.integers(1, 5), delay=st.integers(0, 12),
     steps=st.integers(1, 40), elements=st.integers(1, 20),
     rng=st.randoms(use_true_random=False),
 )  # fmt: skip
 def test_wherever_it_waits_it_is_sent_later_and_once(
-    name, codec, pattern, members, every, delay, steps, elements, rng
+    name, codec, pattern, members, local_steps, delay, steps, elements, rng
 ):
     fleet = Fleet(
-        name, members, every, delay, steps,
+        name, members, local_steps, delay, steps,
         rng=rng, elements=elements, codec=codec, reply_codec="fp32",
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
@@ -57,16 +57,24 @@ def test_wherever_it_waits_it_is_sent_later_and_once(
 @given(
     name=st.sampled_from(["local-sgd", "dga", "dga(drift)"]),
     codec=st.sampled_from(["fp16", "int8", "int4", "topk(0.3) | q2", "auto", "auto(0.3)"]),
-    members=st.integers(1, 3), every=st.integers(1, 5), delay=st.integers(0, 12),
+    members=st.integers(1, 3), local_steps=st.integers(1, 5), delay=st.integers(0, 12),
     steps=st.integers(1, 30), rung=st.integers(0, 3), rng=st.randoms(use_true_random=False),
 )  # fmt: skip
 def test_there_is_a_round_for_the_rest_alone_only_where_it_is_more_than_a_little(
-    name, codec, members, every, delay, steps, rung, rng
+    name, codec, members, local_steps, delay, steps, rung, rng
 ):
     """What is given up at the end is what the last message left out. `auto` is on any rung, and
     comes to another one after its last message."""
     fleet = Fleet(
-        name, members, every, delay, steps, rng=rng, elements=20, codec=codec, reply_codec="fp32"
+        name,
+        members,
+        local_steps,
+        delay,
+        steps,
+        rng=rng,
+        elements=20,
+        codec=codec,
+        reply_codec="fp32",
     )
     add, encoders = Outbox.add, []
 
@@ -81,8 +89,8 @@ def test_there_is_a_round_for_the_rest_alone_only_where_it_is_more_than_a_little
         patch.setattr(Outbox, "add", on_a_rung)
         fleet.run()
     first = fleet.members[0]
-    one_more = not (steps % every or encoders[-1].nearly_all)
-    assert len(first.submitted) == -(-steps // every) + one_more
+    one_more = not (steps % local_steps or encoders[-1].nearly_all)
+    assert len(first.submitted) == -(-steps // local_steps) + one_more
     assert first.params.tobytes() == first.half.base.tobytes()
     for member in fleet.members:
         assert (member.state, member.checksums) == ("done", first.checksums)
@@ -91,24 +99,24 @@ def test_there_is_a_round_for_the_rest_alone_only_where_it_is_more_than_a_little
 
 
 @given(
-    every=st.integers(1, 4), delay=st.integers(0, 9), rounds=st.integers(1, 12),
+    local_steps=st.integers(1, 4), delay=st.integers(0, 9), rounds=st.integers(1, 12),
     seed=st.integers(0, 2**32 - 1),
 )  # fmt: skip
-def test_beside_the_parameters_it_is_error_feedback(every, delay, rounds, seed):
+def test_beside_the_parameters_it_is_error_feedback(local_steps, delay, rounds, seed):
     """Gradients are taken at base + all of each round in flight + local steps, in float64."""
     rng, elements = np.random.default_rng(seed), 7
-    half = Displacement(np.zeros(elements, np.float32), every, delay)
+    half = Displacement(np.zeros(elements, np.float32), local_steps, delay)
     half.unsent = Moving(elements)
     half.unsent.pattern = (True,)
     half.unsent.beside = np.zeros(elements, np.float32)
     base, residual, local = np.zeros((3, elements))
     flights = []
-    for step in range(1, every * rounds + 1):
+    for step in range(1, local_steps * rounds + 1):
         move = rng.standard_normal(elements).astype(np.float32)
         half.params += move
         local = local + move
         whole = half.after_step()
-        if step % every == 0:
+        if step % local_steps == 0:
             np.testing.assert_allclose(whole, residual + local, rtol=1e-4, atol=1e-4)
             sent = np.where(rng.random(elements) < 0.3, whole, 0).astype(np.float32)
             half.sent(sent)

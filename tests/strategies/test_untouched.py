@@ -34,7 +34,7 @@ class Member:
         self.params = self.rng.standard_normal(elements).astype(np.float32)
         self.negative_zeros = self.rng.integers(0, elements, 50)
         self.params[self.negative_zeros] = -0.0
-        self.half = Displacement(self.params, every=2, delay=2 * delay)
+        self.half = Displacement(self.params, local_steps=2, delay=2 * delay)
         if moves:
             self.half.unsent = Moving(elements)
         self.lossy = lossy
@@ -121,7 +121,7 @@ def test_a_reply_of_few_rows_reads_only_their_tiles(
     monkeypatch: pytest.MonkeyPatch, delay: int
 ) -> None:
     params = np.ones(ELEMENTS, np.float32)
-    half, sent = Displacement(params, every=1, delay=delay), []
+    half, sent = Displacement(params, local_steps=1, delay=delay), []
     for number in range(delay + 3):
         params[number] += 1
         sent.append(half.after_step())

@@ -23,7 +23,7 @@ from tests.fakes.flat_vectors import FlatVectors
 ELEMENTS = 5
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ROOM = {
-    "members": st.integers(1, 5), "every": st.integers(1, 5), "steps": st.integers(1, 20),
+    "members": st.integers(1, 5), "local_steps": st.integers(1, 5), "steps": st.integers(1, 20),
     "rng": st.randoms(use_true_random=False),
 }  # fmt: skip
 
@@ -35,11 +35,11 @@ def pull(member, step, w):
     return (0.1 * (1 + member / 8) * (wide - member) + 0.05 * noise).astype(np.float32)
 
 
-def papers_scaffold(start, members, every, steps):
+def papers_scaffold(start, members, local_steps, steps):
     """Algorithm 1 of the paper, option II, with all members and a rate of 1, in float64."""
     x, own = start.astype(np.float64), np.zeros((members, start.size))
-    for first in range(0, steps, every):
-        taken, ends = range(first, min(first + every, steps)), []
+    for first in range(0, steps, local_steps):
+        taken, ends = range(first, min(first + local_steps, steps)), []
         for m, c_m in enumerate(own):
             y = x.copy()
             for step in taken:
@@ -51,14 +51,14 @@ def papers_scaffold(start, members, every, steps):
 
 
 @given(**ROOM)
-def test_without_a_delay_it_is_the_papers_algorithm(members, every, steps, rng):
-    fleet = Fleet("scaffold", members, every, 0, steps, rng=rng, local_step=pull).run()
-    x = papers_scaffold(fleet.initial, members, every, steps)
+def test_without_a_delay_it_is_the_papers_algorithm(members, local_steps, steps, rng):
+    fleet = Fleet("scaffold", members, local_steps, 0, steps, rng=rng, local_step=pull).run()
+    x = papers_scaffold(fleet.initial, members, local_steps, steps)
     for member in fleet.members:
         np.testing.assert_allclose(member.params, x, rtol=1e-4, atol=1e-4)
 
 
-def naive(start, members, every, delay, steps, ease):
+def naive(start, members, local_steps, delay, steps, ease):
     """The docstring's formulas, in float64: parameters before each step, and the variates."""
     w, v = np.tile(start.astype(np.float64), (members, 1)), np.zeros((members, start.size))
     sums, moves, flying, histories = np.zeros_like(v), np.zeros_like(v), [], []
@@ -66,8 +66,8 @@ def naive(start, members, every, delay, steps, ease):
         histories.append(w.copy())
         pulls = np.array([pull(m, step, w[m]) for m in range(members)], np.float64)
         sums, moves, w = sums + pulls, moves - pulls - v, w - pulls - v
-        if (step + 1) % every == 0:
-            flying.append((step + 1 + delay, moves, sums / every))
+        if (step + 1) % local_steps == 0:
+            flying.append((step + 1 + delay, moves, sums / local_steps))
             sums, moves = np.zeros_like(v), np.zeros_like(v)
         while flying and flying[0][0] <= step + 1:
             _, own, g = flying.pop(0)
@@ -77,10 +77,12 @@ def naive(start, members, every, delay, steps, ease):
 
 
 @given(delay=st.integers(0, 14), **ROOM)
-def test_with_a_delay_it_is_its_formula(delay, members, every, steps, rng):
-    fleet = Fleet("dga(variates)", members, every, delay, steps, rng=rng, local_step=pull).run()
+def test_with_a_delay_it_is_its_formula(delay, members, local_steps, steps, rng):
+    fleet = Fleet(
+        "dga(variates)", members, local_steps, delay, steps, rng=rng, local_step=pull
+    ).run()
     ease = float(EASE) if delay else 1.0
-    histories, _ = naive(fleet.initial, members, every, delay, steps, ease)
+    histories, _ = naive(fleet.initial, members, local_steps, delay, steps, ease)
     for m, member in enumerate(fleet.members):
         np.testing.assert_allclose(np.array(member.history), histories[:, m], rtol=1e-3, atol=1e-3)
 
@@ -103,11 +105,11 @@ def test_with_equal_batches_nothing_is_corrected_bit_for_bit(members, names):
     delay=st.sampled_from([0, 3]), **(ROOM | {"members": st.integers(2, 4)}),
 )  # fmt: skip
 def test_with_a_lossy_codec_nothing_is_lost_and_variates_are_of_what_is_read(
-    codec, delay, members, every, steps, rng
+    codec, delay, members, local_steps, steps, rng
 ):
     fleet = Fleet(
-        "dga(variates)", members, every, delay, steps, rng=rng, codec=codec, reply_codec="fp32",
-        elements=8, local_step=pull,
+        "dga(variates)", members, local_steps, delay, steps, rng=rng, codec=codec,
+        reply_codec="fp32", elements=8, local_step=pull,
     ).run()  # fmt: skip
     assert len({m.params.tobytes() for m in fleet.members}) == 1
     moved = fleet.hub.base.astype(np.float64)
@@ -119,12 +121,19 @@ def test_with_a_lossy_codec_nothing_is_lost_and_variates_are_of_what_is_read(
 
 
 @given(
-    members=st.integers(2, 5), every=st.integers(1, 4), rng=st.randoms(use_true_random=False),
+    members=st.integers(2, 5), local_steps=st.integers(1, 4), rng=st.randoms(use_true_random=False),
     when=st.integers(0, 200), name=st.sampled_from(["scaffold", "dga(variates)"]),
 )  # fmt: skip
-def test_a_killed_member_does_not_stop_the_others(members, every, rng, when, name):
+def test_a_killed_member_does_not_stop_the_others(members, local_steps, rng, when, name):
     fleet = Fleet(
-        name, members, every, 3, 20, rng=rng, policy=Policy(members, gone_s=5.0), local_step=pull
+        name,
+        members,
+        local_steps,
+        3,
+        20,
+        rng=rng,
+        policy=Policy(members, gone_s=5.0),
+        local_step=pull,
     )
     fleet.run(fleet.killing(members - 1, when))
     survivors = [m for m in fleet.members if m.index not in fleet.dead]
@@ -132,12 +141,16 @@ def test_a_killed_member_does_not_stop_the_others(members, every, rng, when, nam
     assert len({m.params.tobytes() for m in survivors}) == 1
 
 
-def half_of(size=ELEMENTS, every=1, delay=0, at=0.0):
+def half_of(size=ELEMENTS, local_steps=1, delay=0, at=0.0):
     """A half without a fleet, and its vectors."""
     params, gradient = np.zeros(2 * size, np.float32), np.zeros(size, np.float32)
     params[:size] = at
     row = strategies.find("dga(variates)" if delay else "scaffold")
-    return row.member_half(strategies.Setting(params, gradient, every, delay)), params, gradient
+    return (
+        row.member_half(strategies.Setting(params, gradient, local_steps, delay)),
+        params,
+        gradient,
+    )
 
 
 def step_of(half, params, gradient, pulled):
@@ -230,13 +243,13 @@ def test_a_checkpoint_goes_on_with_the_same_variates(delay, steps):
                 half.apply([owns[due]])
 
     owns = []
-    half, params, gradient = half_of(every=3, delay=delay, at=1.0)
+    half, params, gradient = half_of(local_steps=3, delay=delay, at=1.0)
     go(half, params, gradient, 0, steps)
     while half.applied < half.round:  # replies that came while it was written are in the base
         half.apply([owns[half.applied]])
     state = {name: value.copy() for name, value in half.learned().items()}
-    rest, taken = half.rest(), half.local_steps
-    again, others, gradients = half_of(every=3, delay=delay)
+    rest, taken = half.rest(), half.steps_taken
+    again, others, gradients = half_of(local_steps=3, delay=delay)
     others[:] = half.base
     again.restore_learned(state)
     again.start(half.applied, half.round)

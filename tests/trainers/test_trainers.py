@@ -26,8 +26,8 @@ pytestmark = pytest.mark.trainers
 
 MEMBERS, BATCHES = 2, 13
 STRATEGIES = {
-    "fedavg": {"every": 5},
-    "dga": {"every": 3, "delay": 4},
+    "fedavg": {"local_steps": 5},
+    "dga": {"local_steps": 3, "delay": 4},
     "sync-sgd": {},
 }
 

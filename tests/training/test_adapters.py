@@ -19,7 +19,7 @@ pytestmark = pytest.mark.zoo
 
 
 def test_only_adapters_travel_and_are_saved(tmp_path):
-    words = "members=4", "strategy=fedavg", "every=10", "--any-job"
+    words = "members=4", "strategy=fedavg", "local_steps=10", "--any-job"
     example = sys.executable, torchvision_beside.__file__, str(EXAMPLE)
     with hub(*words, cwd=tmp_path) as (serving, address), ExitStack() as stack:
         members = [

@@ -146,7 +146,7 @@ def fleet(folder, steps, kills, strategy, *, others=1, lives=Life, while_dead=No
     optimizer = hub.pop("optimizer", "sgd")
     policy = {"gone_s": 60.0} | hub.pop("policy", {})
     journal = Journal(folder / "journal")
-    rounds = {} if strategy == "sync-sgd" else {"every": 2}
+    rounds = {} if strategy == "sync-sgd" else {"local_steps": 2}
     served = children.HubThread(
         wires, strategy, 1 + others, policy=policy, journal=journal, **(rounds | hub)
     )
@@ -273,7 +273,7 @@ def test_the_fleet_may_go_on_meanwhile(tmp_path, strategy, settings):
 
 @pytest.mark.parametrize(("codec", "optimizer"), [("fp32", "adam"), ("topk(0.2) | q2", "sgd")])
 def test_killed_right_behind_a_save_nothing_is_lost(tmp_path, codec, optimizer):
-    settings = {"codec": codec, "optimizer": optimizer, "every": 2}
+    settings = {"codec": codec, "optimizer": optimizer, "local_steps": 2}
     unhurt, _, _ = fleet(tmp_path / "a", 24, [], "local-sgd", **settings)
     lives, (other,), _ = fleet(tmp_path / "b", 24, [8, 16], "local-sgd", **settings)
     assert lives[-1].bits == other.bits
@@ -453,7 +453,7 @@ def start():
 @pytest.mark.real
 def test_a_process_that_is_killed_goes_on_in_another(start, tmp_path):
     hub = children.HubThread(
-        HubSocket("tcp://127.0.0.1:0"), "dga", every=2, delay=6, codec="topk(0.3) | q2",
+        HubSocket("tcp://127.0.0.1:0"), "dga", local_steps=2, delay=6, codec="topk(0.3) | q2",
         policy={"gone_s": 60.0},
     )  # fmt: skip
     with hub.serving():

@@ -22,7 +22,7 @@ WORDS = [
     "task=edgetrain.tasks:digits",
     "members=3",
     "strategy=fedavg",
-    "every=5",
+    "local_steps=5",
     "steps=20",
     "pace_s=0.01",
 ]

@@ -18,8 +18,8 @@ from tests.training.test_several_hubs import bases
 JOBS = {
     "fedavg": ("strategy=fedavg", "members=3", "steps=8", "network=wifi"),
     "dga": ("strategy=dga(own)", "delay=8", "codec=topk(0.1)|q2", "members=8", "steps=12"),
-    "diloco": ("strategy=diloco", "codec=int8", "members=3", "every=5", "steps=10"),
-    "batched": ("strategy=fedavg", "members=16", "every=4", "steps=8", "network=wan-50ms"),
+    "diloco": ("strategy=diloco", "codec=int8", "members=3", "local_steps=5", "steps=10"),
+    "batched": ("strategy=fedavg", "members=16", "local_steps=4", "steps=8", "network=wan-50ms"),
 }
 
 
@@ -79,7 +79,7 @@ def test_clients_dial_through_an_emulated_nat(tmp_path):
 
 
 def test_a_delay_hides_the_averaging_at_200_ms(tmp_path):
-    words = ("strategy=dga", "members=3", "steps=50", "every=5", "pace_s=0.1", "landing=0")
+    words = ("strategy=dga", "members=3", "steps=50", "local_steps=5", "pace_s=0.1", "landing=0")
     folder = create(tmp_path, "far")
     simulation.run(job(*words, "topology=direct", "network=wan-100ms"), folder)
     ends = [row["t"] for row in read_metrics(folder, "step") if row["member"] == "m2"]

@@ -84,7 +84,7 @@ def test_processes_draw_what_is_simulated(tmp_path, members):
     [
         (False, []),
         (True, [TORCH]),
-        (False, ["train.accumulate=2", "strategy=fedavg", "every=2"]),
+        (False, ["train.accumulate=2", "strategy=fedavg", "local_steps=2"]),
     ],
 )
 def test_evaluations_change_no_bit_of_training(tmp_path, how, words):

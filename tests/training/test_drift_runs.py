@@ -20,8 +20,8 @@ from edgetrain.tasks.layerwise import LARS
 from edgetrain.training.simulated import simulation
 
 JOB = (
-    "strategy=dga(drift)", "device=raspberry-pi-4b", "members=4", "steps=40", "batch=8", "every=5",
-    "delay=5",
+    "strategy=dga(drift)", "device=raspberry-pi-4b", "members=4", "steps=40", "batch=8",
+    "local_steps=5", "delay=5",
 )  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def test_processes_train_to_the_base_that_is_simulated(tmp_path):
         tmp_path,
         fleet={"members": 2},
         train={"steps": 24},
-        strategy={"name": "dga", "correction": "drift", "every": 3, "delay": 6},
+        strategy={"name": "dga", "correction": "drift", "local_steps": 3, "delay": 6},
     )
     bases = set()
     for more in ((), ("--simulate", "device=raspberry-pi-4b", "pace_s=0.01")):
@@ -136,7 +136,7 @@ def test_nothing_is_lost_in_chaos(tmp_path, own_imports, monkeypatch, capsys):
         tmp_path,
         fleet={"members": 3, "pace_s": 0.05, "device": "raspberry-pi-4b", "network": "rtt-50ms"},
         train={"steps": 60},
-        strategy={"name": "dga(drift)", "every": 3, "delay": 6},
+        strategy={"name": "dga(drift)", "local_steps": 3, "delay": 6},
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert command.main([job, "--schedules", "4"]) == 0

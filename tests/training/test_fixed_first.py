@@ -212,8 +212,9 @@ PRIVATE = ("strategy=dga", "delay=2", "privacy=member", "noise=0.1")
 @pytest.mark.parametrize("more", [MASKED, PRIVATE, (*MASKED, "privacy=member", "noise=0.1")])
 def test_masks_and_privacy_leave_them_as_the_first_member_gave_them(tmp_path, more):
     """They are in no contribution: nothing is clipped, no noise is added, no mask is needed."""
-    job = load(None, ["task=unseeded_task:unseeded", "members=3", "steps=8", "every=2", "batch=4",
-                      "network=rtt-20ms", "fixed=first", "pace_s=0.01", *more])  # fmt: skip
+    job = load(None, ["task=unseeded_task:unseeded", "members=3", "steps=8", "local_steps=2",
+                      "batch=4", "network=rtt-20ms", "fixed=first",
+                      "pace_s=0.01", *more])  # fmt: skip
     before = len(unseeded_task.MADE)
     summary = simulation.run(plan(job), tmp_path)
     assert (summary["status"], summary["members_lost"]) == ("finished", [])

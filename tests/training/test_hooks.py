@@ -78,8 +78,8 @@ def test_a_bare_step_exchanges_as_the_members_does(strategy):
                 compute(model, optim, step, number(member))
                 (optim if call == "optimizer" else member).step()
 
-        every = 1 if strategy == "sync-sgd" else 2
-        return fleet(strategy, [loop, loop], every=every)
+        local_steps = 1 if strategy == "sync-sgd" else 2
+        return fleet(strategy, [loop, loop], local_steps=local_steps)
 
     (found, hub), (expected, _) = train("optimizer"), train("member")
     for (params, member), (wanted, _) in zip(found, expected, strict=True):
@@ -99,7 +99,11 @@ def test_a_compiled_step_exchanges_as_a_plain_one_does():
                 p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
 
     def train(compiled):
-        with alone(every=1, optimizers=lambda m: [Plain(m.parameters())]) as (model, found, member):
+        with alone(local_steps=1, optimizers=lambda m: [Plain(m.parameters())]) as (
+            model,
+            found,
+            member,
+        ):
             optim = found[0]
             step = torch.compile(optim.step, backend="eager") if compiled else optim.step
             for number in range(3):
@@ -188,7 +192,7 @@ def test_both_calls_in_a_loop_are_refused_before_the_second_step(first):
 
 
 def test_a_step_while_looking_at_the_fleets_model_is_refused():
-    with alone("dga", every=2, delay=2) as (model, optim, member):
+    with alone("dga", local_steps=2, delay=2) as (model, optim, member):
         for _ in range(3):
             compute(model, optim)
             optim.step()
@@ -509,10 +513,10 @@ def test_under_sync_sgd_a_skipped_step_takes_the_others_mean(early):
 
 @pytest.mark.parametrize("strategy", ["fedavg", "dga"])
 def test_a_skipped_step_is_a_step_that_does_not_move(strategy):
-    found, hub = fleet(strategy, [with_scaler(True)] * 2, every=2)
+    found, hub = fleet(strategy, [with_scaler(True)] * 2, local_steps=2)
     assert found[0][0].tobytes() == found[1][0].tobytes()
     assert [closed.members for closed in hub.closed] == [("m0", "m1")] * 3, "nobody is behind"
-    fair, _ = fleet(strategy, [with_scaler(False)] * 2, every=2)
+    fair, _ = fleet(strategy, [with_scaler(False)] * 2, local_steps=2)
     assert np.abs(found[0][0] - fair[0][0]).max() > 1e-4
 
 
@@ -533,12 +537,14 @@ def steps_of(count, waits=True):
     return loop
 
 
-@pytest.mark.parametrize(("strategy", "every", "delay"), [
+@pytest.mark.parametrize(("strategy", "local_steps", "delay"), [
     ("sync-sgd", 1, 0), ("fedavg", 1, 0), ("fedavg", 3, 0), ("dga", 2, 5), ("dga", 4, 2),
     ("dga(drift)", 3, 3), ("fedprox(0.5)", 2, 0), ("scaffold", 2, 0),
 ])  # fmt: skip
-def test_members_that_wait_for_the_fleet_end_with_one_model(strategy, every, delay):
-    found, hub = fleet(strategy, [steps_of(n) for n in (4, 9, 7)], every=every, delay=delay)
+def test_members_that_wait_for_the_fleet_end_with_one_model(strategy, local_steps, delay):
+    found, hub = fleet(
+        strategy, [steps_of(n) for n in (4, 9, 7)], local_steps=local_steps, delay=delay
+    )
     assert len({params.tobytes() for params, _ in found}) == 1
     assert [member.steps for _, member in found] == [4, 9, 7]
     if strategy != "sync-sgd":

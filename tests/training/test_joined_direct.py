@@ -27,9 +27,9 @@ def job_file(tmp_path):
     """Writes the file of a job with this topology."""
 
     def write(topology, **other):
-        words = {"ranges": 3, "every": 2, "delay": 2, **other}
+        words = {"ranges": 3, "local_steps": 2, "delay": 2, **other}
         table = "\n".join(f"{key} = {value}" for key, value in words.items())
-        path = tmp_path / f"{topology}{other.get('every', '')}.toml"
+        path = tmp_path / f"{topology}{other.get('local_steps', '')}.toml"
         path.write_text(
             f'[fleet]\nmembers = {MEMBERS}\ntopology = "{topology}"\n'
             f'[train]\nsteps = {STEPS}\n[strategy]\nname = "dga"\ncodec = "int8"\n{table}\n'
@@ -72,7 +72,7 @@ def test_a_loop_without_the_file_is_told_to_bring_it(job_file):
 
 def test_a_file_of_another_job_is_refused(job_file):
     with pytest.raises(Refused, match="the hub runs job"):
-        trained(job_file("direct"), job_file("direct", every=4))
+        trained(job_file("direct"), job_file("direct", local_steps=4))
 
 
 def test_a_file_of_a_star_is_refused_before_anything_connects(job_file):

@@ -25,7 +25,7 @@ def trained(hubs):
     with contextlib.ExitStack() as stack:
         for socket, stretch, part in zip(sockets, own, parts, strict=True):
             thread = HubThread(
-                socket, "dga", every=2, delay=2, codec="int8", stretch=stretch, part=part
+                socket, "dga", local_steps=2, delay=2, codec="int8", stretch=stretch, part=part
             )
             stack.enter_context(thread.serving())
         return in_threads(*[partial(joined, at[0], index, 8) for index in range(2)])

@@ -124,7 +124,7 @@ def fleet_of(steps, *settings, **hub):
 
 @pytest.mark.real
 def test_two_processes_end_with_one_model(processes_of_ours, tmp_path):
-    hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "dga", every=2, delay=3)
+    hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "dga", local_steps=2, delay=3)
     with hub.serving():
         outs = [str(tmp_path / f"{i}.npy") for i in range(2)]
         members = [
@@ -243,7 +243,7 @@ def unused_address():
 @pytest.mark.parametrize("strategy", SPELLED)
 def test_every_strategy_trains_to_one_model(strategy):
     (found, hub) = fleet_of(
-        7, {}, {}, {}, strategy=strategy, every=2 if "sync" not in strategy else 1
+        7, {}, {}, {}, strategy=strategy, local_steps=2 if "sync" not in strategy else 1
     )
     parameters = {params.tobytes() for params, _ in found}
     assert len(parameters) == 1
@@ -263,7 +263,7 @@ LOSSY = {
     ("strategy", "codec"), [(name, codec) for name, named in LOSSY.items() for codec in named]
 )
 def test_a_lossy_codec_keeps_members_equal(strategy, codec):
-    rounds = {"every": 1} if strategy == "sync-sgd" else {"every": 2}
+    rounds = {"local_steps": 1} if strategy == "sync-sgd" else {"local_steps": 2}
     rounds |= {"delay": 4} if strategy == "dga" else {}
     reply = {"reply_codec": "dgc(0.2, 0.0, 3) | q2"} if codec.startswith("dgc") else {}
     found, hub = fleet_of(12, {}, {}, strategy=strategy, codec=codec, **rounds, **reply)
@@ -279,7 +279,7 @@ def test_alone_a_member_that_sends_little_trains_as_without_a_fleet():
     wires, model, plain = Loopback(), children.model(0), children.model(0)
     optim, other = children.optimizer("sgd", model), children.optimizer("sgd", plain)
     codec = {"codec": "topk(0.1) | q2", "reply_codec": "fp32"}
-    with children.HubThread(wires, "dga", 1, every=2, delay=3, **codec).serving():
+    with children.HubThread(wires, "dga", 1, local_steps=2, delay=3, **codec).serving():
         link = Link(wires.connect(), time.monotonic)
         with Member.join(link, bind(model, optim), optim, Request("", "m0")) as member:
             for step in range(12):
@@ -295,7 +295,7 @@ def test_alone_a_member_that_sends_little_trains_as_without_a_fleet():
 
 def test_a_half_precision_member_and_its_likes_agree_on_the_master():
     models = [children.model(i).to(torch.bfloat16) for i in range(2)]
-    found, hub = fleet_of(6, {"model": models[0]}, {"model": models[1]}, every=2)
+    found, hub = fleet_of(6, {"model": models[0]}, {"model": models[1]}, local_steps=2)
     assert found[0][0].tobytes() == found[1][0].tobytes()
     assert found[0][1].flat.params.tobytes() == hub.hub.base.tobytes()
 
@@ -305,7 +305,7 @@ def test_looking_at_the_fleets_model_changes_nothing(dtype):
     def train(looks):
         wires, model = Loopback(), children.model(0).to(dtype)
         optim = children.optimizer("sgd", model)
-        with children.HubThread(wires, "dga", 1, every=4, delay=6).serving():
+        with children.HubThread(wires, "dga", 1, local_steps=4, delay=6).serving():
             link = Link(wires.connect(), time.monotonic)
             with Member.join(link, bind(model, optim), optim, Request("", "m0")) as member:
                 for step in range(14):
@@ -444,7 +444,7 @@ def test_all_start_from_the_first_members_parameters():
 
 @pytest.mark.parametrize("codec", ["fp32", "topk(0.25) | q2"])
 def test_an_automatic_delay_is_agreed_on(codec):
-    found, hub = fleet_of(60, {}, {}, strategy="dga", every=1, delay=None, codec=codec)
+    found, hub = fleet_of(60, {}, {}, strategy="dga", local_steps=1, delay=None, codec=codec)
     assert hub.hub.rounds.delay.delay > 0
     assert len({params.tobytes() for params, _ in found}) == 1
 
@@ -610,8 +610,8 @@ class Script:
 
 def welcome(**other):
     said = {
-        "name": "m0", "index": 0, "members": 1, "strategy": "local-sgd", "every": 1, "delay": 0,
-        "codec": "fp32", "reply_codec": "fp32", "beat_s": 1.0, "upload": False,
+        "name": "m0", "index": 0, "members": 1, "strategy": "local-sgd", "local_steps": 1,
+        "delay": 0, "codec": "fp32", "reply_codec": "fp32", "beat_s": 1.0, "upload": False,
     }  # fmt: skip
     return Welcome(**(said | other))
 
@@ -906,7 +906,7 @@ def take_six_steps(member, model, optim):
 
 def test_a_loop_of_ones_own_has_a_run_folder(tmp_path):
     wires = Loopback()
-    with children.HubThread(wires, members=1, every=2).serving():
+    with children.HubThread(wires, members=1, local_steps=2).serving():
         model = children.model(0)
         optim = children.optimizer("sgd", model)
         link = Link(wires.connect(), time.monotonic)
@@ -932,7 +932,7 @@ def test_a_loop_of_ones_own_has_a_run_folder(tmp_path):
 def test_exchanges_say_what_they_sent_and_received(codec, tmp_path):
     """As it was encoded, all parts of it, without headers."""
     wires = Loopback()
-    with children.HubThread(wires, members=1, every=2, codec=codec).serving():
+    with children.HubThread(wires, members=1, local_steps=2, codec=codec).serving():
         model = children.model(0)
         optim = children.optimizer("sgd", model)
         flat = bind(model, optim)

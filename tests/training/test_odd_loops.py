@@ -16,7 +16,7 @@ from edgetrain.errors import ConfigError
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.tasks.flat import FlatModel
 
-STRATEGIES = {"fedavg": {"every": 3}, "dga": {"every": 3, "delay": 2}, "sync-sgd": {}}
+STRATEGIES = {"fedavg": {"local_steps": 3}, "dga": {"local_steps": 3, "delay": 2}, "sync-sgd": {}}
 SHARE = "share memory"
 
 
@@ -27,7 +27,7 @@ def trained(strategy, make, loop, members=2, batches=6, **more):
         strategy,
         members,
         policy=PATIENT,
-        **STRATEGIES.get(strategy, {"every": 3}),
+        **STRATEGIES.get(strategy, {"local_steps": 3}),
     )
     models = [make() for _ in range(members)]
 
@@ -217,7 +217,9 @@ def test_what_changes_on_each_member_alone_is_told_once(make, loop, said, caplog
 
 def test_a_teacher_goes_on_from_a_checkpoint(tmp_path):
     """But for the last time that it followed, after the step that the checkpoint was taken in."""
-    hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "fedavg", 1, every=3, policy=PATIENT)
+    hub = children.HubThread(
+        HubSocket("tcp://127.0.0.1:0"), "fedavg", 1, local_steps=3, policy=PATIENT
+    )
     keep = edgetrain.Keep(tmp_path, edgetrain.Sparing(0.0, 1.0, 1e15))
     before, found = [], []
     with hub.serving():

@@ -21,7 +21,7 @@ from edgetrain.exchange.hub.journal import Journal
 
 DATA = Path(__file__).parent / "data"
 CODEC = "topk(0.2) | q2"
-JOBS = {"dga": {"every": 2, "delay": 3}, "sync-sgd": {}}
+JOBS = {"dga": {"local_steps": 2, "delay": 3}, "sync-sgd": {}}
 BEGINS = {"dga": 8, "sync-sgd": 9}
 """With dga the ninth step is in the middle of a round, and is taken again."""
 

@@ -35,8 +35,8 @@ pytestmark = pytest.mark.real
 MEMBERS, BATCHES = 3, 13
 WEIGHTS = (1.0, 2.0, 5.0)
 STRATEGIES = {
-    "fedavg": {"every": 5},
-    "dga(own)": {"every": 3, "delay": 4},
+    "fedavg": {"local_steps": 5},
+    "dga(own)": {"local_steps": 3, "delay": 4},
     "sync-sgd": {},
 }
 

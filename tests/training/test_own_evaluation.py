@@ -22,7 +22,7 @@ from edgetrain.training.simulated import simulation
 MEMBERS = 5
 JOB = [
     "members=5", "steps=12", "batch=4", "data.partition=dirichlet(0.3)", "train.hold_out=0.2",
-    "train.evaluate_every=4", "strategy=fedavg", "every=3", "device=raspberry-pi-4b",
+    "train.evaluate_every=4", "strategy=fedavg", "local_steps=3", "device=raspberry-pi-4b",
     "optimizer={name='sgd', lr=0.1}",
 ]  # fmt: skip
 
@@ -53,7 +53,7 @@ def final(planned, folder):
 
 
 @pytest.mark.parametrize("more", [
-    (), ("strategy=sync-sgd", "every=1"), ("strategy=dga", "delay=2"), ("strategy=scaffold",),
+    (), ("strategy=sync-sgd", "local_steps=1"), ("strategy=dga", "delay=2"), ("strategy=scaffold",),
     ("strategy=fedbuff(2,0.5)",), ("codec=int8",), ("strategy.cohort=2",),
     ("strategy.cohort=0.4", "strategy.sampling=weighted"),
 ])  # fmt: skip
@@ -188,8 +188,9 @@ def test_what_a_member_finds_on_its_own_data_is_no_figure_of_the_fleet():
 
 
 @pytest.mark.parametrize(("more", "said"), [
-    (("strategy=lbfgs", "every=0", "data.partition=shared(all)"), r"train\.hold_out = 0\.2"),
-    (("strategy=sync-sgd", "every=0", "fleet.placement=pipeline=5"), r"train\.hold_out = 0\.2"),
+    (("strategy=lbfgs", "local_steps=0", "data.partition=shared(all)"), r"train\.hold_out = 0\.2"),
+    (("strategy=sync-sgd", "local_steps=0", "fleet.placement=pipeline=5"),
+     r"train\.hold_out = 0\.2"),
     (("task=edgetrain.tasks:sized",), r"has no held_out\(member, members\)"),
     (("train.hold_out=0.95",), r"train\.hold_out"),
     (("train.hold_out=-0.1",), r"train\.hold_out"),
@@ -203,7 +204,7 @@ def test_what_cannot_hold_out_is_refused(more, said):
 @pytest.mark.real
 @pytest.mark.parametrize(("more", "is_told"), [
     ((), True), (("strategy.secure=true",), False),
-    (("privacy.unit=example", "privacy.noise=1.0", "strategy=sync-sgd", "every=1"), False),
+    (("privacy.unit=example", "privacy.noise=1.0", "strategy=sync-sgd", "local_steps=1"), False),
 ])  # fmt: skip
 def test_a_hub_is_told_unless_sums_alone_may_leave(tmp_path, more, is_told):
     planned = plan(reading.load(None, [

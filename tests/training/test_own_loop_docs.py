@@ -51,7 +51,7 @@ class Trainer:
 
 def test_a_callback_joins_and_closes_with_the_trainer():
     wires = HubSocket("tcp://127.0.0.1:0")
-    hub = children.HubThread(wires, "fedavg", 2, policy=PATIENT, every=3)
+    hub = children.HubThread(wires, "fedavg", 2, policy=PATIENT, local_steps=3)
     models = [children.model(index) for index in range(2)]
     callbacks = [TrainerCallback(wires.address, name=f"m{index}") for index in range(2)]
 
@@ -75,7 +75,7 @@ def test_a_callback_joins_and_closes_with_the_trainer():
 def test_a_loop_of_the_page_ends_with_one_model(title, strategy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wires = HubSocket("tcp://127.0.0.1:0")
-    rounds = {"every": 3, "delay": 4} if strategy == "dga" else {}
+    rounds = {"local_steps": 3, "delay": 4} if strategy == "dga" else {}
     models = [children.model(index) for index in range(2)]
 
     def train(index):

@@ -63,7 +63,7 @@ class Parts:
         return {"loss": float(model[1].weight.detach().square().sum())}
 """
 CASES = {
-    "sync-sgd": {}, "fedavg": {"every": 3}, "dga(own)": {"every": 3, "delay": 2},
+    "sync-sgd": {}, "fedavg": {"local_steps": 3}, "dga(own)": {"local_steps": 3, "delay": 2},
 }  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def lived(wires, index, steps=9, keeping=None, personal=HEAD):
     return model, member.traffic().sent_bytes
 
 
-def naive(strategy, every=1, delay=0, steps=9):
+def naive(strategy, local_steps=1, delay=0, steps=9):
     """The same two members in plain torch, of which the first layer is shared."""
     members = [(found := children.model(0), children.optimizer("adamw", found)) for _ in "ab"]
     shared = [list(model.parameters())[:2] for model, _ in members]
@@ -107,7 +107,7 @@ def naive(strategy, every=1, delay=0, steps=9):
         if strategy == "sync-sgd":
             continue
         with torch.no_grad():
-            if (step + 1) % every == 0:
+            if (step + 1) % local_steps == 0:
                 did = [[p - b for p, b in zip(*each, strict=True)]
                        for each in zip(shared, start, strict=True)]  # fmt: skip
                 waiting.append((step + delay, did))
@@ -136,7 +136,7 @@ def test_personal_and_shared_parameters_are_those_of_a_naive_loop(strategy):
 @pytest.mark.usefixtures("own_imports")
 def test_bytes_are_those_of_the_shared_part_alone(tmp_path):
     (tmp_path / "parts.py").write_text(PARTS)
-    words = "task=parts:Parts", "every=3", "strategy=fedavg", "fixed=own", "buffers=local"
+    words = "task=parts:Parts", "local_steps=3", "strategy=fedavg", "fixed=own", "buffers=local"
     sent = [
         simulated(tmp_path, name, *words, *more)["sent_bytes"]
         for name, more in {
@@ -156,7 +156,7 @@ def test_a_member_that_comes_back_has_its_own_layers(strategy, tmp_path):
     ends, policy = [], {"gone_s": 30.0}
     for lives in ((9,), (-6, 9)):
         wires = Loopback()
-        with children.HubThread(wires, strategy, 1, every=1, policy=policy).serving():
+        with children.HubThread(wires, strategy, 1, local_steps=1, policy=policy).serving():
             models = [lived(wires, 0, steps, keeping)[0] for steps in lives]
         ends.append(children.flat(models[-1]))
     assert ends[0].tobytes() == ends[1].tobytes()
@@ -234,11 +234,11 @@ def fedrep(job):
         for model, optimizer, batches in members:
             task.loss(model, next(batches)).backward()
             for name, parameter in model.named_parameters():
-                if name.endswith("bias") != (step % table.every < table.head_steps):
+                if name.endswith("bias") != (step % table.local_steps < table.head_steps):
                     parameter.grad = None
             optimizer.step()
             optimizer.zero_grad()
-        if (step + 1) % table.every == 0:
+        if (step + 1) % table.local_steps == 0:
             for name in (n for n, _ in members[0][0].named_parameters() if n.endswith("weight")):
                 all_of = [dict(model.named_parameters())[name].data for model, _, _ in members]
                 mean = sum(
@@ -250,7 +250,7 @@ def fedrep(job):
 
 
 def test_the_head_first_is_fedrep(tmp_path):
-    words = "strategy=fedavg", "every=4", "personal=*.bias", "head_steps=3", "network=none"
+    words = "strategy=fedavg", "local_steps=4", "personal=*.bias", "head_steps=3", "network=none"
     words += "data.partition=dirichlet(0.5)", "optimizer={ name = 'adamw', lr = 0.01 }"
     simulated(tmp_path, "run", *words)
     (inside,) = tmp_path.iterdir()
@@ -268,7 +268,7 @@ def test_the_head_first_is_fedrep(tmp_path):
 @pytest.mark.parametrize("more", [[], ["head_steps=2"]], ids=["all", "head first"])
 @pytest.mark.usefixtures("own_imports")
 def test_simulated_personal_layers_are_the_emulated_ones_bit_for_bit(tmp_path, more):
-    ends, words = [], ("strategy=fedavg", "every=3", "network=none", "personal=*.bias", *more)
+    ends, words = [], ("strategy=fedavg", "local_steps=3", "network=none", "personal=*.bias", *more)
     for run, name in ((emulated.run, "real"), (simulation.run, "virtual")):
         inside = create(tmp_path, name)
         run(plan(job(*words)), inside)
@@ -292,12 +292,21 @@ def test_simulated_personal_layers_are_the_emulated_ones_bit_for_bit(tmp_path, m
     [
         (["personal=nothing.*"], "no parameter or buffer"),
         (["personal=*"], "takes all that is trained"),
-        (["head_steps=2", "every=3"], "without strategy.personal: members have no layers"),
-        (["personal=*.bias", "head_steps=3", "every=3"], "in rounds of 3 steps: none is left"),
-        (["personal=*.bias", "head_steps=2", "strategy=dga", "every=3"], "its rounds may change"),
-        (["personal=*.bias", "head_steps=2", "strategy=fedprox(1)", "every=3"], "adds to the grad"),
+        (["head_steps=2", "local_steps=3"], "without strategy.personal: members have no layers"),
         (
-            ["personal=*.bias", "head_steps=2", "strategy=fedavg", "every=9", "landing=0.5"],
+            ["personal=*.bias", "head_steps=3", "local_steps=3"],
+            "in rounds of 3 steps: none is left",
+        ),
+        (
+            ["personal=*.bias", "head_steps=2", "strategy=dga", "local_steps=3"],
+            "its rounds may change",
+        ),
+        (
+            ["personal=*.bias", "head_steps=2", "strategy=fedprox(1)", "local_steps=3"],
+            "adds to the grad",
+        ),
+        (
+            ["personal=*.bias", "head_steps=2", "strategy=fedavg", "local_steps=9", "landing=0.5"],
             "rounds are",
         ),
         (["personal=*.bias", "strategy=sync-sgd", "train.clip=1.0"], "cut by its whole length"),

@@ -69,7 +69,10 @@ def manager(tmp_path, monkeypatch) -> Iterator[Manager]:
 @pytest.mark.real
 def test_ready_comes_after_the_welcome_and_before_training(manager, tmp_path, monkeypatch):
     job = write_tiny(
-        tmp_path, fleet={"members": 2}, train={"steps": 6}, strategy={"name": "fedavg", "every": 2}
+        tmp_path,
+        fleet={"members": 2},
+        train={"steps": 6},
+        strategy={"name": "fedavg", "local_steps": 2},
     )
     monkeypatch.delenv("NOTIFY_SOCKET")
     with hub(job, cwd=tmp_path) as (_, address):
@@ -115,7 +118,7 @@ def test_a_member_that_comes_late_counts_the_steps_of_the_job_as_its_hub_does(
         tmp_path,
         fleet={"members": 2, "pace_s": 0.02},
         train={"steps": 100_000},
-        strategy={"name": "fedavg", "every": 2},
+        strategy={"name": "fedavg", "local_steps": 2},
         hub={"beat_s": 0.2, "status_s": 0.1},
     )
     with hub(job, cwd=tmp_path) as (_, address):

@@ -22,8 +22,8 @@ from edgetrain.runs.folder import folders_in, read_metrics, read_summary
 from edgetrain.training.member.optimizers import kept_copy
 
 STRATEGIES = {
-    "fedavg": {"every": 5},
-    "dga": {"every": 3, "delay": 4},
+    "fedavg": {"local_steps": 5},
+    "dga": {"local_steps": 3, "delay": 4},
     "sync-sgd": {},
 }
 
@@ -166,7 +166,7 @@ def test_a_learnable_loss_joined_with_the_model_is_trained_by_all():
                 optimizer.step()
         ends[index] = children.flat(both)
 
-    with children.HubThread(wires, "fedavg", 2, every=2, policy=PATIENT).serving():
+    with children.HubThread(wires, "fedavg", 2, local_steps=2, policy=PATIENT).serving():
         children.in_threads(lambda: train(0), lambda: train(1))
     assert ends[0].tobytes() == ends[1].tobytes()
 
@@ -624,6 +624,6 @@ def test_steps_in_folders_are_the_calls_however_long_rounds_become(tmp_path):
     assert [steps for steps, _ in ends] == [calls, calls]
     assert ends[0][1] == ends[1][1]
     (hub,) = folders_in(tmp_path / "runs")
-    assert max(line["every"] for line in read_metrics(hub, "round")) > 5
+    assert max(line["local_steps"] for line in read_metrics(hub, "round")) > 5
     for folder in (hub, *folders_in(tmp_path / "m0"), *folders_in(tmp_path / "m1")):
         assert read_summary(folder)["steps"] == calls, folder.name

@@ -127,7 +127,11 @@ def fleet(buffers, strategy="dga", steps=60, **how):
 
 @pytest.mark.parametrize(
     ("strategy", "how"),
-    [("fedavg", {"every": 2}), ("dga", {"every": 2, "delay": 5}), ("fedprox(0.1)", {"every": 3})],
+    [
+        ("fedavg", {"local_steps": 2}),
+        ("dga", {"local_steps": 2, "delay": 5}),
+        ("fedprox(0.1)", {"local_steps": 3}),
+    ],
 )
 def test_all_members_end_with_the_mean_of_what_they_measured(strategy, how):
     (one, a), (other, b) = fleet("mean", strategy, **how)
@@ -148,9 +152,9 @@ def away(member, step):
 @pytest.mark.parametrize(
     ("strategy", "momentum", "how"),
     [
-        ("fedavg", 0.1, {"every": 1}), ("fedavg", None, {"every": 20}),
-        ("dga", 0.1, {"every": 2, "delay": 5}),
-        ("dga", 0.1, {"every": 5, "delay": 5, "codec": "topk(0.1)"}),
+        ("fedavg", 0.1, {"local_steps": 1}), ("fedavg", None, {"local_steps": 20}),
+        ("dga", 0.1, {"local_steps": 2, "delay": 5}),
+        ("dga", 0.1, {"local_steps": 5, "delay": 5, "codec": "topk(0.1)"}),
     ],
 )  # fmt: skip
 def test_the_fleets_variance_is_that_of_all_data(strategy, momentum, how, monkeypatch):
@@ -173,8 +177,8 @@ def test_the_fleets_variance_is_that_of_all_data(strategy, momentum, how, monkey
 @pytest.mark.parametrize("outer", ["momentum(1, 0.9)", "nesterov(0.7, 0.9)", "adam(0.1)"])
 def test_an_outer_rule_leaves_the_mean_of_statistics_as_it_is(outer):
     """A variance that an optimizer moves by steps of 0.1 is soon negative."""
-    (one, a), (other, b) = fleet("mean", f"fedavg | {outer}", every=2)
-    (alone, plain), _ = fleet("mean", "fedavg", every=2)
+    (one, a), (other, b) = fleet("mean", f"fedavg | {outer}", local_steps=2)
+    (alone, plain), _ = fleet("mean", "fedavg", local_steps=2)
     assert statistics(one).tobytes() == statistics(other).tobytes() == statistics(alone).tobytes()
     assert a.half.base.tobytes() == b.half.base.tobytes()
     flat = FlatModel(normalised(), statistics=True)
@@ -211,7 +215,7 @@ def test_whoever_reduces_an_outer_rule_leaves_statistics_alone(where, tmp_path):
     for outer in ("sgd(1)", "momentum(1, 0.9)"):
         folder = create(tmp_path, outer[:3])
         words = [f"task={held.spelled(Wide)}", f"strategy=fedavg | {outer}", "members=4"]
-        words += ["batch=32", "steps=20", "every=4", "pace_s=0.1", f"topology={where}"]
+        words += ["batch=32", "steps=20", "local_steps=4", "pace_s=0.1", f"topology={where}"]
         planned = plan(load(None, [*words, *["ranges=2"] * (where == "direct")]))
         assert simulation.run(planned, folder)["status"] == "finished"
         kept = safetensors.torch.load_file(folder / weights.FILE)
@@ -232,7 +236,7 @@ def test_a_layer_of_another_kind_has_the_mean_of_variances():
 
 
 def test_an_own_loop_ends_with_the_variance_of_all_data():
-    hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "fedavg", 2, every=5)
+    hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "fedavg", 2, local_steps=5)
 
     def train(index):
         model = normalised()
@@ -255,7 +259,7 @@ def test_an_own_loop_ends_with_the_variance_of_all_data():
 
 
 def test_local_statistics_are_each_members_own():
-    (one, _), (other, _) = fleet("local", every=2, delay=5)
+    (one, _), (other, _) = fleet("local", local_steps=2, delay=5)
     assert children.flat(one).tobytes() == children.flat(other).tobytes()
     assert statistics(one)[:6].mean() < -3
     assert statistics(other)[:6].mean() > 3

@@ -47,7 +47,7 @@ class Room:
 
     def __init__(self, folder, *words):
         self.now, self.groups, self.said = 0.0, [], []
-        self.steering, self.delay = SimpleNamespace(stands=False), SimpleNamespace(every=5)
+        self.steering, self.delay = SimpleNamespace(stands=False), SimpleNamespace(local_steps=5)
         self.delay.merged_steps = 0
         job = check(load(None, [*ON, *words])).job
         told = Told(job, "tcp://127.0.0.1:1", folder, None, None, False)

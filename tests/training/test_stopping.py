@@ -89,9 +89,9 @@ def fleet(folder, stops, strategy, *, keep=True, steps=40, **hub):
     wires, folder = Loopback(), folder
     folder.mkdir()
     journal = Journal(folder / "journal")
-    every = {} if strategy == "sync-sgd" else {"every": 3}
+    rounds = {} if strategy == "sync-sgd" else {"local_steps": 3}
     served = children.HubThread(
-        wires, strategy, 2, policy={"gone_s": 60.0}, journal=journal, **(every | hub)
+        wires, strategy, 2, policy={"gone_s": 60.0}, journal=journal, **(rounds | hub)
     )
 
     def first():
@@ -132,7 +132,9 @@ def test_the_result_is_that_of_a_run_without_a_stop(tmp_path, strategy):
 
 def test_without_a_checkpoint_it_hands_over_what_it_has_and_leaves(tmp_path):
     wires = Loopback()
-    with children.HubThread(wires, members=1, every=5, policy={"gone_s": 60.0}).serving() as hub:
+    with children.HubThread(
+        wires, members=1, local_steps=5, policy={"gone_s": 60.0}
+    ).serving() as hub:
         life = stopped_after(Life(wires, 0), 8)
         life.member.close()  # in somebody's `finally`
         with pytest.raises(EdgetrainError, match="no step may follow"):
@@ -143,7 +145,11 @@ def test_without_a_checkpoint_it_hands_over_what_it_has_and_leaves(tmp_path):
     np.testing.assert_allclose(hub.hub.base, children.flat(life.model), atol=1e-6)
 
 
-WAITS = [("sync-sgd", {}, 1, 0), ("fedavg", {"every": 3}, 3, 3), ("dga", {"every": 3}, 5, 5)]
+WAITS = [
+    ("sync-sgd", {}, 1, 0),
+    ("fedavg", {"local_steps": 3}, 3, 3),
+    ("dga", {"local_steps": 3}, 5, 5),
+]
 
 
 @pytest.mark.parametrize(("strategy", "settings", "waits_in", "begins"), WAITS)
@@ -181,7 +187,7 @@ def test_a_reply_that_does_not_come_is_not_waited_for(
 @pytest.mark.real
 def test_at_the_end_nothing_more_is_written(tmp_path):
     wires = Loopback()
-    with children.HubThread(wires, every=3, policy={"gone_s": 60.0}).serving() as hub:
+    with children.HubThread(wires, local_steps=3, policy={"gone_s": 60.0}).serving() as hub:
 
         def first():
             readings = itertools.count()
@@ -222,7 +228,7 @@ def job_of(folder: Path) -> str:
         folder,
         fleet={"members": 2, "pace_s": 0.01},
         train={"steps": 2000},
-        strategy={"name": "fedavg", "every": 3},
+        strategy={"name": "fedavg", "local_steps": 3},
         hub={"beat_s": 0.2, "fsync": "never"},
     )
 
@@ -298,7 +304,7 @@ def test_a_loop_of_ones_own_takes_sigterm_as_documented(tmp_path):
         return started[-1]
 
     policy = {"gone_s": 60.0}
-    hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "fedavg", every=3, policy=policy)
+    hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "fedavg", local_steps=3, policy=policy)
     try:
         with hub.serving():
             other, lives = start(1), []

@@ -117,18 +117,25 @@ def test_emulated_and_simulated_cells_are_not_the_same():
 
 
 def test_settings_that_a_strategy_does_not_have_are_left_out():
-    cells = made(("strategy", ["sync-sgd", "dga"]), ("delay", [0, 20]), ("every", [2])).cells()
+    cells = made(
+        ("strategy", ["sync-sgd", "dga"]), ("delay", [0, 20]), ("local_steps", [2])
+    ).cells()
     sync, same, *dga = cells
     assert sync.digest == same.digest
-    assert (sync.job.strategy.every, sync.job.strategy.delay) == (0, 0)
-    assert [(c.job.strategy.every, c.job.strategy.delay) for c in dga] == [(2, 0), (2, 20)]
+    assert (sync.job.strategy.local_steps, sync.job.strategy.delay) == (0, 0)
+    assert [(c.job.strategy.local_steps, c.job.strategy.delay) for c in dga] == [(2, 0), (2, 20)]
 
 
 def test_a_value_can_be_several_keys_at_once():
-    case = {"label": "K=10", "strategy": "fedavg", "every": 10, "data.partition": "dirichlet(0.3)"}
+    case = {
+        "label": "K=10",
+        "strategy": "fedavg",
+        "local_steps": 10,
+        "data.partition": "dirichlet(0.3)",
+    }
     cell = made(("case", [case, {"strategy": "dga"}])).cells()[0]
     assert cell.labels == ("K=10",)
-    assert (cell.job.strategy.name, cell.job.strategy.every) == ("fedavg", 10)
+    assert (cell.job.strategy.name, cell.job.strategy.local_steps) == ("fedavg", 10)
     assert cell.job.data == {"partition": "dirichlet(0.3)"}
 
 

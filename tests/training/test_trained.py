@@ -18,8 +18,8 @@ from edgetrain.training.member.train import device_for
 from edgetrain.training.simulated import simulation
 from edgetrain.vectors.vector import checksum
 
-JOB = ("steps=10", "members=2", "strategy=dga", "every=2", "delay=2", "device=raspberry-pi-4b",
-       "pace_s=0.001", "backend=none")  # fmt: skip
+JOB = ("steps=10", "members=2", "strategy=dga", "local_steps=2", "delay=2",
+       "device=raspberry-pi-4b", "pace_s=0.001", "backend=none")  # fmt: skip
 
 
 def bases(folder):

@@ -72,7 +72,7 @@ def test_no_two_living_vectors_share_memory_and_none_is_made_without_need(slots)
 
 @pytest.mark.parametrize("delay", [0, 1, 3])
 def test_a_contribution_that_is_still_being_sent_is_never_written(delay):
-    half = Displacement(np.zeros(100, np.float32), every=1, delay=delay)
+    half = Displacement(np.zeros(100, np.float32), local_steps=1, delay=delay)
     sending = []
     for step in range(8):
         half.params += step + 1

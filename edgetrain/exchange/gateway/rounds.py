@@ -61,8 +61,8 @@ class SiteRounds(Rounds):
         self._set_base(base, entry.applied, entry.checksum)
         self._next_up = entry.round
         if entry.round:
-            self.delay.restore(entry.delay.steps, entry.every_now)
-            before = (entry.round - entry.applied) * self.delay.every
+            self.delay.restore(entry.delay.steps, entry.local_steps_now)
+            before = (entry.round - entry.applied) * self.delay.local_steps
             self.delay.merged_steps = max(0, entry.steps - before)
 
     def skip_to(self, round: int) -> bool:
@@ -74,8 +74,8 @@ class SiteRounds(Rounds):
     def jump(self, missed: CatchUp) -> None:
         """Go on from another base, after replies that nobody has any more."""
         assert missed.base is not None
-        self.delay.merged_steps += (missed.applied - self.round) * self.delay.every
-        self.delay.restore(missed.delay, missed.every)
+        self.delay.merged_steps += (missed.applied - self.round) * self.delay.local_steps
+        self.delay.restore(missed.delay, missed.local_steps)
         self._set_base(missed.base, missed.applied, missed.checksum)
 
     def _set_base(self, base: Vector, applied: int, checksum: int) -> None:
@@ -168,7 +168,7 @@ class SiteRounds(Rounds):
         """Send the reply from above to the members. Diverged where the base is another one."""
         record = Round(
             reply.round, (), reply.delay, self.checksums.get(reply.round), reply.checksum,
-            tuple(reply.payloads), (), reply.every, members=reply.members,
+            tuple(reply.payloads), (), reply.local_steps, members=reply.members,
         )  # fmt: skip
         try:
             self.replay(record)
@@ -177,6 +177,6 @@ class SiteRounds(Rounds):
         members, missing, open_s = self._about.pop(reply.round, ((), (), 0.0))
         weight = self.kept[reply.round].weight if reply.round in self.kept else 0.0
         closed = Closed(
-            reply.round, members, missing, weight, open_s, reply.delay, (), self.delay.every
+            reply.round, members, missing, weight, open_s, reply.delay, (), self.delay.local_steps
         )
         return [Write(record), *self._answer(record, reply.members), closed]

@@ -73,32 +73,32 @@ def is_turn(round: int) -> bool:
 
 
 class AgreedDelay:
-    """The delay of one job, in local steps, of which a round has `every`.
+    """The delay of one job, in local steps, of which a round has `local_steps`.
 
     `steps` is what each member takes in the whole run; 0: not known. Rounds concern `ranges` of the
     vector in turn: after the last step all but one of these, whose round has just ended, have steps
     left, and a round each.
     """
 
-    def __init__(self, every: int, delay: Delay, steps: int = 0, ranges: int = 1) -> None:
-        self.every = every
+    def __init__(self, local_steps: int, delay: Delay, steps: int = 0, ranges: int = 1) -> None:
+        self.local_steps = local_steps
         """Steps in a round, in force now."""
         self._is_measured = delay.is_measured
-        self.delay = every if delay.is_measured else delay.steps
+        self.delay = local_steps if delay.is_measured else delay.steps
         """In force now. An automatic one begins with a round: nobody waits for the first reply
         before there is something to do meanwhile."""
         self.merged_steps = 0
         """Steps in the rounds merged so far."""
-        self._lengths = [(0, every)]
+        self._lengths = [(0, local_steps)]
         """(replies after which members know it, steps in a round), of each change."""
-        self._shortest, self._begun_with = every, delay
+        self._shortest, self._begun_with = local_steps, delay
         self.steps = steps
         """Local steps of the run; 0: not known."""
         self._last_rounds = ranges - 1
         self._one_in_flight, self._overlaps = delay.one_in_flight, delay.overlaps
         self._quick_bytes = delay.quick_bytes
-        self._together = delay.together(every, steps)
-        self._longest = self.first // every if delay.is_measured else 0
+        self._together = delay.together(local_steps, steps)
+        self._longest = self.first // local_steps if delay.is_measured else 0
         """The most rounds in flight so far: members still act on it for a while."""
         self._is_enough = self._is_settled = False
         self._again = -1
@@ -108,10 +108,10 @@ class AgreedDelay:
         self._waits: dict[int, dict[str, float]] = {}
         self._closed: list[float] = []
         """When the rounds since the last turn closed."""
-        self._fixed = None if delay.is_measured else (every, delay.steps)
+        self._fixed = None if delay.is_measured else (local_steps, delay.steps)
         """(K, D) until the landing, where they are not measured."""
         self._land([])
-        self._lengths = [(0, self.every)]
+        self._lengths = [(0, self.local_steps)]
 
     def set_steps(self, steps: int) -> None:
         """Note how long the run is, unless that is known, or over by what is merged."""
@@ -120,12 +120,12 @@ class AgreedDelay:
         self.steps, self._together = steps, self._begun_with.together(self._shortest, steps)
         if not self.merged_steps:
             self._land([])
-            self._lengths = [(0, self.every)]
+            self._lengths = [(0, self.local_steps)]
 
     @property
     def most(self) -> int:
         """The longest delay that there may be, in steps: the job's, or what the run can bear."""
-        return self._together - self.every if self._is_measured and self.delay else self.delay
+        return self._together - self.local_steps if self._is_measured and self.delay else self.delay
 
     @property
     def first(self) -> int:
@@ -133,7 +133,7 @@ class AgreedDelay:
         an automatic one is the longest: each takes what it has measured while joining, up to this.
         Where the run's length is not known, a round."""
         if self._is_measured and self.delay and self.steps and not self.merged_steps:
-            return max(self.every, self.most)
+            return max(self.local_steps, self.most)
         return self.delay
 
     @property
@@ -144,8 +144,8 @@ class AgreedDelay:
             # A measured delay is at least a step, until the landing.
             is_near = self._fixed is None and not self.delay
             share = share_for(share, MAX_COUNT if is_near else sum(self._fixed or self._now))
-        every, delay = self._fixed or (self.every, 1)
-        is_short = every <= EVERY and not delay
+        local_steps, delay = self._fixed or (self.local_steps, 1)
+        is_short = local_steps <= EVERY and not delay
         return Landing.of(share, self.steps) if share and not is_short else None
 
     @property
@@ -157,7 +157,7 @@ class AgreedDelay:
 
     @property
     def _now(self) -> tuple[int, int]:
-        return self.every, self.delay
+        return self.local_steps, self.delay
 
     def agree(self, round: int, wishes: Sequence[Wish], now: float) -> str:
         """This round closes with these contributions. Returns news for people, or ""."""
@@ -172,13 +172,13 @@ class AgreedDelay:
         """Let K and D be the landing's, where it is near. Returns what people should know."""
         if (landing := self.landing) is None:
             return ""
-        (every, delay), was_near = self._now, self.is_landing
-        self._longest = max(self._longest, delay // every)
-        self.every, self.delay = landing.pace_after(self.merged_steps, every, delay)
+        (local_steps, delay), was_near = self._now, self.is_landing
+        self._longest = max(self._longest, delay // local_steps)
+        self.local_steps, self.delay = landing.pace_after(self.merged_steps, local_steps, delay)
         if was_near or not self.is_landing:
             return ""
         trip_s = max((wish.steps * wish.step_s for wish in wishes), default=0.0) / MARGIN
-        return landing.told(every, delay, trip_s)
+        return landing.told(local_steps, delay, trip_s)
 
     def length_after(self, applied: int) -> int:
         """Steps in a round that a member ended after it had applied this many replies: a round that
@@ -186,8 +186,8 @@ class AgreedDelay:
         return next((steps for since, steps in reversed(self._lengths) if since <= applied), 0)
 
     def _note_length(self, round: int) -> None:
-        if self.every != self._lengths[-1][1]:
-            self._lengths.append((round + 1, self.every))
+        if self.local_steps != self._lengths[-1][1]:
+            self._lengths.append((round + 1, self.local_steps))
 
     def _agree(self, round: int, wishes: Sequence[Wish], now: float) -> str:
         self._waits[round] = {wish.member: now - wish.arrived for wish in wishes}
@@ -208,7 +208,7 @@ class AgreedDelay:
             told = self._overlap(taken, slowest)
         else:
             told = self._decide(taken, lasts, any(wish.applied for wish in wishes))
-        self._longest = max(self._longest, self.delay // self.every)
+        self._longest = max(self._longest, self.delay // self.local_steps)
         return told
 
     def agree_again(self, round: int) -> None:
@@ -249,18 +249,19 @@ class AgreedDelay:
         return math.ceil(round(longest, 6))
 
     def _decide(self, taken: int, lasts: float, is_measured: bool) -> str:
-        before = self.every
+        before = self.local_steps
         # Not before slow start is over: TCP would begin anew in the pauses of longer rounds.
         one_in_flight = self._one_in_flight and self._is_settled
         if one_in_flight:
-            if self.delay == self.every and self.every <= 2 * taken <= 2 * GREW * self.every + 2:
-                taken = self.every  # members that read replies at a round's end see it as the trip
+            steps = self.local_steps
+            if self.delay == steps and steps <= 2 * taken <= 2 * GREW * steps + 2:
+                taken = steps  # members that read replies at a round's end see it as the trip
             one_in_flight = 2 * taken <= self._together
             if one_in_flight:
                 self._lengthen(taken)
             else:  # hiding replies comes first
-                self.every = max(self._shortest, min(self.every, self._together - taken))
-        grew = self._is_enough and taken > GREW * self.delay and lasts > GREW * self.every
+                self.local_steps = max(self._shortest, min(steps, self._together - taken))
+        grew = self._is_enough and taken > GREW * self.delay and lasts > GREW * self.local_steps
         if grew:
             self._lengthen(GREW * lasts)
             self.delay = min(self.delay, self.most)
@@ -270,7 +271,7 @@ class AgreedDelay:
                 "a smaller codec, fewer members on a machine",
             )
         elif taken > self.most:
-            self._lengthen(self.every * taken / self.most)
+            self._lengthen(self.local_steps * taken / self.most)
             self.delay = self.most
             told = self._told(
                 before,
@@ -280,51 +281,52 @@ class AgreedDelay:
         else:
             self.delay, told = taken, ""
             most = max(self._shortest, taken if one_in_flight else 2 * taken)
-            self.every = min(self.every, most)
+            self.local_steps = min(self.local_steps, most)
         if one_in_flight:
-            self.delay = min(self.delay, self.every)
+            self.delay = min(self.delay, self.local_steps)
         self._is_enough = is_measured and (grew or taken <= self.most)
         return told
 
     def _overlap(self, taken: int, step_s: float) -> str:
         """Let rounds be as long as a reply takes, in the run's bounds, and hide a part of it."""
-        before, self._is_enough = self.every, False
-        self.every = max(self._shortest, min(taken, 5 * self._together // 7))
-        self.delay = max(1, 2 * self.every // 5)
-        rounds = math.ceil(max(0, self.steps - self.merged_steps) / self.every)
+        before, self._is_enough = self.local_steps, False
+        self.local_steps = max(self._shortest, min(taken, 5 * self._together // 7))
+        self.delay = max(1, 2 * self.local_steps // 5)
+        rounds = math.ceil(max(0, self.steps - self.merged_steps) / self.local_steps)
         waits_s = rounds * max(0.0, taken / MARGIN - self.delay) * step_s
         return self._told(
             before,
             f"a reply takes {taken} steps, of which {self.delay} are hidden, because a longer "
             "delay costs more on unequal data: the others are waited for, "
             f"{waits_s:.3g} s in this run",
-            "strategy.every and strategy.delay say others",
+            "strategy.local_steps and strategy.delay say others",
         )
 
     def _lengthen(self, steps: float) -> None:
-        self.every = max(self.every, min(math.ceil(steps), self._together // 2))
+        self.local_steps = max(self.local_steps, min(math.ceil(steps), self._together // 2))
 
     def _told(self, before: int, why: str, way_out: str) -> str:
-        if self.every == before:
+        if self.local_steps == before:
             return ""
-        return f"rounds of {self.every} steps from now on ({before} before): {why} ({way_out})"
+        steps = self.local_steps
+        return f"rounds of {steps} steps from now on ({before} before): {why} ({way_out})"
 
     def to_keep(self) -> tuple[int, int]:
-        """(every, merged_steps) for a journal; 0 where they follow from the job."""
+        """(local_steps, merged_steps) for a journal; 0 where they follow from the job."""
         changes = self._is_measured or self.landing is not None
-        return (self.every, self.merged_steps) if changes else (0, 0)
+        return (self.local_steps, self.merged_steps) if changes else (0, 0)
 
-    def restore(self, delay: int, every: int = 0) -> None:
-        """A journal says that these are in force; `every` 0: it is older than rounds that grow."""
+    def restore(self, delay: int, local_steps: int = 0) -> None:
+        """A journal says that these are in force; `local_steps` 0: before rounds could grow."""
         self.delay = delay
-        self.every = every or self.every
-        self._lengths = [(0, self.every)]
+        self.local_steps = local_steps or self.local_steps
+        self._lengths = [(0, self.local_steps)]
 
-    def replay(self, round: int, delay: int, every: int = 0) -> None:
+    def replay(self, round: int, delay: int, local_steps: int = 0) -> None:
         """A journal says that this round was merged, and that these are in force since. It does not
         say after how many replies members ended the round: all that were due by then."""
-        self.merged_steps += self.length_after(max(0, round - self.delay // self.every))
-        self.delay, self.every = delay, every or self.every
+        self.merged_steps += self.length_after(max(0, round - self.delay // self.local_steps))
+        self.delay, self.local_steps = delay, local_steps or self.local_steps
         self._note_length(round)
 
     def end_after(self, merged: int) -> int:
@@ -332,18 +334,18 @@ class AgreedDelay:
         if not self.steps:
             return MAX_COUNT
         if (landing := self.landing) is not None:
-            rounds = landing.rounds_after(self.merged_steps, self.every)
+            rounds = landing.rounds_after(self.merged_steps, self.local_steps)
         else:
-            rounds = -((self.merged_steps - self.steps) // self.every)
+            rounds = -((self.merged_steps - self.steps) // self.local_steps)
         return merged + rounds + self._last_rounds
 
     @property
     def in_flight(self) -> int:
         """Rounds that a member may be ahead of its replies."""
-        return self.delay // self.every + 1
+        return self.delay // self.local_steps + 1
 
     @property
     def slack(self) -> int:
         """Rounds that a member may be ahead of the hub, or behind: four times what its delay needs,
         because delays change and newcomers begin ahead. The hub keeps what it sends until then."""
-        return min(MAX_AHEAD, 4 * (max(self._longest, self.delay // self.every) + 2))
+        return min(MAX_AHEAD, 4 * (max(self._longest, self.delay // self.local_steps) + 2))

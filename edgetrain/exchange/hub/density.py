@@ -40,14 +40,14 @@ NEWEST = 8
 """Rates of a member that are remembered."""
 
 
-def spare_s(every: int, step_s: float, latency_s: float, most_delay: int) -> float:
+def spare_s(local_steps: int, step_s: float, latency_s: float, most_delay: int) -> float:
     """Seconds that one round's messages may take, both ways together.
 
-    `every` steps of `step_s` seconds are in a round; `most_delay`: steps of the longest delay; 0:
+    `local_steps` of `step_s` seconds are in a round; `most_delay`: steps of the longest delay; 0:
     replies are waited for whatever they take. Where not even the latency fits into the delay, a
     tenth of it.
     """
-    computed_s = every * step_s
+    computed_s = local_steps * step_s
     if not most_delay:
         return computed_s
     return min(computed_s, max(most_delay * step_s - latency_s, (MARGIN - 1) * latency_s))
@@ -89,7 +89,7 @@ class AgreedDensity:
         rung: int,
         elements: int,
         reply_bytes: int,
-        every: int,
+        local_steps: int,
         most_delay: int,
     ) -> tuple[int, str]:
         """This round closes with a reply on this `rung`. Returns `next_rung`, and news or ""."""
@@ -104,8 +104,12 @@ class AgreedDensity:
         self._measured += 1
         step_s = max(wish.step_s for wish in wishes)
         links = [
-            (max(self._rates[wish.member]), self._spare(wish, every, step_s, most_delay), wish)
-            for wish in wishes
+            (
+                max(self._rates[each.member]),
+                self._spare(each, local_steps, step_s, most_delay),
+                each,
+            )
+            for each in wishes
         ]
         rate, spare, slowest = min(links, key=lambda link: link[0] * link[1])
         fits = rung_for(elements, rate, spare, self._floor)
@@ -125,8 +129,8 @@ class AgreedDensity:
         self.next_rung = then
         return then, _told(rung, then, fits, elements, rate, spare, slowest.member)
 
-    def _spare(self, wish: Wish, every: int, step_s: float, most_delay: int) -> float:
-        return spare_s(every, step_s, self._latency[wish.member], most_delay)
+    def _spare(self, wish: Wish, local_steps: int, step_s: float, most_delay: int) -> float:
+        return spare_s(local_steps, step_s, self._latency[wish.member], most_delay)
 
     def _note(self, wish: Wish) -> bool:
         """Note what a member has measured. Whether a rate of it is known on this rung."""

@@ -255,7 +255,7 @@ class CohortPart(HubPart):
         member.draw(NONE if self._is_over else round)
         return Start(
             round, round, rounds.delay.delay, rounds.checksums[round], keep=False, resend=round,
-            every=rounds.delay.every, steps=rounds.steps_before(round),
+            local_steps=rounds.delay.local_steps, steps=rounds.steps_before(round),
             fixed=self.hub.membership.fixed.digest,
         )  # fmt: skip
 

@@ -67,12 +67,12 @@ class Closed:
     cuts: tuple[tuple[str, float, str], ...] = ()
     """(member, share of its contribution that was left out, why), where a merge rule left some out;
     a remark about the whole round stands under "hub"."""
-    every: int = 0
+    local_steps: int = 0
     """Steps in a round, in force once this round's reply is applied; 0: not said."""
     codec: str = ""
     """How the reply was encoded, where that changes from round to round."""
     lands: bool = False
-    """Whether `delay` and `every` are the landing's, or lead to it."""
+    """Whether `delay` and `local_steps` are the landing's, or lead to it."""
     ages: tuple[int, ...] = ()
     """Out of step, the age of each contribution that counts: replies that the hub had given and its
     member had not applied when it was made."""
@@ -160,5 +160,5 @@ def replies_of(record: Round, members: int | None = None, settled: bool = False)
     for part, payload in enumerate(record.reply):
         yield Reply(
             record.round, part, parts, members, record.delay, record.checksum, settled, payload,
-            record.every, record.complete or 0, () if part else pairs,
+            record.local_steps, record.complete or 0, () if part else pairs,
         )  # fmt: skip

@@ -34,7 +34,7 @@ class FleetPace:
 
     steps: int
     """In the rounds merged so far."""
-    every: int
+    local_steps: int
     """Steps in a round."""
     rate: float
     """Steps a second that servers would take."""
@@ -124,7 +124,7 @@ class Fallback:
             return
         since, before = self._measured = self._measured or (now, pace.steps)
         took_s = now - since
-        if took_s < max(self._after_s, LEAST * pace.every / pace.rate):
+        if took_s < max(self._after_s, LEAST * pace.local_steps / pace.rate):
             return
         self._measured = now, pace.steps
         found = (pace.steps - before) / took_s

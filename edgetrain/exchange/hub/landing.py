@@ -50,30 +50,30 @@ class Landing:
         rounds = max(1, math.ceil(round(share * steps / EVERY, 6)))
         return cls(steps, max(0, steps - rounds * EVERY))
 
-    def pace_after(self, merged: int, every: int, delay: int) -> tuple[int, int]:
+    def pace_after(self, merged: int, local_steps: int, delay: int) -> tuple[int, int]:
         """(K, D) as the reply says them to the round with which `merged` steps of the run are
         merged, where these are in force; as they are: the landing is not near yet."""
         left = self.begins - merged
         if left <= 0:
             return EVERY, 0
         # In the middle of a round a step has to be left, at which that round can end.
-        if delay and delay + every + (delay % every > 0) <= left:
-            return every, delay
-        return min(every, left), 0
+        if delay and delay + local_steps + (delay % local_steps > 0) <= left:
+            return local_steps, delay
+        return min(local_steps, left), 0
 
-    def rounds_after(self, merged: int, every: int) -> int:
+    def rounds_after(self, merged: int, local_steps: int) -> int:
         """Rounds that are not merged yet, `merged` steps of the run being merged and rounds having
-        `every` steps until the landing begins."""
+        `local_steps` until the landing begins."""
         left = max(0, self.begins - merged)
-        return math.ceil(left / every) + math.ceil((self.steps - merged - left) / EVERY)
+        return math.ceil(left / local_steps) + math.ceil((self.steps - merged - left) / EVERY)
 
-    def told(self, every: int, delay: int, trip_s: float) -> str:
-        """What people should know as it begins, K = `every` and D = `delay` until then; `trip_s`:
-        of a reply, 0 if it is not known."""
+    def told(self, local_steps: int, delay: int, trip_s: float) -> str:
+        """What people should know as it begins, K and D in force until then; `trip_s`: of a
+        reply, 0 if it is not known."""
         rounds = math.ceil((self.steps - self.begins) / EVERY)
         seconds = f", about {rounds * trip_s:.3g} s" if trip_s else ""
         return (
             f"landing from step {self.begins} of {self.steps} on, because members were K + D = "
-            f"{every} + {delay} steps apart: {rounds} rounds of {EVERY} steps, each of which waits "
-            f"for its reply{seconds} (strategy.landing = 0 does without)"
+            f"{local_steps} + {delay} steps apart: {rounds} rounds of {EVERY} steps, each of which "
+            f"waits for its reply{seconds} (strategy.landing = 0 does without)"
         )

@@ -47,7 +47,7 @@ def _welcome(
         index=member.index,
         members=policy.members,
         strategy=terms.strategy.spelled,
-        every=terms.every,
+        local_steps=terms.local_steps,
         delay=terms.delay.code,
         codec=merger.codec.name,
         reply_codec=merger.reply_codec.name,
@@ -278,7 +278,7 @@ class Membership:
             effects += lacking
         pace, first = rounds.delay, member.first_round
         start = Start(
-            rounds.round, first, pace.first, checksum, keep, every=pace.every,
+            rounds.round, first, pace.first, checksum, keep, local_steps=pace.local_steps,
             steps=rounds.steps_before(first), fixed=self.fixed.digest,
         )  # fmt: skip
         return [*effects, Send(member.sender, with_merged(start, member, rounds.arrivals))]
@@ -323,7 +323,7 @@ class Membership:
         effects += lacking
         start = Start(
             member.applied, begin, rounds.delay.delay, rounds.checksums.get(member.applied), keep,
-            member.next_round, message.attempt, rounds.delay.every,
+            member.next_round, message.attempt, rounds.delay.local_steps,
             rounds.steps_before(begin), fixed=self.fixed.digest,
         )  # fmt: skip
         effects.append(Send(sender, with_merged(start, member, rounds.arrivals)))

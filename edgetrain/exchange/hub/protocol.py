@@ -173,7 +173,7 @@ class Hub:
         self.terms = terms
         self.members = Members(AWAY * policy.members)
         """Only to be looked at, like `rounds`, `membership` and `steering`."""
-        delay = AgreedDelay(terms.every, terms.delay, terms.steps, terms.strategy.ranges)
+        delay = AgreedDelay(terms.local_steps, terms.delay, terms.steps, terms.strategy.ranges)
         merger, masks = self._make_merger(terms), self._masks
         self.rounds = Rounds(self.members, merger, delay, closing, masks, policy.deadline_s)
         self.membership = Membership(terms, policy, self.members, self.rounds)

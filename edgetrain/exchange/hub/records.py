@@ -18,9 +18,10 @@ from edgetrain.errors import BadMessage
 from edgetrain.vectors.vector import Buffer, Vector
 
 LAYOUT = 6
-"""Of the records' fields; goes up when they change. Layout 1 ends before the fields `every` and
-`steps`, layout 2 has no `State.fixed`, layout 3 no `Round.complete`, layout 4 no `Round.members`,
-layout 5 no `State.course`: all are read as well, and written where that is 0, empty or None."""
+"""Of the records' fields; goes up when they change. Layout 1 ends before the fields `local_steps`
+and `steps`, layout 2 has no `State.fixed`, layout 3 no `Round.complete`, layout 4 no
+`Round.members`, layout 5 no `State.course`: all are read as well, and written where that is 0,
+empty or None."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Round:
     inputs: tuple[tuple[Buffer, ...], ...] = field(default=(), repr=False)
     """Where what the hub keeps cannot be made from replies: the payloads of each contribution; or
     the merged vector, float32, if contributions are masked or there is an outer rule."""
-    every: int = 0
+    local_steps: int = 0
     """Steps in a round, in force once this round's reply is applied; 0: not known."""
     complete: int | None = None
     """Out of step, as Reply has it: in this or earlier rounds are all members' contributions with
@@ -214,7 +215,7 @@ class State:
     """What a lossy reply codec has not sent yet."""
     outer: Mapping[str, Vector] = field(default_factory=dict, repr=False)
     """The state of the outer rule, if it has one."""
-    every: int = 0
+    local_steps: int = 0
     """Steps in a round, in force now; 0: not known."""
     steps: int = 0
     """Steps in the rounds before `round`; 0: not known."""
@@ -255,8 +256,8 @@ def encode(record: Record | State) -> tuple[bytes, list[Buffer]]:
                 record.round, record.counted, record.delay, record.before, record.checksum,
                 len(record.reply), len(record.inputs), [memoryview(p).nbytes for p in payloads],
             ]  # fmt: skip
-            every, complete = (2, (record.every,), (0,)), (4, (record.complete,), (None,))
-            return _header("R", fields, every, complete, (5, (record.members,), (0,))), payloads
+            steps, complete = (2, (record.local_steps,), (0,)), (4, (record.complete,), (None,))
+            return _header("R", fields, steps, complete, (5, (record.members,), (0,))), payloads
         case Entered():
             return _header("E", _fields(record.seat)), []
         case Sent():
@@ -321,7 +322,7 @@ def _encode_state(state: State) -> tuple[bytes, list[Buffer]]:
     ]
     fixed_bytes = sum(memoryview(piece).nbytes for piece in state.fixed)
     header = _header(
-        "S", fields, (2, (state.every, state.steps), (0, 0)), (3, (fixed_bytes,), (0,)),
+        "S", fields, (2, (state.local_steps, state.steps), (0, 0)), (3, (fixed_bytes,), (0,)),
         (6, (state.course,), ("",)),
     )  # fmt: skip
     return header, [*payloads, *state.fixed]
@@ -422,7 +423,7 @@ def _decode_state(fields: Sequence[Any], payload: memoryview) -> State:
         fields
     )
     absent: list[Any] = [0, 0, 0, ""]
-    every, steps, fixed_bytes, course = newer + absent[len(newer) :]
+    local_steps, steps, fixed_bytes, course = newer + absent[len(newer) :]
     sizes = [np.dtype(dtype).itemsize * math.prod(shape) for _, dtype, shape in told]
     *parts, fixed = _cut(payload, [*sizes, fixed_bytes])
     arrays = {
@@ -438,8 +439,8 @@ def _decode_state(fields: Sequence[Any], payload: memoryview) -> State:
     return State(
         agreed, model, layout, elements, epoch, round, delay,
         tuple(map(_seat, seats)), tuple(map(_seat, away)),
-        tuple((applied, checksum) for applied, checksum in checksums), base, arrays, outer, every,
-        steps, (fixed,) if fixed_bytes else (), above, chart,
+        tuple((applied, checksum) for applied, checksum in checksums), base, arrays, outer,
+        local_steps, steps, (fixed,) if fixed_bytes else (), above, chart,
         tuple(_sharing(*each) for each in hubs), _course(course),
     )  # fmt: skip
 

@@ -167,8 +167,8 @@ class Rounds:
     def restore(self, state: State) -> None:
         self.merger.restore(state)
         self.round = state.round
-        self.delay.restore(state.delay, state.every)
-        self.delay.merged_steps = state.steps or state.round * self.delay.every
+        self.delay.restore(state.delay, state.local_steps)
+        self.delay.merged_steps = state.steps or state.round * self.delay.local_steps
         for applied, checksum in state.checksums:
             self.checksums.add_known(applied, checksum)
 
@@ -183,7 +183,7 @@ class Rounds:
         if record.before:
             self.checksums.add_known(record.round, record.before)
         self._advance(record.round, checksum)
-        self.delay.replay(record.round, record.delay, record.every)
+        self.delay.replay(record.round, record.delay, record.local_steps)
         if self.arrivals is not None:
             self.arrivals.complete = record.complete or 0
 
@@ -195,7 +195,7 @@ class Rounds:
     def steps_before(self, round: int) -> int:
         """Steps of the run before this round: those of open rounds, too."""
         if self.arrivals is not None:
-            return round * self.delay.every
+            return round * self.delay.local_steps
         entries = (self.open_rounds.get(each) for each in range(self.round, round))
         applied = (self.round if entry is None else entry.applied for entry in entries)
         return self.delay.merged_steps + sum(map(self.delay.length_after, applied))
@@ -394,7 +394,7 @@ class Rounds:
         # A masked round that is given up has contributions of which none is counted.
         is_given_up = due.end is not None and not result.counted
         counted, names = ((), ()) if is_given_up else (entry.counted(), entry.members)
-        reply, delay, every = tuple(result.payloads), self.delay.delay, self.delay.every
+        reply, delay, steps = tuple(result.payloads), self.delay.delay, self.delay.local_steps
         complete = None if self.arrivals is None else self.arrivals.close()
         without = sum(c.members for c in entry.in_order if c.weight == NO_WEIGHT)
         count = sum(c.members for c in result.counted) + without if result.counted else 0
@@ -410,7 +410,7 @@ class Rounds:
         open_s = max(0.0, now - entry.opened)
         cuts, lands, missing = result.cuts, self.delay.is_landing, due.missing
         effects.append(
-            Closed(round, names, missing, weight, open_s, delay, cuts, every, codec, lands, ages)
+            Closed(round, names, missing, weight, open_s, delay, cuts, steps, codec, lands, ages)
         )
         return effects
 
@@ -424,7 +424,7 @@ class Rounds:
             settled = all(member.has_settled(record.round) for member in told)
         else:
             settled = all(member.merged == record.complete > 0 for member in told)
-        record = replace(record, every=self.delay.every)
+        record = replace(record, local_steps=self.delay.local_steps)
         replies = list(replies_of(record, count, settled))
         self._reply_bytes = sum(memoryview(payload).nbytes for payload in record.reply)
         return [Send(member.sender, reply) for reply in replies for member in told]
@@ -542,7 +542,7 @@ def _agree_on_density(
         rung=rung,
         elements=rounds.merger.ranges.size(round),
         reply_bytes=sum(memoryview(payload).nbytes for payload in result.payloads),
-        every=delay.every,
+        local_steps=delay.local_steps,
         most_delay=delay.most,
     )
     from edgetrain.codecs.auto import RUNGS  # of this codec alone

@@ -24,7 +24,7 @@ class Terms:
     """What all members of a job share (`Welcome` sends it to them)."""
 
     strategy: Strategy
-    every: int
+    local_steps: int
     """Local steps in a round."""
     delay: Delay = AT_ONCE
     job: str = ""
@@ -40,14 +40,15 @@ class Terms:
         """What closes rounds: the policy's rule, or the strategy's if members are out of step."""
         if self.strategy.in_step:
             return policy.closing_rule()
-        pace = ArrivalTerms(policy.members, self.every, policy.deadline_s)
+        pace = ArrivalTerms(policy.members, self.local_steps, policy.deadline_s)
         return self.strategy.closing_rule(pace)
 
     def agreed(self, codec: str, reply_codec: str, masked: bool) -> str:
         """The terms as text, with the names of the codecs: how a journal names its job."""
         delay = None if self.delay.is_measured else self.delay.steps
         return (
-            f"{self.strategy.spelled}, every {self.every}, delay {delay}, {codec}, {reply_codec}, "
+            f"{self.strategy.spelled}, every {self.local_steps}, delay {delay}, {codec}, "
+            f"{reply_codec}, "
             f"{'masked, ' if masked else ''}{'gateways, ' if self.gateways else ''}"
             f"{'' if self.stretch == WHOLE else f'{self.stretch}, '}"
             f"{f'job {self.job}' if self.job else ANY_JOB}"

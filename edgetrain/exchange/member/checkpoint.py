@@ -92,7 +92,7 @@ class Saved:
     session: int
     """What it proves to the hub that it is the same member."""
     agreed: str
-    """Strategy, every, and codec."""
+    """Strategy, local steps, and codec."""
     optimizer: str
     """Its class."""
     steps: int

@@ -134,7 +134,7 @@ class Exchanged:
     """Of its contribution, as encoded; 0: it was not sent."""
     received_bytes: int
     """Of the reply, as encoded."""
-    every: int
+    local_steps: int
     """Steps in a round from now on."""
     delay: int
     """Steps that a reply may take from now on."""
@@ -233,7 +233,8 @@ class Driver:
         row = self.strategy if request.foretells else self.strategy.without_choice()
         is_auto = codecs.parse(entry.codec).adapts
         setting = strategies.Setting(
-            flat.params, flat.gradient, entry.every_now or entry.every, entry.delay.steps,
+            flat.params, flat.gradient, entry.local_steps_now or entry.local_steps,
+            entry.delay.steps,
             exchange.memory, exchange.factors(), momentum_of(optimizer), entry.members, is_auto,
         )  # fmt: skip
         self.half: MemberHalf = row.member_half(setting)
@@ -249,7 +250,7 @@ class Driver:
         """The longest an automatic delay may be until the first reply says it; 0: it is known."""
         if entry.delay.is_measured and not (entry.applied or entry.round):
             self._longest = entry.delay.steps
-            self.half.delay = min(self._longest, self.half.every)
+            self.half.delay = min(self._longest, self.half.local_steps)
         self._skipped = 0
         """Steps taken elsewhere since the last one that was taken here."""
         self._computed_s = 0.0
@@ -291,10 +292,10 @@ class Driver:
         self._compare(self.entry.checksum)
         self.restart_clock()
 
-    def restore_rest(self, rest: Vector, local_steps: int) -> None:
+    def restore_rest(self, rest: Vector, steps_taken: int) -> None:
         """After `begin`: go on in the middle of a round, as MemberHalf.restore_rest says."""
-        self.half.restore_rest(rest, local_steps)
-        self._progress += local_steps
+        self.half.restore_rest(rest, steps_taken)
+        self._progress += steps_taken
 
     @property
     def progress(self) -> int:
@@ -519,14 +520,14 @@ class Driver:
             )
         if reply.checksums:
             _compare_stretches(self.half, reply)
-        self._take_delay(reply.delay, reply.every)
+        self._take_delay(reply.delay, reply.local_steps)
         if self.observe is not None:
             now = self.clock()
             self.observe(
                 Exchanged(
                     round, submitted, max(reply.arrived, submitted), now, submit_s, now - ready,
                     reply.members, reply.decode_s, reply.sent_bytes, reply.received_bytes,
-                    reply.every or self.half.every, reply.delay, self.half.take_note(),
+                    reply.local_steps or self.half.local_steps, reply.delay, self.half.take_note(),
                 )
             )  # fmt: skip
 
@@ -539,15 +540,15 @@ class Driver:
         self.exchange_s -= found.idle_s
         self._progress = max(self._progress, self.is_drawn * found.steps)
         if not self.strategy.deals:  # then each round is a step, also one that was missed
-            self._progress += max(0, found.round - self.half.round) * self.half.every
+            self._progress += max(0, found.round - self.half.round) * self.half.local_steps
         self.half.skip_to(found.round)
         first = self.half.applied if self.strategy.in_step else found.merged
         self._submitted = {r: at for r, at in self._submitted.items() if r >= first}
-        self._take_delay(found.delay, found.every)
+        self._take_delay(found.delay, found.local_steps)
 
-    def _take_delay(self, delay: int, every: int) -> None:
+    def _take_delay(self, delay: int, local_steps: int) -> None:
         if not self.is_drained:
-            self.half.delay, self.half.every = delay, every or self.half.every
+            self.half.delay, self.half.local_steps = delay, local_steps or self.half.local_steps
 
     def _compare(self, wanted: int) -> None:
         if self.half.checksum != wanted:

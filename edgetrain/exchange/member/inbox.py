@@ -129,7 +129,7 @@ class Inbox:
         pieces = [] if self.keeps_payloads else self._decoded(arrival)
         self._add_seconds(arrival, began)
         return RoundReply(
-            round, head.members, head.delay, head.checksum, arrival.at, pieces, head.every,
+            round, head.members, head.delay, head.checksum, arrival.at, pieces, head.local_steps,
             decode_s=arrival.decode_s, received_bytes=arrival.bytes,
             complete=head.complete,
             merged=head.merged_of(self._name) if self._name else round + 1,

@@ -206,7 +206,7 @@ class Entrance:
         self.inbox = Inbox(reply_codec, ranges, self.memory, self._clock, name)
         self._silence.set_beat(welcome.beat_s)
         self.on_welcome(welcome.members)
-        log.info("joined as %s; %s, every %d", welcome.name, welcome.strategy, welcome.every)
+        log.info("joined as %s; %s, every %d", welcome.name, welcome.strategy, welcome.local_steps)
 
     def ask_again(self, *, base: bool = False, round: int = 0) -> None:
         """Say to the hub where this member is, as after a lost connection. `base`: it wants the
@@ -546,7 +546,7 @@ def entry_of(welcome: Welcome, start: Start, sent: float) -> Entry:
         index=welcome.index,
         members=welcome.members,
         strategy=welcome.strategy,
-        every=welcome.every,
+        local_steps=welcome.local_steps,
         delay=Delay.decoded(welcome.delay, start.delay),
         codec=welcome.codec,
         is_masked=welcome.threshold > 0,
@@ -557,7 +557,7 @@ def entry_of(welcome: Welcome, start: Start, sent: float) -> Entry:
         is_exact=not welcome.threshold
         and all(codecs.parse(name).lossless for name in (welcome.codec, welcome.reply_codec)),
         steps=start.steps,
-        every_now=start.every,
+        local_steps_now=start.local_steps,
         status_s=welcome.status_ms / 1000,
         complete=start.complete,
         began=sent - start.t_ms / 1000,

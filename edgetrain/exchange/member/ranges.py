@@ -41,7 +41,7 @@ class _Standing:
     base: Vector
     """Of the hub's stretch, after `applied` replies."""
     delay: int
-    every: int
+    local_steps: int
 
 
 class RangedExchange:
@@ -140,14 +140,14 @@ class RangedExchange:
             if self._keeps_base and _sum_of(link, params) != entry.checksum:
                 raise Diverged("the base arrived damaged: its checksum differs from the hub's")
         found = [
-            _Standing(e.applied, e.round, params[link.own].copy(), e.delay.steps, e.every_now)
+            _Standing(e.applied, e.round, params[link.own].copy(), e.delay.steps, e.local_steps_now)
             for link, e in zip(self._links, entries, strict=True)
         ]
         whole = self._unite(found)
         params[:] = whole.base
         self._note_base(params)
         lead = entries[0]
-        more = (whole.round - lead.round) * (lead.every_now or lead.every)
+        more = (whole.round - lead.round) * (lead.local_steps_now or lead.local_steps)
         return replace(
             lead, round=whole.round, applied=whole.applied, checksum=checksum(params),
             steps=lead.steps + more, resend=min(entry.resend for entry in entries),
@@ -188,7 +188,7 @@ class RangedExchange:
             reply = link.wait(link.applied)
         if checksum(reply.base, link.own.start) != reply.checksum:
             raise Diverged("the base arrived damaged: its checksum differs from the hub's")
-        return _Standing(reply.applied, reply.round, reply.base, reply.delay, reply.every)
+        return _Standing(reply.applied, reply.round, reply.base, reply.delay, reply.local_steps)
 
     # -- contributions -------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ class RangedExchange:
         whole = self._unite([self._standing_of(link, reply) for link, reply in pairs])
         self._note_base(whole.base)
         sum_ = checksum(whole.base)
-        return CatchUp(whole.round, whole.delay, whole.applied, sum_, whole.base, whole.every)
+        return CatchUp(whole.round, whole.delay, whole.applied, sum_, whole.base, whole.local_steps)
 
     @property
     def ready(self) -> int:
@@ -353,6 +353,6 @@ def _add(reply: RoundReply, standing: _Standing, first: int) -> None:
     """Add the next reply to a base from element `first` on, as members and hubs do."""
     reply.add_to(standing.base)
     standing.applied += 1
-    standing.delay, standing.every = reply.delay, reply.every or standing.every
+    standing.delay, standing.local_steps = reply.delay, reply.local_steps or standing.local_steps
     if reply.checksum and checksum(standing.base, first) != reply.checksum:
         raise Diverged("a base is not what its hub says: their checksums differ")

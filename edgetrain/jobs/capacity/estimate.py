@@ -203,8 +203,8 @@ class _Run:
         self.wanted = max(
             1, math.ceil(MARGIN * self.averaging.farthest_s / float(np.max(self.steps.seconds)))
         )
-        steps = question.rounds * exchange.every
-        self.agreed = AgreedDelay(exchange.every, exchange.delay, steps)
+        steps = question.rounds * exchange.local_steps
+        self.agreed = AgreedDelay(exchange.local_steps, exchange.delay, steps)
         self.delay = self.agreed.delay
         self.trips: list[float] = []
         self.spreads: list[float] = []
@@ -213,19 +213,19 @@ class _Run:
     # -- the rounds --------------------------------------------------------------------------------
 
     def run(self) -> Answer:
-        every, rounds = self.question.exchange.every, self.question.rounds
+        local_steps, rounds = self.question.exchange.local_steps, self.question.rounds
         flights: deque[_Flight] = deque()
         ends, waits = [], []
         ahead, delay = 0, self.delay
-        for step in range(1, rounds * every + 1):
+        for step in range(1, rounds * local_steps + 1):
             ahead += 1
-            if step % every == 0:
+            if step % local_steps == 0:
                 ahead = self._compute(ahead)
                 flights.append(self._exchange(step))
             while flights and step - flights[0].step >= delay:
                 ahead = self._compute(ahead)
                 delay = self._apply(flights.popleft(), delay)
-            if step % every == 0:
+            if step % local_steps == 0:
                 ends.append(float(self.now.mean()))
                 waits.append(float(self.waited.mean()))
         for flight in flights:
@@ -261,7 +261,9 @@ class _Run:
         self.averagings.append(float(arrives.max() - submitted.max()))
         self.trips.append(float((arrives - submitted).min()))
         self.spreads.append(float(submitted.max() - submitted.mean()))
-        if question.exchange.delay.is_measured and is_turn(step // question.exchange.every - 1):
+        if question.exchange.delay.is_measured and is_turn(
+            step // question.exchange.local_steps - 1
+        ):
             self.delay = min(self.wanted, self.agreed.most)
         return _Flight(step, submitted, arrives, self.delay)
 
@@ -269,8 +271,8 @@ class _Run:
 
     def _answer(self, ends: list[float], waits: list[float], delay: int) -> Answer:
         question = self.question
-        every, rounds = question.exchange.every, question.rounds
-        seconds, steps = float(self.now.mean()), rounds * every
+        local_steps, rounds = question.exchange.local_steps, question.rounds
+        seconds, steps = float(self.now.mean()), rounds * local_steps
         durations = np.diff([0.0, *ends])
         compute, wait = float(self.computed.mean()), float(self.waited.mean())
         half = int(rounds * _STEADY)
@@ -287,8 +289,8 @@ class _Run:
             seconds=seconds,
             round_seconds=tuple(float(d) for d in durations),
             seconds_per_step=seconds / steps,
-            seconds_per_step_median=float(np.median(durations)) / every,
-            seconds_per_step_p95=float(np.percentile(durations, 95)) / every,
+            seconds_per_step_median=float(np.median(durations)) / local_steps,
+            seconds_per_step_p95=float(np.percentile(durations, 95)) / local_steps,
             compute_s=compute / steps,
             wait_s=wait / steps,
             wait_share=wait / seconds,
@@ -308,14 +310,14 @@ class _Run:
 
     def _not_modelled(self) -> str:
         """In words: what members would do that the figures leave out."""
-        every, delay = self.question.exchange.every, self.question.exchange.delay
+        local_steps, delay = self.question.exchange.local_steps, self.question.exchange.delay
         left_out = []
         if delay.is_measured and self.wanted > self.agreed.most:
             left_out.append(
-                f"members would make rounds longer than {every} steps, which these figures leave "
-                f"out (try every={2 * every})"
+                f"members would make rounds longer than {local_steps} steps, which these figures "
+                f"leave out (try local_steps={2 * local_steps})"
             )
-        if self.question.exchange.lands and every + self.delay > CLOSE:
+        if self.question.exchange.lands and local_steps + self.delay > CLOSE:
             left_out.append(
                 "the landing at the end of a run, of which each round waits for its reply, is left "
                 "out (landing=0)"

@@ -23,7 +23,7 @@ class ExchangeSizes:
     somewhere, says how many times fewer than float32 it takes instead.
     """
 
-    every: int
+    local_steps: int
     delay: Delay
     elements: int
     codec: Codec

@@ -75,7 +75,7 @@ def question_of(
     homes, lines = _homes(sites, members, options)
     uplink = networks.load(options.uplink) if options.uplink else kinds[0].network
     exchange = ExchangeSizes(
-        every=found.every,
+        local_steps=found.local_steps,
         delay=replace(found.delay, landing=0.0),
         lands=bool(found.delay.landing),
         ranges=job.strategy.ranges,
@@ -148,13 +148,13 @@ def on_rung(
     from edgetrain.exchange.hub.delay import AgreedDelay
     from edgetrain.exchange.hub.density import rung_for, spare_s
 
-    steps = options.rounds * exchange.every
-    most_delay = AgreedDelay(exchange.every, exchange.delay, steps).most
+    steps = options.rounds * exchange.local_steps
+    most_delay = AgreedDelay(exchange.local_steps, exchange.delay, steps).most
     step_s = max(kind.step_s for kind in kinds)
     port_s = 8e-6 * members / options.hub_rate_mbit if options.hub_rate_mbit else 0.0
     rung = 0
     for network in {kind.network for kind in kinds}:
-        spare = spare_s(exchange.every, step_s, network.rtt_ms / 1000, most_delay)
+        spare = spare_s(exchange.local_steps, step_s, network.rtt_ms / 1000, most_delay)
         ways = (network.up.mean_rate_mbit, network.down.mean_rate_mbit)
         byte_s = sum((8e-6 / rate if rate else 0.0) + port_s for rate in ways) / 2
         rate = 1 / byte_s if byte_s else math.inf

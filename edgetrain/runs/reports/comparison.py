@@ -49,7 +49,7 @@ class Row:
     joules_source: str | None
     trusted: bool | None
     members_lost: tuple[str, ...]
-    every: int | None = None
+    local_steps: int | None = None
     """Steps in a round, at the end."""
     delay: int | None = None
     """Steps that a reply might take, at the end."""
@@ -134,7 +134,7 @@ def complete(summary: Summary) -> Summary:
 _EMPTY: dict[str, Any] = dict.fromkeys((
     "strategy", "task", "members", "network", "device", "target", "target_seconds", "target_steps",
     "seconds_per_step", "compute_s", "wait_s", "overhead_s", "joules", "joules_source",
-    "every", "delay", "least_waiting", "least_busy_s", "least_wait_s",
+    "local_steps", "delay", "least_waiting", "least_busy_s", "least_wait_s",
 )) | {
     "name": "run", "status": "unknown", "metric": "accuracy", "better": "higher", "final": {},
     "steps": 0, "seconds": 0.0, "sent_bytes": 0, "received_bytes": 0, "members_lost": [],
@@ -171,7 +171,7 @@ def _row(label: str, summary: Summary, first: Summary, comparable: bool) -> Row:
         "wait_share": wait_share(summary),
         "trusted": _trusted(summary),
         "members_lost": tuple(summary["members_lost"]),
-        "every": _count(summary.get("every")),
+        "local_steps": _count(summary.get("local_steps")),
         "delay": _count(summary.get("delay")),
         **_own_data(summary, first["metric"]),
         "comparable": comparable,
@@ -237,12 +237,13 @@ def _waiting(name: str, summary: Summary) -> Iterable[str]:
     A contribution is handed over before the member waits for an older reply: a reply takes the
     steps of the delay, and the waits of all rounds in flight.
     """
-    share, every, delay = wait_share(summary), _count(summary["every"]), _count(summary["delay"])
+    share, delay = wait_share(summary), _count(summary["delay"])
+    local_steps = _count(summary["local_steps"])
     busy_s, wait_s = summary["least_busy_s"], summary["least_wait_s"]
-    if not busy_s or wait_s is None or delay is None or not every or (share or 0.0) < _MUCH:
+    if not busy_s or wait_s is None or delay is None or not local_steps or (share or 0.0) < _MUCH:
         return
     waits = f"{name}: members wait {units.share(share)} of the time"
-    reply_s = delay * busy_s + (delay // every + 1) * every * wait_s
+    reply_s = delay * busy_s + (delay // local_steps + 1) * local_steps * wait_s
     if summary.get("pipeline"):
         yield (
             f"{waits}: a step's trips through all stages and back take {units.duration(wait_s)} "

@@ -40,7 +40,7 @@ def columns_of(comparison: Comparison) -> list[Column]:
     ]
     shown += optional("WAN", (units.size(row.wan_bytes) for row in rows), below="both ways")
     shown += optional("LAN", (units.size(row.lan_bytes) for row in rows), below="both ways")
-    pace = (units.pace(row.every, row.delay) for row in rows)
+    pace = (units.pace(row.local_steps, row.delay) for row in rows)
     shown += optional("", pace, below="K, D", rank=3)
     if any(row.codec not in (None, "fp32", "dense") for row in rows):
         codecs = (units.printable(row.codec or units.ABSENT) for row in rows)

@@ -32,7 +32,9 @@ def _events(story: Story, pid: int) -> Iterator[dict[str, Any]]:
     yield _name("thread_name", "hub", pid, HUB)
     threads = {member.name: tid for tid, member in enumerate(story.in_order(), 1)}
     for record in story.rounds:
-        what = {key: record.get(key) for key in ("every", "delay", "missing") if record.get(key)}
+        what = {
+            key: record.get(key) for key in ("local_steps", "delay", "missing") if record.get(key)
+        }
         yield _instant(f"round {record.get('round')} merged", record["t"], pid, HUB) | {
             "args": what
         }

@@ -35,11 +35,11 @@ def duration(seconds: float | None) -> str:
     return f"{whole / 86400:.1f} days"
 
 
-def pace(every: int | None, delay: int | None) -> str:
+def pace(local_steps: int | None, delay: int | None) -> str:
     """Steps in a round, and steps that a reply may take: "5, 12"; the second only if it is one."""
-    if not every:
+    if not local_steps:
         return ABSENT
-    return f"{every}, {delay}" if delay else str(every)
+    return f"{local_steps}, {delay}" if delay else str(local_steps)
 
 
 def share(fraction: float | None) -> str:

@@ -49,7 +49,7 @@ TABLE: Mapping[str, tuple[str, Mapping[str, str]]] = {
     }),
     "round": ("round", {
         "members": "round/members", "missing": "round/missing", "close_s": "round/close_s",
-        "delay": "round/delay", "every": "round/every", "sent_bytes": "hub/sent_bytes",
+        "delay": "round/delay", "local_steps": "round/local_steps", "sent_bytes": "hub/sent_bytes",
         "received_bytes": "hub/received_bytes", "cpu_s": "hub/cpu_s",
         "peak_bytes": "hub/peak_bytes",
     }),

@@ -422,7 +422,7 @@ class JoinedMember(Member):
     def _end_step(self) -> None:
         super()._end_step()
         self._left = self._model.count_writes()
-        if self.steps - self._began in (2, self.half.every):  # a teacher follows after the first
+        if self.steps - self._began in (2, self.half.local_steps):  # a teacher follows the first
             self._report_changed()
             self._report_copies()
 
@@ -460,7 +460,7 @@ class JoinedMember(Member):
         behind the generator's last step."""
         if len(self._hooks.optimizers) == 1 or not self._driver.is_mid_step:
             return
-        if self.half.moves_params and not self.half.local_steps:
+        if self.half.moves_params and not self.half.steps_taken:
             self._end_step()
 
     def _give_back(self) -> None:

@@ -90,7 +90,7 @@ class Keeping:
                 if "rest" in tree:
                     driver.restore_rest(tree["rest"].numpy(), local_steps)
             else:
-                driver.steps += rounds_since * half.every - local_steps
+                driver.steps += rounds_since * half.local_steps - local_steps
         statistics = flat.params[flat.trained :].copy()
         self._state.put_back(tree["state"])  # buffers, too, of which the fleet has newer ones
         flat.params[flat.trained :] = statistics
@@ -117,7 +117,7 @@ class Keeping:
             tree |= {"params": driver.flat.params, "rounded": self._state.rounded()}
             base_checksum = checksum(driver.flat.params)
         elif (rest := half.rest()) is not None:
-            tree |= {"rest": rest, "local_steps": half.local_steps}
+            tree |= {"rest": rest, "local_steps": half.steps_taken}
         if learned := half.learned():
             tree["learned"] = learned
         values, buffers = pack(tree)
@@ -189,7 +189,7 @@ def tree_of(saved: Saved, elements: int) -> dict[str, Any]:
 
 def agreed_of(entry: Entry) -> str:
     """What the hub and a checkpoint must have in common: strategy, every, and codec."""
-    return f"{entry.strategy}, every {entry.every}, {entry.codec}"
+    return f"{entry.strategy}, every {entry.local_steps}, {entry.codec}"
 
 
 def _is_vector(value: object) -> bool:

@@ -194,7 +194,7 @@ class Member:
         entry = self._driver.entry
         self.recording = Recording(runs, self._request.job, self.name, self.began, self.traffic())
         self.recording.known |= {
-            "strategy": entry.strategy, "members": self.members, "every": entry.every,
+            "strategy": entry.strategy, "members": self.members, "local_steps": entry.local_steps,
             "delay": entry.delay.steps,
         }  # fmt: skip
         self.observe_exchanges(self.recording.add_exchange)
@@ -240,7 +240,7 @@ class Member:
     def _end_step(self) -> None:
         driver = self._driver
         self._exchange(driver.end_step)
-        if self._keeping is not None and not self.half.local_steps and self._keeping.keeper.due:
+        if self._keeping is not None and not self.half.steps_taken and self._keeping.keeper.due:
             self._keeping.save(driver, self._request)
             driver.restart_clock()
         self.telemeter.poll()

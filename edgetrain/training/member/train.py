@@ -385,7 +385,7 @@ def request_of(found: Resolved, place: Place, task: Task, digest: str = "") -> R
     # Steps that all have the same samples, and few of them: replies foretold from the first rounds
     # lead astray (docs/decisions/027).
     few = own.samples(task) <= train.batch * train.accumulate
-    foretells = not (few and 0 < train.steps < SHORTEST * found.strategy.every)
+    foretells = not (few and 0 < train.steps < SHORTEST * found.strategy.local_steps)
     request = Request("", place.name, weight, digest or found.job.digest(), secure=terms)
     if found.strategy.deals:
         from edgetrain.tasks.slices import digest_of

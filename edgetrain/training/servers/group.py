@@ -74,7 +74,7 @@ def run(
     """
     with recorded(planned, folder) as outcome:
         outcome.network = {"backend": "none", "reason": "a group of processes on servers"}
-        outcome.extra = {"strategy": "sync-sgd", "every": 1}
+        outcome.extra = {"strategy": "sync-sgd", "local_steps": 1}
         crew = Crew(cluster)
         group = _Group(planned, chosen, folder.resolve(), crew, watch, poll_s, question)
         try:

@@ -380,7 +380,7 @@ def test_the_journal_of_a_hub_is_not_a_gateways():
 
 def test_two_sites_of_eight_send_an_eighth_of_a_stars_bytes():
     """Over the way out, both ways, headers included."""
-    given = {"every": 2, "delay": 5, "steps": 80, "elements": 4_000}
+    given = {"local_steps": 2, "delay": 5, "steps": 80, "elements": 4_000}
     carried = []
     for fleet in (Fleet("dga", 16, **given), SitedFleet("dga", [8, 8], **given)):
         total = 0

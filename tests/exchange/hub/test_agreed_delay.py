@@ -23,10 +23,10 @@ from edgetrain.exchange.hub.delay import AgreedDelay, Wish
 class Timed:
     """Members that step and wait, and a hub that takes `message_s` for each contribution."""
 
-    def __init__(self, every, steps, step_s, trips_s, message_s=0.0, share=SHARE):
-        self.agreed, self.share = AgreedDelay(every, Delay(0, True, share), steps), share
+    def __init__(self, local_steps, steps, step_s, trips_s, message_s=0.0, share=SHARE):
+        self.agreed, self.share = AgreedDelay(local_steps, Delay(0, True, share), steps), share
         self.steps, self.step_s, self.trips_s, self.message_s = steps, step_s, trips_s, message_s
-        self.paces, self.told = [(self.agreed.every, self.agreed.delay)], []
+        self.paces, self.told = [(self.agreed.local_steps, self.agreed.delay)], []
         self.waited = []
         """Seconds that the slowest member waited, for each of its steps."""
         self.run()
@@ -35,12 +35,12 @@ class Timed:
         members = range(len(self.step_s))
         now, wanted = [0.0] * len(members), [0] * len(members)
         flights, hub_free, local, applied = deque(), 0.0, 0, 0
-        every, delay = self.paces[0]
+        local_steps, delay = self.paces[0]
         slowest = max(members, key=lambda m: self.step_s[m])
         for step in range(1, self.steps + 1):
             now = [t + s for t, s in zip(now, self.step_s, strict=True)]
             local += 1
-            if local >= every:
+            if local >= local_steps:
                 local = 0
                 wishes = []
                 for m in sorted(members, key=lambda m: now[m] + self.trips_s[m] / 2):
@@ -52,12 +52,12 @@ class Timed:
                     wishes.append(Wish(str(m), wish, self.step_s[m], applied, arrived))
                 told = self.agreed.agree(len(self.paces) - 1, wishes, hub_free)
                 self.told += [told] if told else []
-                self.paces.append((self.agreed.every, self.agreed.delay))
+                self.paces.append((self.agreed.local_steps, self.agreed.delay))
                 arrives = [hub_free + self.trips_s[m] / 2 for m in members]
                 flights.append((step, list(now), arrives, self.paces[-1]))
             before = now[slowest]
             while flights and step - flights[0][0] >= delay:
-                _, left, arrives, (every, delay) = flights.popleft()
+                _, left, arrives, (local_steps, delay) = flights.popleft()
                 now = [max(t, at) for t, at in zip(now, arrives, strict=True)]
                 applied += 1
                 for m in members:
@@ -83,32 +83,32 @@ TRIP_S = st.floats(0.0, 2.0)
 
 
 @given(
-    every=st.integers(1, 9), steps=st.integers(1, 900), message_s=st.floats(0.0, 0.3),
+    local_steps=st.integers(1, 9), steps=st.integers(1, 900), message_s=st.floats(0.0, 0.3),
     members=st.lists(st.tuples(STEP_S, TRIP_S), min_size=1, max_size=6), share=SHARES,
 )  # fmt: skip
 def test_a_round_and_the_delay_are_never_more_than_the_run_can_bear(
-    every, steps, message_s, members, share
+    local_steps, steps, message_s, members, share
 ):
-    fleet = Timed(every, steps, *zip(*members, strict=True), message_s, share)
+    fleet = Timed(local_steps, steps, *zip(*members, strict=True), message_s, share)
     for k, d in fleet.paces:
-        assert k >= every
+        assert k >= local_steps
         assert d >= 0
         assert k + d <= fleet.bound
-        assert k == every or 2 * k <= fleet.bound
-    grown = {k for k, _ in fleet.paces if k > every}
+        assert k == local_steps or 2 * k <= fleet.bound
+    grown = {k for k, _ in fleet.paces if k > local_steps}
     assert bool(grown) == bool(fleet.told), "rounds that grow are always told of"
 
 
 @given(
-    every=st.integers(1, 6), step_s=STEP_S,
+    local_steps=st.integers(1, 6), step_s=STEP_S,
     trips_s=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6),
 )  # fmt: skip
-def test_it_hides_the_longest_round_trip_and_no_more(every, step_s, trips_s):
+def test_it_hides_the_longest_round_trip_and_no_more(local_steps, step_s, trips_s):
     needed = max(trips_s) / step_s
-    steps = SHARE * (math.ceil(1.3 * needed) + every + 2) + 100
-    fleet = Timed(every, steps, [step_s] * len(trips_s), trips_s)
+    steps = SHARE * (math.ceil(1.3 * needed) + local_steps + 2) + 100
+    fleet = Timed(local_steps, steps, [step_s] * len(trips_s), trips_s)
     k, d = fleet.paces[-1]
-    assert (k, fleet.told) == (every, [])
+    assert (k, fleet.told) == (local_steps, [])
     assert needed <= d <= MARGIN * needed + 1.01
     assert fleet.late_wait == pytest.approx(0, abs=1e-9)
 
@@ -142,50 +142,50 @@ def test_where_the_hub_is_the_bottleneck_rounds_get_longer(step_s, members, busy
 
 
 @given(
-    every=st.integers(1, 9), step_s=STEP_S, trip_s=st.floats(0.0, 2.0), steps=st.integers(1, 900),
-    share=SHARES,
+    local_steps=st.integers(1, 9), step_s=STEP_S, trip_s=st.floats(0.0, 2.0),
+    steps=st.integers(1, 900), share=SHARES,
 )  # fmt: skip
-def test_one_round_in_flight_is_as_long_as_the_delay(every, step_s, trip_s, steps, share):
+def test_one_round_in_flight_is_as_long_as_the_delay(local_steps, step_s, trip_s, steps, share):
     """Where the run can bear it; elsewhere the delay hides what it can, and rounds stay short."""
-    agreed = AgreedDelay(every, Delay(0, True, share, one_in_flight=True), steps)
+    agreed = AgreedDelay(local_steps, Delay(0, True, share, one_in_flight=True), steps)
     wanted = math.ceil(MARGIN * trip_s / step_s)
     for round in range(24):
         agreed.agree(round, [Wish("a", wanted, step_s, round, 9.0)], 9.0)
-    bound = max(2 * every, steps // share)
-    assert agreed.every + agreed.delay <= bound
+    bound = max(2 * local_steps, steps // share)
+    assert agreed.local_steps + agreed.delay <= bound
     if 2 * wanted > bound:
-        assert agreed.delay == min(wanted, bound - agreed.every)
-        assert agreed.every == every or wanted > agreed.delay
+        assert agreed.delay == min(wanted, bound - agreed.local_steps)
+        assert agreed.local_steps == local_steps or wanted > agreed.delay
     elif wanted > 0:
-        assert agreed.delay <= agreed.every
-        assert wanted <= agreed.delay or agreed.every == agreed.delay == every
-        assert agreed.every == max(every, agreed.delay)
-        assert agreed.delay <= max(every, wanted)
+        assert agreed.delay <= agreed.local_steps
+        assert wanted <= agreed.delay or agreed.local_steps == agreed.delay == local_steps
+        assert agreed.local_steps == max(local_steps, agreed.delay)
+        assert agreed.delay <= max(local_steps, wanted)
 
 
 @given(
-    every=st.integers(1, 9), step_s=STEP_S, trip_s=st.floats(0.0, 3.0), steps=st.integers(1, 900),
-    quick=st.sampled_from([FIRST_WINDOW_BYTES, 43_440, math.inf]),
+    local_steps=st.integers(1, 9), step_s=STEP_S, trip_s=st.floats(0.0, 3.0),
+    steps=st.integers(1, 900), quick=st.sampled_from([FIRST_WINDOW_BYTES, 43_440, math.inf]),
     sent=st.sampled_from([0, 10_000, 40_000]),
 )  # fmt: skip
 def test_a_long_trip_is_hidden_in_part_where_windows_are_kept(
-    every, step_s, trip_s, steps, quick, sent
+    local_steps, step_s, trip_s, steps, quick, sent
 ):
     delay = Delay(0, True, LANDED_SHARE, overlaps=True, quick_bytes=quick)
-    agreed = AgreedDelay(every, delay, steps)
-    plain = AgreedDelay(every, Delay(0, True, LANDED_SHARE), steps)
+    agreed = AgreedDelay(local_steps, delay, steps)
+    plain = AgreedDelay(local_steps, Delay(0, True, LANDED_SHARE), steps)
     wanted, told = math.ceil(MARGIN * trip_s / step_s), []
     for round in range(24):
         wishes = [Wish("a", wanted, step_s, round, 9.0, sent)]
         told.append(agreed.agree(round, wishes, 9.0))
         plain.agree(round, wishes, 9.0)
-    assert agreed.every + agreed.delay <= max(2 * every, steps // LANDED_SHARE)
+    assert agreed.local_steps + agreed.delay <= max(2 * local_steps, steps // LANDED_SHARE)
     if wanted > steps // APART_SHARE and (quick == math.inf or 0 < sent <= quick):
-        assert agreed.delay == max(1, 2 * agreed.every // 5)
-        assert every <= agreed.every <= max(every, wanted)
-        assert agreed.every == every or any("are waited for" in each for each in told)
+        assert agreed.delay == max(1, 2 * agreed.local_steps // 5)
+        assert local_steps <= agreed.local_steps <= max(local_steps, wanted)
+        assert agreed.local_steps == local_steps or any("are waited for" in each for each in told)
     else:
-        assert (agreed.every, agreed.delay) == (plain.every, plain.delay)
+        assert (agreed.local_steps, agreed.delay) == (plain.local_steps, plain.delay)
 
 
 def test_a_short_run_says_what_its_delay_cannot_hide():
@@ -201,9 +201,9 @@ def test_a_short_run_says_what_its_delay_cannot_hide():
 
 def test_nothing_changes_before_anything_is_measured():
     agreed = AgreedDelay(5, MEASURED, 400)
-    assert (agreed.every, agreed.delay) == (5, 5), "the first round waits for nothing either"
+    assert (agreed.local_steps, agreed.delay) == (5, 5), "the first round waits for nothing either"
     agreed.agree(0, [Wish("a", 0, 1.0, 0, 0.0)], 0.0)
-    assert (agreed.every, agreed.delay) == (5, 5)
+    assert (agreed.local_steps, agreed.delay) == (5, 5)
 
 
 @given(
@@ -211,16 +211,16 @@ def test_nothing_changes_before_anything_is_measured():
     st.one_of(st.just(MEASURED), st.integers(0, 30).map(Delay)),
     st.integers(0, 40),
 )
-def test_a_hub_that_was_restored_agrees_on_the_same(every, delay, rounds):
+def test_a_hub_that_was_restored_agrees_on_the_same(local_steps, delay, rounds):
     """From a journal's records alone, and from a snapshot in the middle."""
-    one, again = AgreedDelay(every, delay, 400), AgreedDelay(every, delay, 400)
+    one, again = AgreedDelay(local_steps, delay, 400), AgreedDelay(local_steps, delay, 400)
     for round in range(rounds):
-        applied = max(0, round - one.delay // one.every)
+        applied = max(0, round - one.delay // one.local_steps)
         one.agree(round, [Wish("a", 90, 0.1, applied, 0.0)], 1.0 * round)
         kept, _ = one.to_keep()
         again.replay(round, one.delay, kept)
-    found = (again.every, again.delay, again.merged_steps)
-    assert found == (one.every, one.delay, one.merged_steps)
+    found = (again.local_steps, again.delay, again.merged_steps)
+    assert found == (one.local_steps, one.delay, one.merged_steps)
 
 
 def test_a_round_in_flight_when_rounds_get_longer_counts_as_long_as_it_was():
@@ -229,6 +229,6 @@ def test_a_round_in_flight_when_rounds_get_longer_counts_as_long_as_it_was():
         before, applied = agreed.merged_steps, max(0, round - 3)
         agreed.agree(round, [Wish("a", 200, 0.1, applied, 0.0)], 1.0 * round)
         assert agreed.merged_steps - before == said[applied]
-        said.append(agreed.every)
-    assert agreed.every > 15
+        said.append(agreed.local_steps)
+    assert agreed.local_steps > 15
     assert agreed.merged_steps < sum(said[1:])

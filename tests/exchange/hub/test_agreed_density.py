@@ -19,8 +19,8 @@ class Timed:
     """Members over links of `rates` bytes a second; one round is in flight. `busy_s`: how much
     later than the others each submits."""
 
-    def __init__(self, rates, elements, *, every=5, step_s=0.05, latency_s=0.2, busy_s=None):
-        self.rates, self.elements, self.every = rates, elements, every
+    def __init__(self, rates, elements, *, local_steps=5, step_s=0.05, latency_s=0.2, busy_s=None):
+        self.rates, self.elements, self.local_steps = rates, elements, local_steps
         self.step_s, self.latency_s = step_s, latency_s
         self.busy_s = busy_s or [0.0] * len(rates)
         self.density, self.rung = AgreedDensity(FLOOR), lowest_rung(FLOOR)
@@ -40,7 +40,7 @@ class Timed:
                 wishes.append(Wish(f"m{i}", steps, self.step_s, round, arrived, size))
             self.rung, told = self.density.agree(
                 round, wishes, now, rung=self.rung, elements=self.elements, reply_bytes=size,
-                every=self.every, most_delay=most_delay,
+                local_steps=self.local_steps, most_delay=most_delay,
             )  # fmt: skip
             self.rungs.append(self.rung)
             self.told += [told] if told else []
@@ -59,13 +59,15 @@ def test_a_faster_link_never_gets_less(rate, times, elements, seconds, floor):
 
 
 @given(st.integers(1, 100), st.floats(1e-3, 10), st.floats(0, 10), st.integers(0, 1000))
-def test_messages_have_no_longer_than_the_steps_of_a_round(every, step_s, latency_s, delay):
-    spare = spare_s(every, step_s, latency_s, delay)
-    assert 0 <= spare <= every * step_s
-    assert spare_s(every, step_s, latency_s, 0) == every * step_s, "replies are waited for anyway"
+def test_messages_have_no_longer_than_the_steps_of_a_round(local_steps, step_s, latency_s, delay):
+    spare = spare_s(local_steps, step_s, latency_s, delay)
+    assert 0 <= spare <= local_steps * step_s
+    assert spare_s(local_steps, step_s, latency_s, 0) == local_steps * step_s, (
+        "replies are waited for anyway"
+    )
     if delay:
         assert spare <= max(delay * step_s - latency_s, 0.1 * latency_s + 1e-9)
-        assert spare_s(every, step_s, latency_s, delay + 1) >= spare
+        assert spare_s(local_steps, step_s, latency_s, delay + 1) >= spare
 
 
 @given(st.floats(1e3, 1e9), st.integers(1000, 10**7))

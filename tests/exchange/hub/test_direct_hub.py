@@ -41,7 +41,7 @@ class DirectDesk(Desk):
         self.hub = self.new_hub()
 
     def new_hub(self):
-        terms = replace(self.hub.terms, stretch=Stretch(RANGES, 0, 0), every=1)
+        terms = replace(self.hub.terms, stretch=Stretch(RANGES, 0, 0), local_steps=1)
         rules = Mean(True), codecs.Dense(), codecs.Dense()
         hub = Hub(terms, self.hub.policy, *rules)
         return DirectPart(partial(share_out, ranges=RANGES)).attach(hub)

@@ -61,10 +61,12 @@ class DrawnMember(FakeMember):
 class DrawnFleet(Fleet):
     member = DrawnMember
 
-    def __init__(self, strategy, members, cohort, every, steps, **rest):
+    def __init__(self, strategy, members, cohort, local_steps, steps, **rest):
         policy = Policy(members, **{**PATIENT, **rest.pop("policy", {})})
         self.cohort, part = cohort, rest.pop("part", CohortPart)
-        super().__init__(strategy, members, every, 0, steps, policy=policy, bounded=True, **rest)
+        super().__init__(
+            strategy, members, local_steps, 0, steps, policy=policy, bounded=True, **rest
+        )
         fresh = self.fresh_hub
         self.fresh_hub = lambda: fresh(part(cohort))
         self.hub = self.fresh_hub()
@@ -77,14 +79,14 @@ class DrawnFleet(Fleet):
         return found
 
 
-def naive(cohort, initial, every, rounds, weights):
+def naive(cohort, initial, local_steps, rounds, weights):
     """FedAvg with a share of the members in each round: McMahan et al., 2017, algorithm 1."""
     base, taken = initial.astype(np.float64), [0] * cohort.members
     for round in range(rounds):
         ways = []
         for member in cohort.drawn(round, weights):
             own = base.copy()
-            for _ in range(every):
+            for _ in range(local_steps):
                 own -= noisy_descent(member, taken[member], own.astype(np.float32))
                 taken[member] += 1
             ways.append(weights[member] * (own - base))

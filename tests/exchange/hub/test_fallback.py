@@ -71,13 +71,13 @@ def test_a_member_that_is_stopped_lacks_no_memory():
     assert not lacks_memory("Stopped: 15")
 
 
-def changes_at(fallback, speed, seconds=400, every=5, rate=10.0):
+def changes_at(fallback, speed, seconds=400, local_steps=5, rate=10.0):
     """(time, decision) of a fleet that is complete and takes `speed(now)` steps a second."""
     found, taken = [], 0.0
     for tick in range(int(seconds / TICK_S)):
         now = tick * TICK_S
         taken += speed(now) * TICK_S
-        pace = FleetPace(int(taken) // every * every, every, rate)
+        pace = FleetPace(int(taken) // local_steps * local_steps, local_steps, rate)
         if step := fallback.look(names(*range(6)), now, pace):
             found.append((now, step))
     return found
@@ -100,7 +100,7 @@ def test_a_fleet_a_little_slower_than_servers_needs_none():
 
 
 def test_rounds_that_take_longer_than_after_s_are_not_slow_between_their_ends():
-    assert changes_at(rule(), lambda now: 10.0, every=1000, seconds=4000) == []
+    assert changes_at(rule(), lambda now: 10.0, local_steps=1000, seconds=4000) == []
 
 
 def test_a_pause_and_an_end_are_not_slow():
@@ -131,7 +131,7 @@ def test_a_pause_and_an_end_are_not_slow():
     st.sampled_from([None, 1, 5, 100]),
 )  # fmt: skip
 def test_two_changes_are_never_less_than_back_s_apart(
-    members, quorum, after_s, back_s, comings, every
+    members, quorum, after_s, back_s, comings, local_steps
 ):
     """Drawn fleets: devices go and come at any time, leave for want of memory, and are slower or
     faster than servers, which take 10 steps a second."""
@@ -142,14 +142,18 @@ def test_two_changes_are_never_less_than_back_s_apart(
         while now < until:
             was = fallback.is_in
             taken += speed * TICK_S
-            pace = FleetPace(int(taken) // every * every, every, 10.0) if every else None
+            pace = (
+                FleetPace(int(taken) // local_steps * local_steps, local_steps, 10.0)
+                if local_steps
+                else None
+            )
             step = fallback.look(names(*here), now, pace)
             assert (step is not None) == (fallback.is_in is not was)
             if isinstance(step, StepIn):
                 gone = set(range(members)) - here
                 assert set(step.missing) == gone or not gone
                 assert step.missing
-                assert gone or every, "all are here, and nobody asks how fast they are"
+                assert gone or local_steps, "all are here, and nobody asks how fast they are"
             if step is not None:
                 changes.append(now)
             now += TICK_S

@@ -20,11 +20,11 @@ from edgetrain.exchange.messages import MAX_COUNT
 class Counted:
     """A member's half that only counts steps, and the hub that answers it."""
 
-    def __init__(self, every, delay, steps, wanted=0):
-        self.agreed = AgreedDelay(every, delay, steps)
+    def __init__(self, local_steps, delay, steps, wanted=0):
+        self.agreed = AgreedDelay(local_steps, delay, steps)
         self.ends, self.waited, self.told, self.ends_at = [], [], [], []
         """Steps at which rounds ended and their replies were applied; notes; `end_after` each."""
-        half_every, half_delay = self.agreed.every, min(self.agreed.first, self.agreed.delay)
+        half_every, half_delay = self.agreed.local_steps, min(self.agreed.first, self.agreed.delay)
         flights, local, applied = deque(), 0, 0
         for step in range(1, steps + 1):
             local += 1
@@ -35,7 +35,7 @@ class Counted:
                 told = self.agreed.agree(len(self.ends) - 1, [wish], 0.1 * step)
                 self.told += [told] if told else []
                 self.ends_at.append(self.agreed.end_after(len(self.ends)))
-                flights.append((step, self.agreed.every, self.agreed.delay))
+                flights.append((step, self.agreed.local_steps, self.agreed.delay))
             while flights and step - flights[0][0] >= half_delay:
                 _, half_every, half_delay = flights.popleft()
                 applied += 1
@@ -46,58 +46,63 @@ EVERY, STEPS = st.integers(1, 40), st.integers(1, 400)
 FIXED = st.integers(0, 60)
 
 
-@given(every=EVERY, delay=FIXED, steps=STEPS, share=st.floats(0.01, 1.0))
-def test_a_fixed_delay_lands_where_it_is_said(every, delay, steps, share):
-    run = Counted(every, Delay(delay, landing=share), steps)
+@given(local_steps=EVERY, delay=FIXED, steps=STEPS, share=st.floats(0.01, 1.0))
+def test_a_fixed_delay_lands_where_it_is_said(local_steps, delay, steps, share):
+    run = Counted(local_steps, Delay(delay, landing=share), steps)
     landing = Landing.of(share, steps)
     assert (steps - landing.begins) % SHORT == 0 or not landing.begins
     assert sum(end - begin for begin, end in zip([0, *run.ends], run.ends, strict=False)) == steps
     if run.agreed.landing is None:
-        assert (every <= SHORT, delay) == (True, 0), "rounds are short already"
+        assert (local_steps <= SHORT, delay) == (True, 0), "rounds are short already"
         return
-    if every + delay < landing.begins:  # otherwise no reply reaches members before
+    if local_steps + delay < landing.begins:  # otherwise no reply reaches members before
         assert landing.begins in run.ends
-    landed = [end for end in run.ends if end > max(landing.begins, every + delay)]
+    landed = [end for end in run.ends if end > max(landing.begins, local_steps + delay)]
     assert all(later - earlier == SHORT for earlier, later in itertools.pairwise(landed[:-1]))
     applied = dict(zip(run.ends, run.waited, strict=False))
     for end in landed:
         assert applied[end] == end, "each of its rounds waits for its reply"
 
 
-@given(every=EVERY, delay=FIXED, steps=STEPS, share=st.floats(0.01, 1.0))
-def test_the_hub_knows_which_round_is_the_last(every, delay, steps, share):
-    run = Counted(every, Delay(delay, landing=share), steps)
+@given(local_steps=EVERY, delay=FIXED, steps=STEPS, share=st.floats(0.01, 1.0))
+def test_the_hub_knows_which_round_is_the_last(local_steps, delay, steps, share):
+    run = Counted(local_steps, Delay(delay, landing=share), steps)
     landing = run.agreed.landing
-    if landing is None or every + delay < landing.begins:
+    if landing is None or local_steps + delay < landing.begins:
         assert run.ends_at == [len(run.ends)] * len(run.ends)
     assert run.agreed.merged_steps >= steps
 
 
-@given(every=st.integers(1, 9), wanted=st.integers(1, 60), steps=STEPS, share=st.floats(0.05, 1.0))
-def test_a_measured_delay_lands_too(every, wanted, steps, share):
-    run = Counted(every, Delay(0, True, landing=share), steps, wanted)
-    if run.agreed.landing.begins < steps - every - wanted:
-        assert (run.agreed.every, run.agreed.delay) == (SHORT, 0)
+@given(
+    local_steps=st.integers(1, 9),
+    wanted=st.integers(1, 60),
+    steps=STEPS,
+    share=st.floats(0.05, 1.0),
+)
+def test_a_measured_delay_lands_too(local_steps, wanted, steps, share):
+    run = Counted(local_steps, Delay(0, True, landing=share), steps, wanted)
+    if run.agreed.landing.begins < steps - local_steps - wanted:
+        assert (run.agreed.local_steps, run.agreed.delay) == (SHORT, 0)
     assert len([told for told in run.told if told.startswith("landing")]) <= 1
 
 
-@given(every=EVERY, delay=FIXED, steps=STEPS)
-def test_it_is_chosen_where_members_are_far_apart(every, delay, steps):
-    landing = AgreedDelay(every, Delay(delay, landing=CHOSEN), steps).landing
-    if every + delay <= CLOSE:
+@given(local_steps=EVERY, delay=FIXED, steps=STEPS)
+def test_it_is_chosen_where_members_are_far_apart(local_steps, delay, steps):
+    landing = AgreedDelay(local_steps, Delay(delay, landing=CHOSEN), steps).landing
+    if local_steps + delay <= CLOSE:
         assert landing is None
     else:
         assert landing == Landing.of(LANDING_SHARE, steps)
 
 
-@given(every=EVERY, delay=FIXED, steps=STEPS, share=st.sampled_from([0.0, CHOSEN]))
-def test_without_a_landing_nothing_changes(every, delay, steps, share):
+@given(local_steps=EVERY, delay=FIXED, steps=STEPS, share=st.sampled_from([0.0, CHOSEN]))
+def test_without_a_landing_nothing_changes(local_steps, delay, steps, share):
     """Where the run's length is not known, too."""
     steps = 0 if share else steps
-    run = AgreedDelay(every, Delay(delay, landing=share), steps)
+    run = AgreedDelay(local_steps, Delay(delay, landing=share), steps)
     for round in range(40):
         assert run.agree(round, [Wish("a", 0, 1.0, round, 0.0)], 1.0) == ""
-        assert (run.every, run.delay, run.to_keep()) == (every, delay, (0, 0))
+        assert (run.local_steps, run.delay, run.to_keep()) == (local_steps, delay, (0, 0))
     assert not steps or run.end_after(0) != MAX_COUNT
 
 
@@ -105,19 +110,19 @@ def test_without_a_landing_nothing_changes(every, delay, steps, share):
     st.integers(1, 12), st.one_of(st.none(), st.integers(0, 12)), st.integers(0, 40),
     st.sampled_from([CHOSEN, 0.2, 1.0]),
 )  # fmt: skip
-def test_a_hub_that_was_restored_lands_at_the_same_step(every, delay, rounds, share):
+def test_a_hub_that_was_restored_lands_at_the_same_step(local_steps, delay, rounds, share):
     delay = Delay(delay or 0, delay is None, landing=share)
-    one, again = AgreedDelay(every, delay, 200), AgreedDelay(every, delay, 200)
-    snapshot = AgreedDelay(every, delay, 200)
+    one, again = AgreedDelay(local_steps, delay, 200), AgreedDelay(local_steps, delay, 200)
+    snapshot = AgreedDelay(local_steps, delay, 200)
     for round in range(rounds):
-        applied = max(0, round - one.delay // one.every)
+        applied = max(0, round - one.delay // one.local_steps)
         one.agree(round, [Wish("a", 9, 0.1, applied, 0.0)], 1.0 * round)
         kept, merged = one.to_keep()
         again.replay(round, one.delay, kept)
         snapshot.restore(one.delay, kept)
-        snapshot.merged_steps = merged or (round + 1) * snapshot.every
+        snapshot.merged_steps = merged or (round + 1) * snapshot.local_steps
         for restored in (again, snapshot):
-            assert (restored.every, restored.delay) == (one.every, one.delay)
+            assert (restored.local_steps, restored.delay) == (one.local_steps, one.delay)
             assert restored.merged_steps == one.merged_steps
             assert (restored.landing, restored.is_landing) == (one.landing, one.is_landing)
 

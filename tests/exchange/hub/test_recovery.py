@@ -38,12 +38,12 @@ def elements_of(strategy):
 
 
 def fleet(
-    strategy, seed, *, kills=(), members=3, every=2, delay=5, steps=11, every_snapshot=0, **o
+    strategy, seed, *, kills=(), members=3, local_steps=2, delay=5, steps=11, every_snapshot=0, **o
 ):
     disk = Disk(every_snapshot)
     made = Fleet(
-        strategy, members, every, delay, steps, rng=random.Random(seed), disk=disk, kills=kills,
-        weights=[1.0, 2.0, 3.0, 4.0][:members], elements=elements_of(strategy), **o,
+        strategy, members, local_steps, delay, steps, rng=random.Random(seed), disk=disk,
+        kills=kills, weights=[1.0, 2.0, 3.0, 4.0][:members], elements=elements_of(strategy), **o,
     )  # fmt: skip
     return made.run()
 

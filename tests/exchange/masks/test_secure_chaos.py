@@ -137,7 +137,7 @@ def run(folder: Path, happenings=(), *overrides: str) -> Ended:
             for r in journal.replies(0)
         ]
     closed = Counter(record["t"] for record in read_metrics(folder, "round"))
-    planned_rounds = -(-job.train.steps // planned.every)
+    planned_rounds = -(-job.train.steps // planned.local_steps)
     return Ended(
         simulation, planned_rounds, rounds, events, bases, max(closed.values(), default=0), error
     )
@@ -235,7 +235,7 @@ def test_a_hub_that_is_restored_gives_up_what_was_under_way_and_goes_on(confided
 
 @pytest.mark.parametrize(
     "words",
-    [("reply_codec=topk(0.1) | q2",), ("strategy=diloco", "every=5", "delay=auto")],
+    [("reply_codec=topk(0.1) | q2",), ("strategy=diloco", "local_steps=5", "delay=auto")],
     ids=str,
 )
 def test_a_restored_hub_knows_what_does_not_follow_from_replies(words, tmp_path):
@@ -274,7 +274,7 @@ def test_members_that_come_back_in_time_go_on_with_new_keys(confided, tmp_path):
 def test_short_deadlines_and_long_delays(seed, confided, tmp_path):
     """Rounds close without members that stand still; those learn it, and leave the rounds out."""
     drawn = schedule.draw(seed, 5, 20.0, 7)
-    ended = run(tmp_path, drawn, "steps=200", "delay=40", "every=2", "deadline_s=3")
+    ended = run(tmp_path, drawn, "steps=200", "delay=40", "local_steps=2", "deadline_s=3")
     assert not broken_laws(ended, confided), [str(each) for each in drawn]
 
 

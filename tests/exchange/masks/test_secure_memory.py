@@ -141,7 +141,7 @@ def join_all(links: list[Link], agreed: MaskTerms | Literal[False]) -> list[Entr
 
 @pytest.mark.parametrize(("strategy", "secure"), [("dga", False), ("fedavg", True)])
 def test_no_single_contribution_is_in_the_memory_or_journal_of_a_hub(strategy, secure, tmp_path):
-    table = {"name": strategy, "every": 1, "reply_codec": "bf16", "secure": secure}
+    table = {"name": strategy, "local_steps": 1, "reply_codec": "bf16", "secure": secure}
     job = write_tiny(
         tmp_path, fleet={"members": MEMBERS}, strategy=table, hub={"beat_s": 0.05, "fsync": "never"}
     )

@@ -36,7 +36,7 @@ def job_in(folder: Path, **strategy: object) -> str:
         folder,
         fleet={"members": MEMBERS, "pace_s": 0.01},
         train={"steps": STEPS, "batch": BATCH, "optimizer": {"name": "sgd", "lr": 0.05}},
-        strategy={"every": EVERY, "secure": True, **strategy},
+        strategy={"local_steps": EVERY, "secure": True, **strategy},
         hub={"beat_s": 0.1, "gone_s": 0.4, "fsync": "never"},
     )
 

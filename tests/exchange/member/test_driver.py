@@ -74,8 +74,10 @@ def wires(request):
 def test_every_strategy_trains_to_one_base(strategy, wires):
     hub_end, connect = wires
     row = strategies.find(strategy)
-    every, doubled = 3 if row.has_local_steps else 1, row.has_variates
-    with HubThread(hub_end, strategy, members=2, every=every, policy={"gone_s": 30.0}).serving():
+    local_steps, doubled = 3 if row.has_local_steps else 1, row.has_variates
+    with HubThread(
+        hub_end, strategy, members=2, local_steps=local_steps, policy={"gone_s": 30.0}
+    ).serving():
         found = in_threads(*[lambda i=i: train(connect(), i, 7, doubled) for i in range(2)])
     (a, first), (b, second) = found
     assert a.tobytes() == b.tobytes() == first.half.base.tobytes()
@@ -100,7 +102,7 @@ class Alone:
 
     def join(self, request, params, checksum, past=None):
         return Entry(
-            name="m0", index=0, members=1, strategy=self.strategy, every=1,
+            name="m0", index=0, members=1, strategy=self.strategy, local_steps=1,
             delay=Delay(0, self.auto_delay), codec="fp32", is_masked=False, round=0, applied=0,
             checksum=self.known or checksum, resend=0,
         )  # fmt: skip

@@ -38,7 +38,7 @@ class Town:
         def made(at):
             journal = None if folder is None else Journal(folder / f"hub{at}")
             thread = HubThread(
-                self.wires[at], strategy, members, every=2, delay=delay, codec=codec,
+                self.wires[at], strategy, members, local_steps=2, delay=delay, codec=codec,
                 policy=PATIENT, stretch=stretches.get(at, Stretch(RANGES, 0, 0)),
                 part=SharedPart() if at else LeadPart(self.connect, "a", rows), journal=journal,
             )  # fmt: skip

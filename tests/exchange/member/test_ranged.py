@@ -59,12 +59,12 @@ def start_of(member):
 class Fleet:
     """Hubs over transports in memory, and members of them."""
 
-    def __init__(self, stretches, strategy, codec, delay=0, members=3, every=2, hubs=None):
+    def __init__(self, stretches, strategy, codec, delay=0, members=3, local_steps=2, hubs=None):
         self.wires = hubs or [Loopback() for _ in stretches]
         self.threads = [
             HubThread(
-                wire, strategy, members, every=every, delay=delay, codec=codec, policy=PATIENT,
-                stretch=stretch,
+                wire, strategy, members, local_steps=local_steps, delay=delay, codec=codec,
+                policy=PATIENT, stretch=stretch,
             )
             for wire, stretch in zip(self.wires, stretches, strict=True)
         ]  # fmt: skip

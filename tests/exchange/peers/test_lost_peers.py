@@ -101,8 +101,8 @@ def test_who_cannot_come_after_the_start_is_told_why():
         ("sync-sgd", "use a displacement strategy", False),
         ("local-sgd", "takes in nobody that others cannot connect to: let it listen", True),
     ):
-        every = 1 if strategy == "sync-sgd" else EVERY
-        room = CollectiveRoom("ring", strategy, 3, STEPS, policy=policy(4), every=every)
+        local_steps = 1 if strategy == "sync-sgd" else EVERY
+        room = CollectiveRoom("ring", strategy, 3, STEPS, policy=policy(4), local_steps=local_steps)
         late, told = CollectiveMember(room, 3, client), []
 
         def before_step(member, step, late=late, told=told):
@@ -126,7 +126,7 @@ def test_two_that_lose_each_other_are_gone_around():
 
 @pytest.mark.parametrize("topology", SHAPES)
 def test_with_a_delay_members_average_beside_their_steps(topology):
-    words = {"every": 2, "delay": 4, "policy": policy(3)}
+    words = {"local_steps": 2, "delay": 4, "policy": policy(3)}
     star = DirectRoom("dga(own)", 3, 12, star=True, ranges=1, **words).run()
     room = CollectiveRoom(topology, "dga(own)", 3, 12, **words)
     assert np.allclose(room.run(), star, rtol=0, atol=1e-5)
@@ -136,7 +136,7 @@ def test_with_a_delay_members_average_beside_their_steps(topology):
 
 @pytest.mark.parametrize("strategy", ["diloco", "fedadam", "fedavgm", "eager"])
 def test_an_outer_rule_makes_the_same_step_on_every_member(strategy):
-    words = {"every": 2, "delay": 2, "policy": policy(3)}
+    words = {"local_steps": 2, "delay": 2, "policy": policy(3)}
     star = DirectRoom(strategy, 3, 12, star=True, ranges=1, **words).run()
     room = CollectiveRoom("ring", strategy, 3, 12, **words)
     assert np.linalg.norm(room.run() - star) <= 1e-6 * np.linalg.norm(star)
@@ -149,7 +149,7 @@ def test_a_hub_that_is_started_again_goes_on_with_the_same_bits(topology, member
     crashes = data.draw(st.sets(st.tuples(st.just(0), st.integers(2, 40)), min_size=1, max_size=3))
     strategy = data.draw(st.sampled_from(["local-sgd", "diloco", "dga(own)", "sync-sgd"]))
     words = {"policy": policy(members), "delay": delay}
-    words["every"] = 1 if strategy == "sync-sgd" else EVERY
+    words["local_steps"] = 1 if strategy == "sync-sgd" else EVERY
     calm = CollectiveRoom(topology, strategy, members, STEPS, **words)
     calm.run()
     room = CollectiveRoom(topology, strategy, members, STEPS, crashes=crashes, **words)

@@ -58,8 +58,8 @@ class Gradient(Descent):
 class Served:
     """A hub in a thread."""
 
-    def __init__(self, topology, strategy, every):
-        terms = Terms(strategies.find(strategy), every, job="job")
+    def __init__(self, topology, strategy, local_steps):
+        terms = Terms(strategies.find(strategy), local_steps, job="job")
         policy = Policy(MEMBERS, beat_s=0.1, gone_s=1.0)
         dense = codecs.Dense()
         self.hub = CollectivePart(topology, 1).attach(Hub(terms, policy, Mean(), dense, dense))
@@ -111,9 +111,9 @@ def life(hub, member, steps, results, strategy, client=False, before_step=lambda
         joined.exchange.vanish()
 
 
-def whole_run(topology, strategy, every, steps=(STEPS,) * MEMBERS, clients=()):
+def whole_run(topology, strategy, local_steps, steps=(STEPS,) * MEMBERS, clients=()):
     results = {}
-    with Served(topology, strategy, every) as hub:
+    with Served(topology, strategy, local_steps) as hub:
 
         def one(member):
             while member and not hub.hub.present:
@@ -124,19 +124,19 @@ def whole_run(topology, strategy, every, steps=(STEPS,) * MEMBERS, clients=()):
     return results, hub
 
 
-def by_hand(topology, strategy, every, order):
+def by_hand(topology, strategy, local_steps, order):
     """The same training, with members in memory."""
     base = start_of(0)
     row = strategies.find(strategy)
     weights = [1.0 + m if row.weighted else 1.0 for m in order]
-    for _ in range(STEPS // every):
+    for _ in range(STEPS // local_steps):
         given = []
         for member in order:
             flat = FlatVectors(base.copy())
             if strategy == "sync-sgd":
                 given.append(flat.params - start_of(50 + member))
                 continue
-            for _ in range(every):
+            for _ in range(local_steps):
                 Descent(flat, member).step()
             given.append(flat.params - base)
         mean = means(SumOrder(topology, MEMBERS, ELEMENTS), given, weights)[0][0]
@@ -145,13 +145,13 @@ def by_hand(topology, strategy, every, order):
 
 
 @pytest.mark.parametrize("topology", SHAPES)
-@pytest.mark.parametrize(("strategy", "every"), [("sync-sgd", 1), ("fedavg", 2)])
-def test_a_whole_run_has_the_bits_of_its_own_order(topology, strategy, every):
-    results, hub = whole_run(topology, strategy, every)
+@pytest.mark.parametrize(("strategy", "local_steps"), [("sync-sgd", 1), ("fedavg", 2)])
+def test_a_whole_run_has_the_bits_of_its_own_order(topology, strategy, local_steps):
+    results, hub = whole_run(topology, strategy, local_steps)
     assert len({params.tobytes() for params in results.values()}) == 1
-    expected = by_hand(topology, strategy, every, range(MEMBERS))
+    expected = by_hand(topology, strategy, local_steps, range(MEMBERS))
     assert np.allclose(results[0], expected, rtol=0, atol=1e-6)
-    assert hub.hub.round == STEPS // every
+    assert hub.hub.round == STEPS // local_steps
 
 
 def test_who_is_left_goes_on():

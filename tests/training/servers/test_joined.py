@@ -12,7 +12,7 @@ pytestmark = pytest.mark.real
 
 SGD = ("optimizer=sgd", "lr=0.05", "optimizer.momentum=0.9")
 ADAM = ("optimizer=adamw", "lr=0.001")
-DGA = ("strategy=dga", "every=2", "delay=3")
+DGA = ("strategy=dga", "local_steps=2", "delay=3")
 
 
 def check(worlds, most, *words, ranks=2):
@@ -30,7 +30,7 @@ def check(worlds, most, *words, ranks=2):
     [
         (cases.DIGITS, SGD, DGA, "data=2"),
         (cases.CHARS, ADAM, DGA, "data=2"),
-        (cases.CHARS, SGD, ("strategy=fedavg", "every=2"), "data=2 shard=2 zero=3"),
+        (cases.CHARS, SGD, ("strategy=fedavg", "local_steps=2"), "data=2 shard=2 zero=3"),
         (cases.DIGITS, ADAM, ("strategy=sync-sgd",), "data=2"),
         (cases.CHARS, SGD, ("strategy=sync-sgd",), "pipeline=2 microbatches=4"),
         (cases.CHARS, SGD, DGA, "pipeline=2 microbatches=4"),
@@ -40,7 +40,7 @@ def check(worlds, most, *words, ranks=2):
         (
             cases.DIGITS,
             SGD,
-            ("strategy=fedavg", "every=2", "privacy=member", "noise=0.01"),
+            ("strategy=fedavg", "local_steps=2", "privacy=member", "noise=0.01"),
             "data=2",
         ),
         (cases.DIGITS, SGD, ("strategy=sync-sgd", "codec=topk(0.1) | q2"), "data=2"),
@@ -54,10 +54,10 @@ def test_a_group_is_a_member_like_any_other(worlds, task, optimizer, strategy, w
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        (("strategy=fedavg", "every=1", "strategy.weigh=shares"), "data=2"),
-        (("strategy=fedavg", "every=1", "strategy.weigh=samples"), "data=2 shard=2 zero=3"),
+        (("strategy=fedavg", "local_steps=1", "strategy.weigh=shares"), "data=2"),
+        (("strategy=fedavg", "local_steps=1", "strategy.weigh=samples"), "data=2 shard=2 zero=3"),
         (("strategy=sync-sgd", "strategy.weigh=shares"), "data=2"),
-        (("strategy=dga", "every=1", "delay=0", "strategy.weigh=shares"), "pipeline=2"),
+        (("strategy=dga", "local_steps=1", "delay=0", "strategy.weigh=shares"), "pipeline=2"),
     ],
 )
 def test_a_group_of_two_shares_counts_as_two_members(worlds, strategy, words):

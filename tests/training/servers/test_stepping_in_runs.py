@@ -211,7 +211,7 @@ def fleet_of(tmp_path, monkeypatch):
 def unhurried(tmp_path, *words):
     return [
         "task=unhurried:Unhurried", f"data.go={tmp_path / 'go'}", "steps=3000", "batch=256",
-        "strategy=dga", "every=4", "delay=4", "landing=0", "servers.fallback=when-needed",
+        "strategy=dga", "local_steps=4", "delay=4", "landing=0", "servers.fallback=when-needed",
         "servers.data.width=4", *words,
     ]  # fmt: skip
 
@@ -299,7 +299,7 @@ def test_a_group_steps_in_for_a_device_without_memory_until_it_is_back(tmp_path,
 def test_a_group_steps_in_for_slow_devices_until_they_are_as_fast_as_it(tmp_path, fleet_of):
     """The planner says hundreds of steps a second; the group, unhurried too, reports few."""
     fleet = fleet_of(unhurried(
-        tmp_path, "members=3", "servers.fallback=when-faster", "data.slow_s=1.5", "every=1",
+        tmp_path, "members=3", "servers.fallback=when-faster", "data.slow_s=1.5", "local_steps=1",
         "delay=1", f"servers.data.go={tmp_path / 'never'}", "servers.data.slow_s=0.1",
     ))  # fmt: skip
     fleet.start()

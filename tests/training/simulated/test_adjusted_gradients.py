@@ -15,8 +15,8 @@ from edgetrain.strategies.displacement import Displacement
 from edgetrain.training.simulated import simulation
 
 WORDS = (
-    "members=8", "device=raspberry-pi-4b", "steps=15", "batch=4", "every=5", "evaluate_every=5",
-    "optimizer={ name = 'sgd', lr = 0.1, momentum = 0.5 }",
+    "members=8", "device=raspberry-pi-4b", "steps=15", "batch=4", "local_steps=5",
+    "evaluate_every=5", "optimizer={ name = 'sgd', lr = 0.1, momentum = 0.5 }",
 )  # fmt: skip
 STEPS = 8 * 15
 
@@ -28,7 +28,7 @@ class Pulled(Displacement):
     calls = 0
 
     def __init__(self, setting):
-        super().__init__(setting.params, setting.every, setting.delay, setting.memory)
+        super().__init__(setting.params, setting.local_steps, setting.delay, setting.memory)
         self._gradient = setting.gradient
 
     def before_step(self):

@@ -28,14 +28,17 @@ def test_a_fleet_that_is_too_large_for_its_hub_trains(tmp_path):
     assert summary["final"]["accuracy"] > 0.75
     assert summary["final"]["loss"] < 1.5
     rounds = list(read_metrics(folder, "round"))
-    assert max(line["every"] + line["delay"] for line in rounds) <= 100 // 8
-    assert (summary["every"], summary["delay"]) == (rounds[-1]["every"], rounds[-1]["delay"])
-    assert summary["every"] > 5
+    assert max(line["local_steps"] + line["delay"] for line in rounds) <= 100 // 8
+    assert (summary["local_steps"], summary["delay"]) == (
+        rounds[-1]["local_steps"],
+        rounds[-1]["delay"],
+    )
+    assert summary["local_steps"] > 5
     told = [e["reason"] for e in read_metrics(folder, "event") if e["event"] == "pace"]
     assert len(told) == 1
     assert "more or longer steps" in told[0]
     assert "K, D" in text(compare([summary]))
-    assert (RunData().add_all(read_metrics(folder)).every) == summary["every"]
+    assert (RunData().add_all(read_metrics(folder)).local_steps) == summary["local_steps"]
 
 
 @pytest.mark.parametrize("strategy", ["dga", "streaming-diloco(2, 0.5)"])
@@ -43,7 +46,7 @@ def test_a_run_that_ends_before_its_first_round_keeps_what_it_trained(tmp_path, 
     """The only round begins after the last step, and what a lossy codec leaves out is no reason not
     to wait for its reply."""
     summary, folder = simulated(
-        tmp_path, f"strategy={strategy}", "members=2", "steps=8", "every=20", "landing=0",
+        tmp_path, f"strategy={strategy}", "members=2", "steps=8", "local_steps=20", "landing=0",
         "network=rtt-120ms", "codec=topk(0.1)",
     )  # fmt: skip
     first = next(iter(read_metrics(folder, "eval")))
@@ -61,7 +64,9 @@ def test_nobody_waits_longer_than_the_first_round_trips(tmp_path, words):
     assert first["delay"] == 5, "the round trip is known from joining: 200 ms are four steps"
     last = list(read_metrics(folder, "round"))[-1]
     assert 4 <= last["delay"] <= 6
-    assert last["every"] == (max(5, last["delay"]) if words else 5), "drift: one round in flight"
+    assert last["local_steps"] == (max(5, last["delay"]) if words else 5), (
+        "drift: one round in flight"
+    )
     waits = [line["wait_s"] for line in read_metrics(folder, "step")]
     assert sum(waits) / 4 < 4 * 0.2
 
@@ -82,7 +87,7 @@ def test_rounds_get_as_long_as_the_delay_with_sgd_only(tmp_path, optimizer, grow
     )  # fmt: skip
     last = list(read_metrics(folder, "round"))[-1]
     assert last["delay"] >= 10
-    assert last["every"] == (last["delay"] if grows else 5)
+    assert last["local_steps"] == (last["delay"] if grows else 5)
 
 
 def test_a_run_of_few_steps_is_never_further_from_its_fleet_than_an_eighth_of_them(tmp_path):
@@ -91,8 +96,8 @@ def test_a_run_of_few_steps_is_never_further_from_its_fleet_than_an_eighth_of_th
         tmp_path, "members=24", "batch=8", "steps=40", "network=geo-satellite", "pace_s=0.1"
     )
     rounds = list(read_metrics(folder, "round"))
-    assert max(line["every"] + line["delay"] for line in rounds) <= 40 // 8
-    assert rounds[0]["every"] == 40 // 16
+    assert max(line["local_steps"] + line["delay"] for line in rounds) <= 40 // 8
+    assert rounds[0]["local_steps"] == 40 // 16
     assert summary["final"]["accuracy"] > 0.65
 
 
@@ -103,5 +108,8 @@ def test_where_members_are_led_apart_a_round_and_the_delay_are_at_most_a_sixteen
         "device=raspberry-pi-5", "optimizer={ name = 'sgd', lr = 0.05, momentum = 0.9 }",
         "data={ partition = 'dirichlet(1)' }",
     )  # fmt: skip
-    assert max(line["every"] + line["delay"] for line in read_metrics(folder, "round")) == 200 // 16
+    assert (
+        max(line["local_steps"] + line["delay"] for line in read_metrics(folder, "round"))
+        == 200 // 16
+    )
     assert summary["final"]["accuracy"] > 0.8

@@ -12,7 +12,7 @@ from edgetrain.training.simulated import simulation
 from edgetrain.training.simulated.simulation import Simulation, may_go
 
 WORDS = (
-    "members=12", "pace_s=0.02", "network=wan-200ms", "batch=4", "strategy=fedavg", "every=3",
+    "members=12", "pace_s=0.02", "network=wan-200ms", "batch=4", "strategy=fedavg", "local_steps=3",
     "steps=36", "cohort=3", "evaluate_every=9", "optimizer={ name = 'sgd', lr = 0.1 }",
 )  # fmt: skip
 

@@ -27,15 +27,16 @@ def test_a_run_at_a_round_trip_of_a_second_waits_for_its_start_and_its_end_only(
         begun.add(line["member"])
     assert max(waits) < 0.01
     assert 280 * 0.05 / summary["seconds"] > 0.88
-    assert max(r["every"] + r["delay"] for r in read_metrics(folder, "round")) <= 280 // SHARE
+    assert max(r["local_steps"] + r["delay"] for r in read_metrics(folder, "round")) <= 280 // SHARE
 
 
 @pytest.mark.parametrize(
-    ("every", "delay", "steps", "first"), [(5, None, 280, 30), (5, None, 0, 5), (5, 12, 280, 12)]
+    ("local_steps", "delay", "steps", "first"),
+    [(5, None, 280, 30), (5, None, 0, 5), (5, 12, 280, 12)],
 )
-def test_the_first_delay_is_at_most_what_the_run_can_bear(every, delay, steps, first):
-    agreed = AgreedDelay(every, Delay(delay or 0, delay is None), steps)
+def test_the_first_delay_is_at_most_what_the_run_can_bear(local_steps, delay, steps, first):
+    agreed = AgreedDelay(local_steps, Delay(delay or 0, delay is None), steps)
     assert agreed.first == first
-    assert agreed.slack >= first // every, "a member that goes on is not too far ahead"
+    assert agreed.slack >= first // local_steps, "a member that goes on is not too far ahead"
     agreed.agree(0, [], 0.0)
     assert agreed.first == agreed.delay

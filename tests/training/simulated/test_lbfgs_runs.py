@@ -148,7 +148,7 @@ def test_a_job_whose_loss_falls_no_further_ends(tmp_path):
         (["train.clip=1"], "train.clip = 1.0 and lbfgs: the hub's search says how long a step is"),
         (["schedule=linear"], "train.schedule = 'linear' and lbfgs"),
         (["rate_for=64"], "train.rate_for = 64 and lbfgs"),
-        (["every=5"], "exchanges gradients at every step"),
+        (["local_steps=5"], "exchanges gradients at every step"),
         (["delay=5"], "lbfgs waits for every reply"),
     ],
 )

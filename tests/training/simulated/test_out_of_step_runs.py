@@ -15,7 +15,7 @@ from edgetrain.training.simulated import simulation
 
 WORDS = (
     "members=4", "device=raspberry-pi-4b:2, raspberry-pi-zero-2w:2",
-    "network=wan-200ms", "steps=40", "every=5", "evaluate_every=40",
+    "network=wan-200ms", "steps=40", "local_steps=5", "evaluate_every=40",
 )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def test_a_simulated_run_ends_with_the_bits_of_an_emulated_one(tmp_path, strateg
 @pytest.mark.real
 @pytest.mark.parametrize("sampling", ["uniform", "available"])
 def test_a_cohort_is_drawn_alike_emulated_and_simulated(tmp_path, sampling):
-    words = [*DIGITS, "steps=30", "strategy=fedavg", "every=3", "cohort=3"]
+    words = [*DIGITS, "steps=30", "strategy=fedavg", "local_steps=3", "cohort=3"]
     words.append(f"strategy.sampling={sampling}")
     inside = create(tmp_path, "emulated")
     real = emulated.run(plan(reading.load(None, [*words, "pace_s=0.001"])), inside)
@@ -85,7 +85,7 @@ def test_a_function_of_ones_own_draws_of_those_that_are_there(tmp_path, monkeypa
         return members[-2:]
 
     monkeypatch.setitem(extensions.loaded, "own:last_two", Extension(last_two, sys, ""))
-    words = [*DIGITS, "strategy=local-sgd", "steps=20", "every=2", "cohort=2", "pace_s=1"]
+    words = [*DIGITS, "strategy=local-sgd", "steps=20", "local_steps=2", "cohort=2", "pace_s=1"]
     words += ["strategy.sampling=own:last_two", "absences=[{at_s=9.5, for_s=100, members=[7]}]"]
     _, folder = simulated(tmp_path, *words, "hub.deadline_s=1", "hub.gone_s=1")
     rosters = [each["members"] for each in read_metrics(folder, "round")]
@@ -124,8 +124,8 @@ def test_batched_and_single_members_end_alike(tmp_path):
     [
         # A round trip and a step; a fifth of one; the step alone; and the hub's own time.
         (("strategy=sync-sgd",), 0.110),
-        (("strategy=fedavg", "every=5"), 0.010 + 0.100 / 5),
-        (("strategy=dga", "every=5", "delay=15", "landing=0"), 0.010),
+        (("strategy=fedavg", "local_steps=5"), 0.010 + 0.100 / 5),
+        (("strategy=dga", "local_steps=5", "delay=15", "landing=0"), 0.010),
         (("strategy=sync-sgd", "message_s=0.005"), 0.110 + 4 * 0.005),
     ],
 )
@@ -150,7 +150,7 @@ def test_a_device_that_comes_back_takes_what_steps_are_left(tmp_path):
         tmp_path,
         fleet={"members": 4, "pace_s": 0.1, "network": "wan-50ms"},
         train={"steps": 600},
-        strategy={"name": "dga", "every": 5, "delay": 5},
+        strategy={"name": "dga", "local_steps": 5, "delay": 5},
         absences=[{"at_s": 5.0, "for_s": 30.0, "members": [1, 2]}],
     )
     summary, folder = simulated(tmp_path, path=tmp_path / job, beside=tmp_path)
@@ -172,7 +172,7 @@ def test_a_device_that_is_off_at_first_joins_those_that_began_without_it(tmp_pat
     tables = {
         "fleet": {"members": 4, "pace_s": 0.1, "network": "wan-50ms"},
         "train": {"steps": 400},
-        "strategy": {"name": "dga", "every": 5, "delay": 5},
+        "strategy": {"name": "dga", "local_steps": 5, "delay": 5},
         "hub": {"start_with": 2, "start_after_s": 7.0},
         "absences": [{"at_s": 0.0, "for_s": 20.0, "members": [0, 3]}],
     }
@@ -201,7 +201,7 @@ def test_what_is_kept_and_evaluated_is_the_fleet_s_where_the_first_device_is_gon
         tmp_path,
         fleet={"members": 3, "pace_s": 0.1, "network": "wan-50ms"} | more.get("fleet", {}),
         train={"steps": 200},
-        strategy={"name": "fedavg", "every": 5},
+        strategy={"name": "fedavg", "local_steps": 5},
         hub=more.get("hub", {}),
         absences=[{"at_s": at_s, "for_s": 10_000.0, "members": [0]}],
     )
@@ -270,7 +270,7 @@ def test_devices_that_come_and_go_by_chance_end_with_one_base(tmp_path):
             "members": 12, "pace_s": 0.1, "network": "wan-50ms", "stays_s": 60.0, "away_s": 20.0,
         },
         train={"steps": 1500},
-        strategy={"name": "dga", "every": 5, "delay": 5},
+        strategy={"name": "dga", "local_steps": 5, "delay": 5},
     )  # fmt: skip
     summary, folder = simulated(tmp_path, path=tmp_path / job, beside=tmp_path)
     assert summary["status"] == "finished"
@@ -353,7 +353,7 @@ def test_compare_simulate_compares(tmp_path, capsys):
 
 
 def test_one_site_behind_a_gateway_has_the_bits_of_a_star_and_a_share_of_its_bytes(tmp_path):
-    words = [*DIGITS, "steps=30", "every=3", "strategy=dga", "delay=6", "network=ethernet"]
+    words = [*DIGITS, "steps=30", "local_steps=3", "strategy=dga", "delay=6", "network=ethernet"]
     words += ["sites=home-fixed: 0-7", "landing=0"]
     (star, one), (site, other) = (
         simulated(tmp_path, *words, f"gateways={each}") for each in ("false", "true")

@@ -11,7 +11,7 @@ from edgetrain.training.simulated import simulation
 
 WORDS = (
     "members=3", "device=raspberry-pi-4b", "pace_s=0.1", "network=wan-200ms", "steps=240",
-    "every=60", "evaluate_every=240", "optimizer={ name = 'sgd', lr = 0.05, momentum = 0.9 }",
+    "local_steps=60", "evaluate_every=240", "optimizer={ name = 'sgd', lr = 0.05, momentum = 0.9 }",
 )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def test_a_second_carries_a_fragment_instead_of_a_model(tmp_path):
 
 
 def test_batched_members_exchange_fragments_as_single_ones_do(tmp_path):
-    words = ("steps=60", "every=20", "delay=7")
+    words = ("steps=60", "local_steps=20", "delay=7")
     one, _ = trained(tmp_path, "streaming-diloco(4, 0.5)", *words)
     many, exchanges = trained(tmp_path, "streaming-diloco(4, 0.25)", *words, batched=True)
     assert one["final"]["accuracy"] == pytest.approx(many["final"]["accuracy"], abs=0.05)
@@ -53,7 +53,7 @@ def test_batched_members_exchange_fragments_as_single_ones_do(tmp_path):
 
 
 def test_masks_hide_fragments_and_change_no_more_than_their_rounding(tmp_path):
-    words = ("steps=60", "every=20", "delay=5", "absences=[]")
+    words = ("steps=60", "local_steps=20", "delay=5", "absences=[]")
     plain, _ = trained(tmp_path, "streaming-diloco(4, 0.5)", *words)
     masked, exchanges = trained(tmp_path, "streaming-diloco(4, 0.25)", *words, "secure=true")
     assert masked["final"]["accuracy"] == pytest.approx(plain["final"]["accuracy"], abs=0.05)

@@ -299,7 +299,7 @@ def _rounds(stories: Sequence[Story]) -> str:
             first, last = landing[0], landing[-1]
             said.append(
                 f"{story.label}: landing from {units.duration(first['t'])} to "
-                f"{units.duration(last['t'])}: {len(landing)} rounds of {last['every']} steps"
+                f"{units.duration(last['t'])}: {len(landing)} rounds of {last['local_steps']} steps"
             )
     table = _ages(stories)
     if not said and not table:
