@@ -26,7 +26,7 @@ WORDS: dict[str, Any] = {"network": "rtt-200ms", "pace_s": 0.05, "members": 2, "
 RUNS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("synchronous SGD: each step waits for the mean", {"strategy": "sync-sgd"}),
     ("DGA: members go on, and take the mean in when it comes",
-     {"strategy": "dga", "local_steps": 2, "delay": 4, "landing": 0}),
+     {"strategy": "dga", "local_steps": 2, "delay": 4, "final_sync": 0}),
 )  # fmt: skip
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2933 }

@@ -3,7 +3,7 @@
     python benchmarks/stand_ins.py                       # all three groups, some minutes
     python benchmarks/stand_ins.py --groups momentum
     python benchmarks/stand_ins.py --groups text
-    python benchmarks/stand_ins.py --groups landing --partitions 0.3,iid
+    python benchmarks/stand_ins.py --groups final_sync --partitions 0.3,iid
     python benchmarks/stand_ins.py --groups variates
     python benchmarks/stand_ins.py --groups mixing --partitions iid
     python benchmarks/stand_ins.py --groups choice --partitions iid,1,0.3,0.1 --seeds 2
@@ -37,8 +37,8 @@ feddyn A      FedDyn (Acar et al., ICLR 2021, algorithm 1) with alpha A: each me
               -g_m + A (params - base), g_m <- g_m - A own; the base also moves by -h / A,
               h <- h - A mean(own)
 
-The groups `text` and `landing_text` are char-lm, a Transformer of one layer of width 32: 4 members
-with batches of 8, equal data, --steps steps, final loss.
+The groups `text` and `final_sync_text` are char-lm, a Transformer of one layer of width 32: 4
+members with batches of 8, equal data, --steps steps, final loss.
 
 The group `rate` is text with 8 members, batches of 16 and plain SGD at a rate of 1.0, 250 steps.
 
@@ -153,27 +153,27 @@ class Fleet:
         """All steps; the accuracy of the base in percent, or its loss."""
         rule, every_member = self.rule, range(self.members)
         sources = [self.task.batches(m, self.members, self.batch, seed) for m in every_member]
-        lands = self.steps - rule.last[0]
+        syncs_at = self.steps - rule.last[0]
         for step in range(1, self.steps + 1):
             batches = [next(source) for source in sources]
             inputs, labels = (torch.stack([batch[i] for batch in batches]) for i in (0, 1))
             self._step(self.gradients(self.params, inputs, labels), step)
-            since = step if step <= lands else step - lands
-            if since % rule.local_steps == 0 or step in (lands, self.steps):
+            since = step if step <= syncs_at else step - syncs_at
+            if since % rule.local_steps == 0 or step in (syncs_at, self.steps):
                 own = self.params - self._expected() - self.within
                 foretold = self.gap.clone() if self.replies else None
                 self.flights.append((step, own, foretold))
                 self.within.zero_()
                 self.params = self._expected()
             while self.flights and (
-                step == lands
+                step == syncs_at
                 or self.replies < rule.first
                 or step - self.flights[0][0] >= rule.delay
             ):
                 self._reply()
             if not self.params.isfinite().all():
                 return math.nan
-            if step == lands:
+            if step == syncs_at:
                 rule = self.rule = replace(rule, local_steps=rule.last[1], delay=0, leave=0.0)
         while self.flights:
             self._reply()
@@ -275,8 +275,8 @@ def _momentum_rules(local_steps: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def _landing_rules() -> dict[str, Rule]:
-    """Momentum at the rate that is best for FedAvg, D = 6, 12 and 29, with and without landings."""
+def _final_sync_rules() -> dict[str, Rule]:
+    """Momentum at FedAvg's best rate, D = 6, 12 and 29, with and without a final sync."""
     plain, table = Rule(5, 0, 0.1, 0.9, corrects=False), {}
     for local_steps, delay, corrects, lasts in (
         (5, 0, False, ((0, 5),)),
@@ -314,8 +314,8 @@ def _landing_rules() -> dict[str, Rule]:
 
 def rows(group: str) -> dict[str, Rule]:
     """The rules of a table."""
-    if group == "landing":
-        return _landing_rules()
+    if group == "final_sync":
+        return _final_sync_rules()
     far, near = Rule(12, 12), Rule(6, 6, 0.05, 0.9)
     if group == "sgd":
         return {

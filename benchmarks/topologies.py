@@ -87,7 +87,8 @@ def words_of(name: str) -> list[str]:
 def job(elements: int, name: str, *words: str) -> Resolved:
     """A planned job that averages at every step."""
     common = [
-        f"members={MEMBERS}", "strategy=fedavg", "local_steps=1", "landing=0", f"pace_s={PACE_S}",
+        f"members={MEMBERS}", "strategy=fedavg", "local_steps=1", "final_sync=0",
+        f"pace_s={PACE_S}",
         f"message_s={MESSAGE_S}", "ranges=16", "task=edgetrain.tasks:sized", "evaluate_every=1000",
         f"data.elements={elements}",
     ]  # fmt: skip

@@ -131,6 +131,7 @@ def explain_os_errors(what: str, way_out: str = "") -> Iterator[None]:
 
 RENAMED = {
     "every": "local_steps",
+    "landing": "final_sync",
 }
 """Former names of keys, values and verbs: errors say what they are called now."""
 

@@ -231,7 +231,7 @@ def test_every_strategy_is_compared_unless_it_is_an_ablation(frontier):
         if name not in frontier.OWN_NAMES
     }
     assert names == strategies.TABLE.keys() - set(frontier.ABLATIONS)
-    both = ["fedavg, long", "dga(leave), landed", "dga(variates), short"]
+    both = ["fedavg, long", "dga(leave), synced", "dga(variates), short"]
     assert frontier.chosen(", ".join(["dga(drift)", *both])) == ["dga(drift)", *both]
 
 

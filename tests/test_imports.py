@@ -249,7 +249,7 @@ PURE = [
     "exchange/masks/aggregator.py",
     "exchange/masks/masker.py",
     "exchange/masks/primitives.py",
-    "exchange/hub/landing.py",
+    "exchange/hub/final_sync.py",
     "vectors/ranges.py",
     "strategies/displacement.py",
     "strategies/gradient.py",

@@ -12,20 +12,20 @@ MARGIN = 1.1
 MAX_IN_FLIGHT = 128
 """Rounds that an automatic delay may hide, whatever members ask for."""
 
-SHARE, APART_SHARE, LANDED_SHARE = 8, 16, 7
+SHARE, APART_SHARE, SYNCED_SHARE = 8, 16, 7
 """See `Delay.together`: of members that stay together; of members that unequal data, or the noise
-of small batches, lets diverge; and of those whose data are unequal and that land
-(docs/decisions/004 has what that costs)."""
+of small batches, lets diverge; and of those whose data are unequal and that end with a
+final sync(docs/decisions/004 has what that costs)."""
 
 FIRST_WINDOW_BYTES = 14_480
 """What TCP begins with, where nothing else is said: ten segments (RFC 6928)."""
 
-LANDING_SHARE = 1 / 8
-"""Of a run's steps, see `hub.landing.share_for`: of a tenth, a seventh and a fifth it had the least
-to wait for where it gave back most (docs/decisions/032)."""
+FINAL_SYNC_SHARE = 1 / 8
+"""Of a run's steps, see `hub.final_sync.share_for`: of a tenth, a seventh and a fifth it had the
+least to wait for where it gave back most (docs/decisions/032)."""
 
-CHOSEN: Final = -LANDING_SHARE
-"""A negative share is one to land in only if K and D ask for it: see `hub.landing.share_for`."""
+CHOSEN: Final = -FINAL_SYNC_SHARE
+"""A negative share is one to take only if K and D ask for it: see `hub.final_sync.share_for`."""
 
 CHOSEN_ALIKE: Final = -1 / 10
 """That of members whose data are alike: there is less to give back (docs/decisions/032)."""
@@ -42,9 +42,9 @@ class Delay:
     share: int = SHARE
     one_in_flight: bool = False
     """Whether rounds get as long as the delay, where the run can bear two of these."""
-    landing: float = 0.0
+    final_sync: float = 0.0
     """The share of the run's steps, at its end, that are taken in short rounds without a delay
-    (`hub.landing.Landing`); 0: none are; negative: as K and D ask for it (`share_for`)."""
+    (`hub.final_sync.FinalSync`); 0: none are; negative: as K and D ask for it (`share_for`)."""
     overlaps: bool = False
     """Whether trips longer than a sixteenth of the run are hidden in part, by long rounds."""
     quick_bytes: float = FIRST_WINDOW_BYTES

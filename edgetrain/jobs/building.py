@@ -123,9 +123,9 @@ def _terms(
 ) -> Terms:
     quick = found.quick_bytes if quick_bytes is None else quick_bytes
     job, delay = found.job, replace(found.delay, quick_bytes=quick)
-    if any_job and job.strategy.landing == AUTO and "partition" not in job.data:
-        landing = CHOSEN if found.strategy.has_local_steps else 0.0  # whose data are not known
-        delay = replace(delay, landing=landing)
+    if any_job and job.strategy.final_sync == AUTO and "partition" not in job.data:
+        final_sync = CHOSEN if found.strategy.has_local_steps else 0.0  # whose data are not known
+        delay = replace(delay, final_sync=final_sync)
     hubs, ranges = len(job.hub.hubs) or 1, job.strategy.ranges
     stretch = Stretch(ranges, 0, 0) if number is None else shared(ranges, hubs)[number]
     return Terms(

@@ -231,7 +231,7 @@ class Sweep:
 
 def fitting(job: Job) -> Job:
     """The job with `local_steps` and `delay` set to 0 if its strategy has no local steps or no
-    delay, and without a correction, a landing or an outer rule of its own if it has none."""
+    delay, and without a correction, a final sync or an outer rule of its own if it has none."""
     from edgetrain.jobs.resolved import load_own  # NumPy comes with it
 
     load_own(job.strategy.name)
@@ -240,7 +240,7 @@ def fitting(job: Job) -> Job:
         job.strategy,
         local_steps=job.strategy.local_steps if strategy.has_local_steps else 0,
         delay=job.strategy.delay if strategy.delays else 0,
-        landing=job.strategy.landing if strategy.has_local_steps else AUTO,
+        final_sync=job.strategy.final_sync if strategy.has_local_steps else AUTO,
         correction=job.strategy.correction if strategy.corrections else "",
         outer=job.strategy.outer if strategy.moves_params else "",
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 AUTO: Final = "auto"
-"""A delay that is measured, and a landing that is chosen, as job files spell them."""
+"""A delay that is measured, and a final sync that is chosen, as job files spell them."""
 
 DIRECT = "direct"
 """Members host the reducers."""
@@ -103,7 +103,7 @@ class StrategyTable:
     delay: int | Literal["auto"] = ranged(
         AUTO, 0, 10**9, "local steps a reply may take (D), or 'auto'"
     )
-    landing: float | Literal["auto"] = ranged(
+    final_sync: float | Literal["auto"] = ranged(
         AUTO, 0.0, 1.0, "share of the steps, at the end, in short rounds without delay; 0: none"
     )
     correction: str = key(

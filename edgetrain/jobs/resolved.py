@@ -18,9 +18,9 @@ from edgetrain.exchange.delay import (
     CHOSEN,
     CHOSEN_ALIKE,
     FIRST_WINDOW_BYTES,
-    LANDED_SHARE,
     MAX_IN_FLIGHT,
     SHARE,
+    SYNCED_SHARE,
     Delay,
 )
 from edgetrain.fleet.assignment import devices_of
@@ -197,7 +197,10 @@ class Resolved:
             return 0
         from edgetrain.exchange.hub.delay import AgreedDelay  # the plan asks
 
-        delays = self.delay, replace(self.delay, landing=0.0)  # a measured one may land, or not
+        delays = (
+            self.delay,
+            replace(self.delay, final_sync=0.0),
+        )  # a measured one may have one, or not
         return max(AgreedDelay(self.local_steps, d, steps, ranges).end_after(0) for d in delays)
 
 
@@ -295,29 +298,29 @@ def _delay_of(job: Job, strategy: Strategy) -> Delay:
     """The job's delay. Rounds get as long as a measured one where the job does not say how long
     they are, with an optimizer whose steps follow the size of gradients."""
     steps = job.strategy.delay if strategy.delays else 0
-    landing = _landing_of(job, strategy)
+    final_sync = _final_sync_of(job, strategy)
     if isinstance(steps, int):
-        return Delay(steps, landing=landing)
+        return Delay(steps, final_sync=final_sync)
     if not strategy.in_step:  # there is no reply to every round, whose trip could be measured
         return Delay(MAX_IN_FLIGHT * (job.strategy.local_steps or strategy.local_steps))
     by_gradient = str(job.train.optimizer.get("name", "")).lower() in _BY_GRADIENT
-    lands = landing != 0 and not _has_equal_data(job) and _has_samples(job)
+    syncs = final_sync != 0 and not _has_equal_data(job) and _has_samples(job)
     together, is_free = _stay_together(job), by_gradient and not job.strategy.local_steps
-    share = SHARE if together else LANDED_SHARE if lands else APART_SHARE
+    share = SHARE if together else SYNCED_SHARE if syncs else APART_SHARE
     one_in_flight = strategy.wants_one_in_flight(together) and is_free
-    return Delay(0, True, share, one_in_flight, landing, lands and is_free)
+    return Delay(0, True, share, one_in_flight, final_sync, syncs and is_free)
 
 
-def _landing_of(job: Job, strategy: Strategy) -> float:
-    """The share of its steps in which the job lands. Chosen: only where data may be unequal, or a
-    delay meets an optimizer with a velocity, which carries members past their mean."""
-    share = job.strategy.landing
+def _final_sync_of(job: Job, strategy: Strategy) -> float:
+    """The share of the steps that the job's final sync takes. Chosen: only where data may be
+    unequal, or a delay meets an optimizer with a velocity, which carries members past the mean."""
+    share = job.strategy.final_sync
     if isinstance(share, float) or job.strategy.head_steps:
         return share if isinstance(share, float) else 0.0
-    lands = strategy.has_local_steps and strategy.in_step and strategy.ranges == 1
-    if lands and not _has_equal_data(job):
+    syncs = strategy.has_local_steps and strategy.in_step and strategy.ranges == 1
+    if syncs and not _has_equal_data(job):
         return CHOSEN
-    return CHOSEN_ALIKE if lands and strategy.delays and _has_velocity(job) else 0.0
+    return CHOSEN_ALIKE if syncs and strategy.delays and _has_velocity(job) else 0.0
 
 
 def _has_velocity(job: Job) -> bool:

@@ -176,8 +176,8 @@ def _check_replica(found: Resolved) -> None:
 
 def _check_pace(found: Resolved) -> None:
     strategy, job = found.strategy, found.job
-    landing, delay = job.strategy.landing, job.strategy.delay
-    lands, spelled = landing not in (0, AUTO), f"strategy.landing = {_shown(landing)}"
+    final_sync, delay = job.strategy.final_sync, job.strategy.delay
+    syncs, spelled = final_sync not in (0, AUTO), f"strategy.final_sync = {_shown(final_sync)}"
     refuse_first(
         (not strategy.has_local_steps and found.local_steps != 1,
          f"strategy.local_steps = {found.local_steps}: {strategy.name} exchanges gradients at "
@@ -192,9 +192,9 @@ def _check_pace(found: Resolved) -> None:
         (not strategy.delays and delay not in (0, AUTO),
          f"strategy.delay = {delay}: {strategy.name} waits for every reply",
          "leave it out, or choose dga"),
-        (lands and not strategy.has_local_steps, f"{spelled}: {strategy.name} waits for every "
+        (syncs and not strategy.has_local_steps, f"{spelled}: {strategy.name} waits for every "
          "reply at every step, to the end", "leave it out, or choose dga or fedavg"),
-        (lands and strategy.ranges > 1, f"{spelled}: {strategy.spelled} exchanges a fragment at a "
+        (syncs and strategy.ranges > 1, f"{spelled}: {strategy.spelled} exchanges a fragment at a "
          "time, and rounds of all at the end are not built",
          "leave it out, or choose dga or fedavg"),
     )  # fmt: skip
@@ -216,8 +216,8 @@ def _check_head_steps(found: Resolved) -> None:
          "of its rounds may change", way_out),
         (strategy.adjusts_gradient, f"{spelled} and {strategy.spelled}: it adds to the gradient of "
          "what members share in every step", way_out),
-        (table.landing not in (0, AUTO), f"{spelled} and strategy.landing = "
-         f"{_shown(table.landing)}: the last rounds are shorter", "leave landing out"),
+        (table.final_sync not in (0, AUTO), f"{spelled} and strategy.final_sync = "
+         f"{_shown(table.final_sync)}: the last rounds are shorter", "leave final_sync out"),
     )  # fmt: skip
 
 
@@ -327,9 +327,9 @@ def _check_out_of_step(found: Resolved) -> None:
     strategy, job = found.strategy, found.job
     if strategy.in_step:
         return
-    landing, spelled = job.strategy.landing, strategy.spelled
+    final_sync, spelled = job.strategy.final_sync, strategy.spelled
     refuse_first(
-        (landing not in (0, AUTO), f"strategy.landing = {_shown(landing)} and {spelled}: "
+        (final_sync not in (0, AUTO), f"strategy.final_sync = {_shown(final_sync)} and {spelled}: "
          "members come to the end at different times", "leave it out, or choose dga or fedavg"),
         (job.hub.quorum > 1, f"hub.quorum = {job.hub.quorum} and {spelled}: the strategy says how "
          "many contributions make a reply", "leave quorum out, or choose dga or fedavg"),

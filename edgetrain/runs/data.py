@@ -185,13 +185,13 @@ class RunData:
     rounds: int = 0
     merged_steps: int = 0
     local_steps: int = 0
-    """Steps in a round, in force until the landing; 0: not known."""
+    """Steps in a round, in force until the final sync; 0: not known."""
     delay: int = 0
-    """Local steps, in force until the landing."""
+    """Local steps, in force until the final sync."""
     now: tuple[int, int] = (0, 0)
     """Steps in a round, and the delay, in force now."""
-    lands: bool = False
-    """Whether rounds are those of the landing."""
+    final_sync: bool = False
+    """Whether rounds are those of the final sync."""
     ages: tuple[int, int] | None = None
     """Age of the newest round's contributions, in replies, their median, and the most of any round;
     None: members are in step."""
@@ -332,14 +332,14 @@ class RunData:
 
     def _take_pace(self, record: Record) -> None:
         self.now = int(_value(record, "local_steps")) or self.now[0], int(_value(record, "delay"))
-        self.lands = record.get("lands") is True
+        self.final_sync = record.get("final_sync") is True
         if slices := record.get("slices"):
             counts = slices, record.get("copies", 0), record.get("wasted", 0)
             self.dealt = tuple(map(sum, zip(self.dealt or (0, 0, 0), counts, strict=True)))
             self.step_length = _value(record, "step_length")
         if ages := record.get("ages"):
             self.ages = ages[0], max(ages[1], self.ages[1] if self.ages else 0)
-        if not self.lands:
+        if not self.final_sync:
             self.local_steps, self.delay = self.now
 
     def _add_event(self, record: Record) -> None:

@@ -143,7 +143,7 @@ LINES: dict[str, dict[str, Is]] = {
     "eval": {"step": count, "round": count, "eval_s": seconds},
     "round": _USED | {
         "round": count, "members": texts, "missing": texts, "weight": number, "close_s": seconds,
-        "delay": count, "local_steps": count, "cuts": cuts, "codec": text, "lands": flag,
+        "delay": count, "local_steps": count, "cuts": cuts, "codec": text, "final_sync": flag,
         "above_sent_bytes": size, "above_received_bytes": size,
         "ages": counts, "slices": count, "copies": count, "wasted": count, "loss": number,
         "step_length": number,

@@ -36,7 +36,6 @@ from edgetrain.exchange.keys.pairs import spell
 from edgetrain.exchange.transport import Traffic, owner_of
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.tcp_counters import restarts_after_idle
-from edgetrain.files.toml import read_toml
 from edgetrain.jobs.building import hub_of, message_limit
 from edgetrain.jobs.doubts import doubts_of
 from edgetrain.jobs.fallback import NAME, steps_in
@@ -148,17 +147,10 @@ class HubRequest:
 
 
 def job_to_resume(run: Path, overrides: list[str]) -> Job:
-    """The job in the run folder `run`, with "key=value" overrides. ConfigError if it has none, or
-    if it is an older edgetrain's, with whose defaults the run would go on otherwise."""
+    """The job in the run folder `run`, with "key=value" overrides. ConfigError if it has none."""
     path = run / run_folders.JOB
     if not path.is_file():
         raise ConfigError(f"{run} is no run folder", "it has no job.toml")
-    said = {*read_toml(path).get("strategy", {}), *(each.partition("=")[0] for each in overrides)}
-    if not said & {"landing", "strategy.landing"}:
-        raise ConfigError(
-            f"{run} was begun by an edgetrain before strategy.landing, and would land now",
-            "go on as it began with strategy.landing=0 strategy.correction=own",
-        )
     return load(path, overrides)
 
 

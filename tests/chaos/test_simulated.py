@@ -131,7 +131,7 @@ def fleet(folder, hub=None, **strategy):
         folder,
         fleet={"members": 4, "pace_s": 0.1, "network": "wan-50ms"},
         train={"steps": 120},
-        strategy={"name": "dga", "local_steps": 5, "delay": 5, "landing": 0} | strategy,
+        strategy={"name": "dga", "local_steps": 5, "delay": 5, "final_sync": 0} | strategy,
         hub=hub or {"fsync": "never"},
     )
     return plan(reading.load(folder / job), folder)
@@ -251,7 +251,7 @@ def test_a_full_disk_shows(tmp_path, monkeypatch, when_full):
     "strategy",
     [
         {"name": "dga"},
-        {"name": "dga", "landing": 0.3},
+        {"name": "dga", "final_sync": 0.3},
         {"name": "fedavg", "delay": 0},
         {"name": "dga", "codec": "topk(0.5) | q2", "reply_codec": "int8"},
     ],
@@ -267,7 +267,7 @@ def test_drawn_schedules_break_no_law(tmp_path, strategy, seed):
 @pytest.mark.parametrize("seed", range(2))
 def test_drawn_schedules_of_several_hubs_break_no_law(seed):
     words = ["members=4", "pace_s=0.1", "network=wan-50ms", "steps=60", "local_steps=4", "delay=8"]
-    words += ["codec=topk(0.5)|q2", "ranges=3", f"hubs={HUBS}", "fsync=never", "landing=0"]
+    words += ["codec=topk(0.5)|q2", "ranges=3", f"hubs={HUBS}", "fsync=never", "final_sync=0"]
     planned = plan(reading.load(None, words))
     drawn = schedule.draw(seed, 4, 6.0, 6, hubs=3)
     outcome = simulated.run(planned, seed, drawn, 15.0)
@@ -330,7 +330,7 @@ def test_a_lost_slice_that_goes_out_too_late_shows():
 
 def test_a_member_that_only_one_of_several_hubs_has_given_up_joins_again():
     words = ["members=3", "steps=40", "strategy=dga", "local_steps=5", "delay=5", "ranges=3"]
-    words += ["pace_s=0.1", "network=wan-50ms", f"hubs={HUBS}", "fsync=never", "landing=0"]
+    words += ["pace_s=0.1", "network=wan-50ms", f"hubs={HUBS}", "fsync=never", "final_sync=0"]
     planned = plan(reading.load(None, words))
     happenings = [
         Happening(1.0, "corrupt-down", 0.1, (0,)),  # its lead knows that it is gone, the others not

@@ -30,7 +30,7 @@ def trained(cwd: Path, sites: bool) -> tuple[int, int]:
         cwd,
         fleet={"members": 2, "pace_s": 0.01, "gateways": True},
         train={"steps": 60},
-        strategy={"name": "dga", "local_steps": 2, "delay": 6, "landing": 0.0, "codec": "int8"},
+        strategy={"name": "dga", "local_steps": 2, "delay": 6, "final_sync": 0.0, "codec": "int8"},
         hub={"beat_s": 0.2, "fsync": "never"},
     )
     top, here = (f"tcp://localhost:{free_port()}" for _ in range(2))

@@ -33,7 +33,7 @@ def trained(cwd: Path, hubs: int) -> bytes:
         fleet={"members": 2, "pace_s": 0.01},
         train={"steps": 60},
         strategy={
-            "name": "dga", "local_steps": 2, "delay": 6, "landing": 0.0, "codec": "int8",
+            "name": "dga", "local_steps": 2, "delay": 6, "final_sync": 0.0, "codec": "int8",
             "ranges": HUBS,
         },
         hub={"beat_s": 0.2, "fsync": "never", "hubs": addresses if hubs > 1 else []},

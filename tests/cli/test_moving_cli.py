@@ -30,7 +30,7 @@ def write_job(cwd: Path, **strategy) -> str:
         fleet={"members": 2, "pace_s": 0.02},
         train={"steps": STEPS},
         strategy={
-            "name": "dga", "local_steps": 2, "delay": 6, "landing": 0.0, "codec": "int8",
+            "name": "dga", "local_steps": 2, "delay": 6, "final_sync": 0.0, "codec": "int8",
             "ranges": 3, **strategy,
         },
         hub={"beat_s": 0.2, "fsync": "never"},

@@ -43,7 +43,7 @@ def job(tmp_path, capsys):
     path = write_tiny(
         tmp_path, data={"width": 2000}, fleet={"members": 2, "pace_s": 0.02},
         train={"steps": STEPS},
-        strategy={"name": "dga", "local_steps": EVERY, "delay": DELAY, "landing": 0},
+        strategy={"name": "dga", "local_steps": EVERY, "delay": DELAY, "final_sync": 0},
     )  # fmt: skip
     (tmp_path / "tiny.py").write_text(TINY.replace('"lower", None', '"lower", 1e9'))
     public = {

@@ -30,7 +30,7 @@ def trained(cwd: Path, strategy: str, ends: dict[int, signal.Signals]) -> tuple[
         (cwd / job).write_text(
             (cwd / job)
             .read_text()
-            .replace("local_steps = 2", "local_steps = 2\ndelay = 6\nlanding = 0")
+            .replace("local_steps = 2", "local_steps = 2\ndelay = 6\nfinal_sync = 0")
         )
     address = f"tcp://localhost:{free_port()}"
     with contextlib.ExitStack() as stack:

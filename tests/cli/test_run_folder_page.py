@@ -31,7 +31,7 @@ RARE = {
         "wifi_dbm": "a Wi-Fi link",
     },
     "round": {
-        "lands": "a run that lands: tests/strategies/test_landing_laws.py",
+        "final_sync": "a run with a final sync: tests/strategies/test_final_sync_laws.py",
         "ages": "members out of step: tests/training/simulated/test_out_of_step_runs.py",
         "above_sent_bytes": "a gateway",
         "above_received_bytes": "a gateway",

@@ -298,9 +298,9 @@ def test_a_round_closes_at_its_deadline_and_when_nobody_can_add_to_it():
             "members share (name a codec: fp16, int8, topk(0.01) | q2)",
         ),
         (
-            ["strategy=ssp(3)", "landing=0.2"],
-            "strategy.landing = 0.2 and ssp(3): members come to the end at different times (leave "
-            "it out, or choose dga or fedavg)",
+            ["strategy=ssp(3)", "final_sync=0.2"],
+            "strategy.final_sync = 0.2 and ssp(3): members come to the end at different times "
+            "(leave it out, or choose dga or fedavg)",
         ),
     ],
 )

@@ -88,20 +88,20 @@ NIGHTLY = {
     " \"data={ partition='iid', context=32, limit_bytes=200_000, width=32, heads=4,"
     ' layers=1 }"': "dga ",
     "edgetrain compare --simulate --strategies 'fedavg,dga(own),dga(drift)' network=wan-200ms"
-    " pace_s=0.05 local_steps=6 delay=6 landing=0 steps=280 target=0.9"
+    " pace_s=0.05 local_steps=6 delay=6 final_sync=0 steps=280 target=0.9"
     " \"data={ partition = 'dirichlet(0.3)' }\"": r"dga\(drift\) .* 2\.3x",
     "edgetrain compare --simulate --strategies"
     " 'dga,fedprox(0.01),diloco,fedavg | adam(0.1)'": "diloco ",
     "edgetrain compare --simulate --strategies 'diloco,streaming-diloco(4, 0.5)'"
     " network=wan-200ms pace_s=0.1 local_steps=60 delay=6 steps=360": r"streaming-diloco.4, 0\.5.",
     "edgetrain compare --simulate --strategies 'diloco,eager,eager | sgd(1),dga(own)'"
-    " network=wan-200ms members=8 pace_s=0.02 steps=320 local_steps=10 delay=10 landing=0"
+    " network=wan-200ms members=8 pace_s=0.02 steps=320 local_steps=10 delay=10 final_sync=0"
     " \"optimizer={ name = 'sgd', lr = 0.02 }\"": r"eager +92\.5 %",
     "edgetrain compare network=wan-500ms pace_s=0.05": "dga ",
     "edgetrain compare job.toml --strategies sync-sgd,dga": "dga ",
     "edgetrain compare job.toml --topologies star,direct": "direct ",
     "edgetrain compare --simulate members=16 steps=40 local_steps=5 pace_s=0.02 strategy=fedavg"
-    ' network=ethernet "sites=home-fixed: 0-7, home-fixed: 8-15" landing=0 codec=int8'
+    ' network=ethernet "sites=home-fixed: 0-7, home-fixed: 8-15" final_sync=0 codec=int8'
     " --topologies star,gateways": "gateways ",
     "edgetrain compare members=8 steps=30 local_steps=5 pace_s=0.05 strategy=fedavg"
     ' network=ethernet "sites=home-fixed: 0-3, home-fixed: 4-7"'
@@ -320,7 +320,7 @@ ELSEWHERE = {
     "edgetrain networks apply wan-200ms --dev eth0 --port 5555 --for 10m --dry-run": "eth0",
     "edgetrain networks clear --dev eth0": "root and eth0",
     "edgetrain sweep examples/paper/vision.toml": "fetches CIFAR-10, and hours",
-    "edgetrain sweep benchmarks/landing.toml": _BENCHMARK,
+    "edgetrain sweep benchmarks/final_sync.toml": _BENCHMARK,
     "edgetrain sweep benchmarks/tenfold.toml": _BENCHMARK,
     "edgetrain sweep benchmarks/whole_job.toml": _BENCHMARK,
     "edgetrain sweep examples/paper/language.toml": _HOURS,

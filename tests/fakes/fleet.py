@@ -354,7 +354,7 @@ class Fleet:
         kills: Iterable[int] = (),
         momentum: float = 0.0,
         merge: str = "mean",
-        landing: float = 0.0,
+        final_sync: float = 0.0,
         tells_steps: bool = False,
     ) -> None:
         self.rng = rng or random.Random(0)
@@ -379,8 +379,8 @@ class Fleet:
         pace = Delay(delay or 0, delay is None) if self.strategy.delays else Delay()
         self.tells_steps = tells_steps
         """Whether members say how many steps they take, as with loops of their own."""
-        pace = replace(pace, landing=landing)
-        bounded = bounded or (landing != 0 and not tells_steps)
+        pace = replace(pace, final_sync=final_sync)
+        bounded = bounded or (final_sync != 0 and not tells_steps)
         terms = Terms(self.strategy, local_steps, pace, steps=steps if bounded else 0)
         self.fresh_hub = lambda part=None: (part or HubPart()).attach(Hub(
             terms, policy or Policy(members), self.strategy.merge_rule(merge), *named,

@@ -42,13 +42,13 @@ def test_a_job_gets_the_row_that_was_measured_for_it(words, row):
     assert job.strategy.name == row.strategy
     assert row.strategy in why
     assert row.because in why
-    assert job.strategy.landing == "auto"
+    assert job.strategy.final_sync == "auto"
     resolve(job)
 
 
 def test_what_a_job_says_stays():
-    job, _ = choosing.named(load(None, [*FAR, TEXT, ADAMW, "landing=0.2"]))
-    assert job.strategy.landing == 0.2
+    job, _ = choosing.named(load(None, [*FAR, TEXT, ADAMW, "final_sync=0.2"]))
+    assert job.strategy.final_sync == 0.2
     named = load(None, ["strategy=scaffold"])
     assert choosing.named(named) == (named, "")
 

@@ -6,7 +6,7 @@ import pytest
 
 from edgetrain import errors
 from edgetrain.errors import ConfigError
-from edgetrain.exchange.delay import APART_SHARE, LANDED_SHARE, SHARE
+from edgetrain.exchange.delay import APART_SHARE, SHARE, SYNCED_SHARE
 from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.reading import load
@@ -128,17 +128,17 @@ def test_a_job_may_say_which_figure_counts_as_trained():
         ([], SHARE),
         (["data.partition=iid"], SHARE),
         (["data.partition=shared(64)"], SHARE),
-        (["data.partition=dirichlet(3)"], LANDED_SHARE),
-        (["data.partition=dirichlet(3)", "landing=0"], APART_SHARE),
+        (["data.partition=dirichlet(3)"], SYNCED_SHARE),
+        (["data.partition=dirichlet(3)", "final_sync=0"], APART_SHARE),
         (["data.partition=dirichlet(3)", "batch=4"], APART_SHARE),
-        (["task=mine.py:task"], LANDED_SHARE),
+        (["task=mine.py:task"], SYNCED_SHARE),
         (["task=mine.py:task", "data.partition=iid"], SHARE),
         (["batch=4"], APART_SHARE),
         (["batch=4", "train.accumulate=2"], SHARE),
     ],
 )
 def test_the_share_of_a_run_that_a_delay_has_is_less_where_members_are_led_apart(overrides, share):
-    """Unless the run lands."""
+    """Unless the run ends with a final sync."""
     assert look_up(load(None, overrides)).delay.share == share
     agreed = hub_of(look_up(load(None, [*overrides, "strategy=dga", "delay=auto", "steps=400"])))
     assert agreed.rounds.delay.most == 400 // share - 5
@@ -147,12 +147,15 @@ def test_the_share_of_a_run_that_a_delay_has_is_less_where_members_are_led_apart
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["strategy=sync-sgd", "landing=0.1"], "landing = 0.1: sync-sgd waits for every reply at"),
-        (["strategy=streaming-diloco(2, 0.5)", "landing=1"], "rounds of all at the end are not"),
-        (["landing=1.5"], "allowed is a number or 'auto' from 0 to 1"),
-        (["landing=soon"], "allowed is a number or 'auto' from 0 to 1"),
+        (
+            ["strategy=sync-sgd", "final_sync=0.1"],
+            "final_sync = 0.1: sync-sgd waits for every reply at",
+        ),
+        (["strategy=streaming-diloco(2, 0.5)", "final_sync=1"], "rounds of all at the end are not"),
+        (["final_sync=1.5"], "allowed is a number or 'auto' from 0 to 1"),
+        (["final_sync=soon"], "allowed is a number or 'auto' from 0 to 1"),
     ],
 )
-def test_a_landing_that_cannot_be_is_refused(words, says):
+def test_a_final_sync_that_cannot_be_is_refused(words, says):
     with pytest.raises(ConfigError, match=says):
         resolve(load(None, words))

@@ -29,10 +29,10 @@ def test_what_is_left_of_each_fragment_at_the_end_counts_as_a_contribution():
     assert found("local_steps=24", "delay=6").rounds == 17 + 3
 
 
-def test_the_short_rounds_of_a_landing_count_as_contributions():
+def test_the_short_rounds_of_a_final_sync_count_as_contributions():
     words = "strategy=fedavg", "local_steps=20", "steps=280"
     assert found(*words).rounds == 14
-    assert found(*words, "landing=0.125").rounds == 13 + 5
+    assert found(*words, "final_sync=0.125").rounds == 13 + 5
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_a_job_with_sites_may_have_gateways_which_spare_the_line_between_sites()
 
 
 def test_a_delay_hides_the_averaging_and_the_steps_a_second_say_so():
-    waits, hides = (rows_of("strategy=dga", f"delay={delay}", "landing=0") for delay in (0, 10))
+    waits, hides = (rows_of("strategy=dga", f"delay={delay}", "final_sync=0") for delay in (0, 10))
     assert hides["star"].steps_per_second == pytest.approx(20, rel=0.03)
     assert waits["star"].steps_per_second < 17
 

@@ -95,21 +95,21 @@ def test_one_run_has_every_part_and_loads_nothing(tmp_path):
     assert "step 100: compute" in words
 
 
-def test_the_landing_and_the_ages_of_contributions_are_on_the_page(tmp_path):
+def test_the_final_sync_and_the_ages_of_contributions_are_on_the_page(tmp_path):
     plain, aged = (write_run(tmp_path / name, SHORT) for name in ("plain", "aged"))
-    assert "landing from" not in read(document(report_of([plain])))
+    assert "final sync from" not in read(document(report_of([plain])))
     clock = Clock()
     with MetricsLog(metrics_path(aged), "hub", clock, 0.0) as log:
         paces = [(10, 5, False), (10, 5, False), (10, 5, False), (7, 0, True), (7, 0, True)]
-        for round, (local_steps, delay, lands) in enumerate(paces):
+        for round, (local_steps, delay, final_sync) in enumerate(paces):
             clock.now = 1.0 + round
             log.round(
                 round=round, members=["m0", "m1"], missing=[], weight=2.0, close_s=0.1,
                 sent_bytes=1, received_bytes=1, cpu_s=0.0, peak_bytes=1, local_steps=local_steps,
-                delay=delay, lands=lands, ages=[round, 2 * round],
+                delay=delay, final_sync=final_sync, ages=[round, 2 * round],
             )  # fmt: skip
     words = read(document(report_of([aged])))
-    assert "landing from 4.0 s to 5.0 s: 2 rounds of 7 steps" in words
+    assert "final sync from 4.0 s to 5.0 s: 2 rounds of 7 steps" in words
     table = words[words.index("age of contributions, in replies") :]
     # Medians of pairs are the lower: of 0, 1, 2, 3, 4; the highest are 0, 2, 4, 6, 8.
     assert " 5 2 4 8 " in " ".join(table.split())

@@ -148,7 +148,7 @@ def test_a_simulated_job_has_a_deadline_that_is_learned(tmp_path):
             "local_steps=20",
             "batch=48",
             "deadline_s=auto",
-            "landing=0",
+            "final_sync=0",
         ),
     ]
     folder = create(tmp_path, "auto")

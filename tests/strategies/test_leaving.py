@@ -134,7 +134,7 @@ def live(half, rounds, reply):
     return half
 
 
-def test_what_stayed_is_not_contributed_where_a_landing_begins():
+def test_what_stayed_is_not_contributed_where_a_final_sync_begins():
     half = live(half_of(), FIRST + 5, 0.5)
     half.delay = 0
     while half.due() is not None:

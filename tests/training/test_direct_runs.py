@@ -79,7 +79,7 @@ def test_clients_dial_through_an_emulated_nat(tmp_path):
 
 
 def test_a_delay_hides_the_averaging_at_200_ms(tmp_path):
-    words = ("strategy=dga", "members=3", "steps=50", "local_steps=5", "pace_s=0.1", "landing=0")
+    words = ("strategy=dga", "members=3", "steps=50", "local_steps=5", "pace_s=0.1", "final_sync=0")
     folder = create(tmp_path, "far")
     simulation.run(job(*words, "topology=direct", "network=wan-100ms"), folder)
     ends = [row["t"] for row in read_metrics(folder, "step") if row["member"] == "m2"]

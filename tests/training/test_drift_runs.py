@@ -90,18 +90,20 @@ def test_in_a_short_run_members_whose_steps_have_all_samples_keep_own_progress(
 
 def test_on_equal_data_members_leave_a_part_and_land_with_momentum(tmp_path):
     auto = simulated(tmp_path, "auto", "strategy=dga", batched=True)
-    own = simulated(tmp_path, "own", "strategy=dga(own)", "landing=0", batched=True)
+    own = simulated(tmp_path, "own", "strategy=dga(own)", "final_sync=0", batched=True)
     assert auto["corrections"] == {"leave": 4}
-    assert auto["seconds"] > own["seconds"], "each round of a landing waits for its reply"
+    assert auto["seconds"] > own["seconds"], "each round of a final sync waits for its reply"
     plain = ("strategy=dga", "optimizer={ name = 'sgd', lr = 0.2 }")
-    free, unlanded, paper = (
+    free, unsynced, paper = (
         simulated(tmp_path, name, *plain, *more, batched=True)
         for name, more in (
-            ("free", ()), ("unlanded", ("landing=0",)), ("paper", ("correction=own",))
+            ("free", ()), ("unsynced", ("final_sync=0",)), ("paper", ("correction=own",))
         )
     )  # fmt: skip
     assert free["corrections"] == {"leave": 4}
-    assert free["final"] == unlanded["final"], "without momentum no run lands on equal data"
+    assert free["final"] == unsynced["final"], (
+        "without momentum no run has a final sync on equal data"
+    )
     assert free["seconds"] > paper["seconds"], "three rounds wait for their replies"
 
 

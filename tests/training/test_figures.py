@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from patience import patience
 
 from edgetrain import codecs
-from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.effects import Evaluated, Send
 from edgetrain.exchange.hub.evaluators import DONE
 from edgetrain.exchange.hub.protocol import Hub
@@ -173,12 +172,6 @@ def test_a_hub_of_any_job_claims_no_task_and_no_network(tmp_path):
     assert resumed.strategy == begun.strategy
     assert hub_of(resolve(resumed), any_job=True).terms == \
         hub_of(resolve(begun), any_job=True).terms  # fmt: skip
-    # a folder of before landings goes on as it began, or not at all
-    old = [line for line in (folder / "job.toml").read_text().splitlines() if "landing" not in line]
-    (folder / "job.toml").write_text("\n".join(old))
-    with pytest.raises(ConfigError, match=r"before strategy\.landing"):
-        job_to_resume(folder, [])
-    assert job_to_resume(folder, ["strategy.landing=0"]).strategy.landing == 0
 
 
 @given(st.text(), st.one_of(st.floats(), st.none()), st.one_of(st.floats(), st.text()))

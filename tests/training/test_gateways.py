@@ -18,7 +18,7 @@ from edgetrain.training.simulated import simulation
 
 WORDS = (
     "strategy=dga(own)", "delay=8", "codec=int8", "members=4", "steps=32", "pace_s=0.02",
-    "network=ethernet", "sites=home-fixed: 0-1, home-fixed: 2-3", "landing=0",
+    "network=ethernet", "sites=home-fixed: 0-1, home-fixed: 2-3", "final_sync=0",
 )  # fmt: skip
 
 

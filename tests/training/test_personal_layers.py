@@ -306,7 +306,13 @@ def test_simulated_personal_layers_are_the_emulated_ones_bit_for_bit(tmp_path, m
             "adds to the grad",
         ),
         (
-            ["personal=*.bias", "head_steps=2", "strategy=fedavg", "local_steps=9", "landing=0.5"],
+            [
+                "personal=*.bias",
+                "head_steps=2",
+                "strategy=fedavg",
+                "local_steps=9",
+                "final_sync=0.5",
+            ],
             "rounds are",
         ),
         (["personal=*.bias", "strategy=sync-sgd", "train.clip=1.0"], "cut by its whole length"),

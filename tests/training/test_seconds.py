@@ -28,7 +28,7 @@ def parts(record):
 @pytest.mark.parametrize("strategy", ["sync-sgd", "fedavg", "dga"])
 def test_the_parts_of_a_step_add_up_and_everything_shows_the_same(strategy, tmp_path):
     delay = 20 if strategy == "dga" else 0
-    words = ["members=3", "network=wan-200ms", "pace_s=0.02", "steps=40", "batch=2", "landing=0"]
+    words = ["members=3", "network=wan-200ms", "pace_s=0.02", "steps=40", "batch=2", "final_sync=0"]
     job = reading.load(None, [*words, f"strategy={strategy}", f"delay={delay}"])
     folder = create(tmp_path, "run")
     summary = simulation.run(plan(job), folder)

@@ -1,6 +1,6 @@
 """A hub whose members average among themselves: it has no data, and counts rounds.
 
-It is the place of membership, K, D, the landing and the ends, as every hub. Its stretch of the
+It is the place of membership, K, D, the final sync and the ends, as every hub. Its stretch of the
 vector is empty: contributions are votes, replies say that a round counts. `turns` has what is said
 between the two. Where members cannot connect as the topology needs it, the hub adds up all by
 itself, as in a star, and says so.

@@ -22,7 +22,7 @@ TCP forgets its window between these where a kernel lets it: messages of more th
 `Delay.quick_bytes` would start slowly in each round, which takes longer than what is hidden, so
 rounds stay short.
 
-At the end of a run that lands, K and D are the landing's (`landing`), fixed or measured before.
+At the end of a run with a final sync, K and D are its own (`final_sync`), fixed or measured before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from edgetrain.exchange.delay import APART_SHARE, MARGIN, MAX_IN_FLIGHT, Delay
-from edgetrain.exchange.hub.landing import EVERY, Landing, share_for
+from edgetrain.exchange.hub.final_sync import EVERY, FinalSync, share_for
 from edgetrain.exchange.messages import MAX_COUNT
 
 AUTO_ROUNDS = 3
@@ -109,7 +109,7 @@ class AgreedDelay:
         self._closed: list[float] = []
         """When the rounds since the last turn closed."""
         self._fixed = None if delay.is_measured else (local_steps, delay.steps)
-        """(K, D) until the landing, where they are not measured."""
+        """(K, D) until the final sync, where they are not measured."""
         self._land([])
         self._lengths = [(0, self.local_steps)]
 
@@ -137,21 +137,21 @@ class AgreedDelay:
         return self.delay
 
     @property
-    def landing(self) -> Landing | None:
-        """The run's end, as K and D are now; None: it does not land, or its length is not known."""
-        share = self._begun_with.landing if self.steps else 0.0
+    def final_sync(self) -> FinalSync | None:
+        """The run's end, as K and D are now; None: there is none, or its length is not known."""
+        share = self._begun_with.final_sync if self.steps else 0.0
         if share < 0:
-            # A measured delay is at least a step, until the landing.
+            # A measured delay is at least a step, until the final sync.
             is_near = self._fixed is None and not self.delay
             share = share_for(share, MAX_COUNT if is_near else sum(self._fixed or self._now))
         local_steps, delay = self._fixed or (self.local_steps, 1)
         is_short = local_steps <= EVERY and not delay
-        return Landing.of(share, self.steps) if share and not is_short else None
+        return FinalSync.of(share, self.steps) if share and not is_short else None
 
     @property
-    def is_landing(self) -> bool:
-        """Whether K and D in force are those of the landing, or lead to it."""
-        if self.landing is None:
+    def is_final_sync(self) -> bool:
+        """Whether K and D in force are those of the final sync, or lead to it."""
+        if self.final_sync is None:
             return False
         return not self.delay if self._fixed is None else self._now != self._fixed
 
@@ -169,16 +169,16 @@ class AgreedDelay:
         return told
 
     def _land(self, wishes: Sequence[Wish]) -> str:
-        """Let K and D be the landing's, where it is near. Returns what people should know."""
-        if (landing := self.landing) is None:
+        """Let K and D be the final sync's, where it is near. Returns what people should know."""
+        if (final_sync := self.final_sync) is None:
             return ""
-        (local_steps, delay), was_near = self._now, self.is_landing
+        (local_steps, delay), was_near = self._now, self.is_final_sync
         self._longest = max(self._longest, delay // local_steps)
-        self.local_steps, self.delay = landing.pace_after(self.merged_steps, local_steps, delay)
-        if was_near or not self.is_landing:
+        self.local_steps, self.delay = final_sync.pace_after(self.merged_steps, local_steps, delay)
+        if was_near or not self.is_final_sync:
             return ""
         trip_s = max((wish.steps * wish.step_s for wish in wishes), default=0.0) / MARGIN
-        return landing.told(local_steps, delay, trip_s)
+        return final_sync.told(local_steps, delay, trip_s)
 
     def length_after(self, applied: int) -> int:
         """Steps in a round that a member ended after it had applied this many replies: a round that
@@ -313,7 +313,7 @@ class AgreedDelay:
 
     def to_keep(self) -> tuple[int, int]:
         """(local_steps, merged_steps) for a journal; 0 where they follow from the job."""
-        changes = self._is_measured or self.landing is not None
+        changes = self._is_measured or self.final_sync is not None
         return (self.local_steps, self.merged_steps) if changes else (0, 0)
 
     def restore(self, delay: int, local_steps: int = 0) -> None:
@@ -333,8 +333,8 @@ class AgreedDelay:
         """The round after the run's last one, as rounds are long now; MAX_COUNT: not known."""
         if not self.steps:
             return MAX_COUNT
-        if (landing := self.landing) is not None:
-            rounds = landing.rounds_after(self.merged_steps, self.local_steps)
+        if (final_sync := self.final_sync) is not None:
+            rounds = final_sync.rounds_after(self.merged_steps, self.local_steps)
         else:
             rounds = -((self.merged_steps - self.steps) // self.local_steps)
         return merged + rounds + self._last_rounds

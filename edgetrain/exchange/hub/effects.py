@@ -71,8 +71,8 @@ class Closed:
     """Steps in a round, in force once this round's reply is applied; 0: not said."""
     codec: str = ""
     """How the reply was encoded, where that changes from round to round."""
-    lands: bool = False
-    """Whether `delay` and `local_steps` are the landing's, or lead to it."""
+    final_sync: bool = False
+    """Whether `delay` and `local_steps` are the final sync's, or lead to it."""
     ages: tuple[int, ...] = ()
     """Out of step, the age of each contribution that counts: replies that the hub had given and its
     member had not applied when it was made."""

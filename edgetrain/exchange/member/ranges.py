@@ -2,7 +2,7 @@
 
 Each hub is a whole one, with rounds, members and a journal of its own, and a link of its own to it.
 Contributions are cut and replies put together here; nothing else is decided. The first hub leads:
-K, D, the landing and the members' names are as it says. No transport, no clock, no codec.
+K, D, the final sync and the members' names are as it says. No transport, no clock, no codec.
 """
 
 from __future__ import annotations

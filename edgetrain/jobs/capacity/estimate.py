@@ -18,7 +18,7 @@ import numpy as np
 
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.delay import AgreedDelay, is_turn
-from edgetrain.exchange.hub.landing import CLOSE
+from edgetrain.exchange.hub.final_sync import CLOSE
 from edgetrain.fleet.devices import Device
 from edgetrain.fleet.networks import Profile
 from edgetrain.jobs.capacity.averaging import (
@@ -317,10 +317,10 @@ class _Run:
                 f"members would make rounds longer than {local_steps} steps, which these figures "
                 f"leave out (try local_steps={2 * local_steps})"
             )
-        if self.question.exchange.lands and local_steps + self.delay > CLOSE:
+        if self.question.exchange.final_sync and local_steps + self.delay > CLOSE:
             left_out.append(
-                "the landing at the end of a run, of which each round waits for its reply, is left "
-                "out (landing=0)"
+                "the final sync of a run, of which each round waits for its reply, is left out "
+                "(final_sync=0)"
             )
         return "; ".join(left_out)
 

@@ -30,8 +30,8 @@ class ExchangeSizes:
     reply_codec: Codec
     ratio: float = 0.0
     reply_ratio: float = 0.0
-    lands: bool = False
-    """Whether the run may land, which these figures leave out."""
+    final_sync: bool = False
+    """Whether the run may have a final sync, which these figures leave out."""
     ranges: int = 1
     """Parts that the vector is cut into before it is encoded, however many hubs there are."""
 

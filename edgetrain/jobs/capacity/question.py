@@ -76,8 +76,8 @@ def question_of(
     uplink = networks.load(options.uplink) if options.uplink else kinds[0].network
     exchange = ExchangeSizes(
         local_steps=found.local_steps,
-        delay=replace(found.delay, landing=0.0),
-        lands=bool(found.delay.landing),
+        delay=replace(found.delay, final_sync=0.0),
+        final_sync=bool(found.delay.final_sync),
         ranges=job.strategy.ranges,
         elements=-(-elements // found.strategy.ranges),
         codec=found.codec,

@@ -177,7 +177,7 @@ class Following:
             "done": round(state.done, 4),
             "members": len(state.members),
             "late": state.late,
-            "lands": state.data.lands,
+            "final_sync": state.data.final_sync,
             "reducers": state.data.reducers,
             "behind": self.is_behind,
             "status": status or ("quiet" if quiet and state.phase != "paused" else state.phase),

@@ -195,7 +195,7 @@ class MetricsLog:
         """
         keys["cuts"] = [[name, float(f"{share:.4f}"), reason] for name, share, reason in cuts]
         keys["ages"] = [median_low(ages), max(ages)] if ages else []
-        rare = {name for name in ("cuts", "codec", "lands", "ages") if not keys.get(name)}
+        rare = {name for name in ("cuts", "codec", "final_sync", "ages") if not keys.get(name)}
         kept = {name: value for name, value in keys.items() if name not in rare}
         self._write("round", _plain("round", kept))
 

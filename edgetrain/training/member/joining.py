@@ -92,7 +92,7 @@ def join(
     (an edgetrain.Privacy, unit "member") clips and noises what leaves, and keeps no checkpoint.
     Frozen parameters and buffers (not statistics of normalisation) are `fixed` "equal" on all
     members, the "first" one's, or each one's "own". With `buffers` "mean" running statistics are
-    averaged. `runs`: for a run folder. After `steps`, the same on all, the fleet lands. `personal`
+    averaged. `runs`: for a run folder. After `steps`, the same on all, the fleet ends. `personal`
     tensors (names as "head.*") are trained and kept here, never sent. Raises HubUnreachable,
     NetworkError, Refused, ConfigError.
     """

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from edgetrain.exchange.delay import (
     APART_SHARE,
     FIRST_WINDOW_BYTES,
-    LANDED_SHARE,
     MARGIN,
     SHARE,
+    SYNCED_SHARE,
     Delay,
 )
 from edgetrain.exchange.hub.delay import AgreedDelay, Wish
@@ -171,15 +171,15 @@ def test_one_round_in_flight_is_as_long_as_the_delay(local_steps, step_s, trip_s
 def test_a_long_trip_is_hidden_in_part_where_windows_are_kept(
     local_steps, step_s, trip_s, steps, quick, sent
 ):
-    delay = Delay(0, True, LANDED_SHARE, overlaps=True, quick_bytes=quick)
+    delay = Delay(0, True, SYNCED_SHARE, overlaps=True, quick_bytes=quick)
     agreed = AgreedDelay(local_steps, delay, steps)
-    plain = AgreedDelay(local_steps, Delay(0, True, LANDED_SHARE), steps)
+    plain = AgreedDelay(local_steps, Delay(0, True, SYNCED_SHARE), steps)
     wanted, told = math.ceil(MARGIN * trip_s / step_s), []
     for round in range(24):
         wishes = [Wish("a", wanted, step_s, round, 9.0, sent)]
         told.append(agreed.agree(round, wishes, 9.0))
         plain.agree(round, wishes, 9.0)
-    assert agreed.local_steps + agreed.delay <= max(2 * local_steps, steps // LANDED_SHARE)
+    assert agreed.local_steps + agreed.delay <= max(2 * local_steps, steps // SYNCED_SHARE)
     if wanted > steps // APART_SHARE and (quick == math.inf or 0 < sent <= quick):
         assert agreed.delay == max(1, 2 * agreed.local_steps // 5)
         assert local_steps <= agreed.local_steps <= max(local_steps, wanted)

@@ -151,7 +151,7 @@ def test_a_job_with_too_few_members_left_ends_and_can_be_resumed(tmp_path):
 
 
 def test_edgetrain_run_with_a_delay(tmp_path):
-    job = job_in(tmp_path, name="dga", delay=6, landing=0)
+    job = job_in(tmp_path, name="dga", delay=6, final_sync=0)
     done = edgetrain("run", job, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)

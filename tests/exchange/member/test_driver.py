@@ -249,7 +249,7 @@ def test_the_fleet_may_have_gone_on_without_it():
 
 @pytest.mark.parametrize("auto_delay", [False, True])
 def test_the_delay_is_what_the_reply_says(auto_delay):
-    """A fixed one, too: members land when the hub says so."""
+    """A fixed one, too: members take short rounds when the hub says so."""
     driver, optimizer = driver_over(Alone(auto_delay=auto_delay))
     optimizer.backward()
     driver.step()

@@ -211,7 +211,7 @@ def fleet_of(tmp_path, monkeypatch):
 def unhurried(tmp_path, *words):
     return [
         "task=unhurried:Unhurried", f"data.go={tmp_path / 'go'}", "steps=3000", "batch=256",
-        "strategy=dga", "local_steps=4", "delay=4", "landing=0", "servers.fallback=when-needed",
+        "strategy=dga", "local_steps=4", "delay=4", "final_sync=0", "servers.fallback=when-needed",
         "servers.data.width=4", *words,
     ]  # fmt: skip
 

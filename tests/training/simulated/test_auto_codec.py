@@ -36,7 +36,7 @@ def simulated(folder, *words, batched=True):
 
 @pytest.mark.parametrize("batched", [True, False])
 def test_a_fast_link_gets_dense_messages_and_waits_for_none(tmp_path, batched):
-    words = (network(tmp_path, 100), "steps=120", "landing=0")
+    words = (network(tmp_path, 100), "steps=120", "final_sync=0")
     summary, folder = simulated(tmp_path, *words, batched=batched)
     codecs = [line["codec"] for line in read_metrics(folder, "round")]
     assert codecs[0] == RUNGS[-1].name

@@ -23,7 +23,7 @@ def test_a_fleet_that_is_too_large_for_its_hub_trains(tmp_path):
     """A thousand members, smaller: a reply takes six times as long as the whole run."""
     summary, folder = simulated(
         tmp_path, "members=40", "batch=8", "steps=100", "network=4g-good", "message_s=0.05",
-        "landing=0",
+        "final_sync=0",
     )  # fmt: skip
     assert summary["final"]["accuracy"] > 0.75
     assert summary["final"]["loss"] < 1.5
@@ -46,7 +46,7 @@ def test_a_run_that_ends_before_its_first_round_keeps_what_it_trained(tmp_path, 
     """The only round begins after the last step, and what a lossy codec leaves out is no reason not
     to wait for its reply."""
     summary, folder = simulated(
-        tmp_path, f"strategy={strategy}", "members=2", "steps=8", "local_steps=20", "landing=0",
+        tmp_path, f"strategy={strategy}", "members=2", "steps=8", "local_steps=20", "final_sync=0",
         "network=rtt-120ms", "codec=topk(0.1)",
     )  # fmt: skip
     first = next(iter(read_metrics(folder, "eval")))
@@ -58,7 +58,7 @@ def test_a_run_that_ends_before_its_first_round_keeps_what_it_trained(tmp_path, 
 def test_nobody_waits_longer_than_the_first_round_trips(tmp_path, words):
     _, folder = simulated(
         tmp_path, "members=4", "batch=8", "steps=200", "network=wan-200ms", "pace_s=0.05",
-        "landing=0", *words,
+        "final_sync=0", *words,
     )  # fmt: skip
     first = next(iter(read_metrics(folder, "round")))
     assert first["delay"] == 5, "the round trip is known from joining: 200 ms are four steps"
@@ -83,7 +83,7 @@ def test_rounds_get_as_long_as_the_delay_with_sgd_only(tmp_path, optimizer, grow
     """With AdamW and a delay of 12 steps, rounds as long ended 9 to 16 points lower than of 5."""
     _, folder = simulated(
         tmp_path, "members=2", "batch=8", "steps=240", "network=rtt-500ms", "pace_s=0.05",
-        "correction=drift", f"optimizer={optimizer}", "codec=topk(0.01) | q2", "landing=0",
+        "correction=drift", f"optimizer={optimizer}", "codec=topk(0.01) | q2", "final_sync=0",
     )  # fmt: skip
     last = list(read_metrics(folder, "round"))[-1]
     assert last["delay"] >= 10

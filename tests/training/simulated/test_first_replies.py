@@ -12,7 +12,7 @@ from edgetrain.runs.folder import create, read_metrics
 from edgetrain.training.simulated import simulation
 
 FLEET = ["members=2", "batch=8", "pace_s=0.05", "device=raspberry-pi-4b", "delay=auto",
-         "landing=0"]  # fmt: skip
+         "final_sync=0"]  # fmt: skip
 
 
 @pytest.mark.parametrize("codec", ["topk(0.01) | q2", "auto"])

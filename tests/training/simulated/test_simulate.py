@@ -125,7 +125,7 @@ def test_batched_and_single_members_end_alike(tmp_path):
         # A round trip and a step; a fifth of one; the step alone; and the hub's own time.
         (("strategy=sync-sgd",), 0.110),
         (("strategy=fedavg", "local_steps=5"), 0.010 + 0.100 / 5),
-        (("strategy=dga", "local_steps=5", "delay=15", "landing=0"), 0.010),
+        (("strategy=dga", "local_steps=5", "delay=15", "final_sync=0"), 0.010),
         (("strategy=sync-sgd", "message_s=0.005"), 0.110 + 4 * 0.005),
     ],
 )
@@ -354,7 +354,7 @@ def test_compare_simulate_compares(tmp_path, capsys):
 
 def test_one_site_behind_a_gateway_has_the_bits_of_a_star_and_a_share_of_its_bytes(tmp_path):
     words = [*DIGITS, "steps=30", "local_steps=3", "strategy=dga", "delay=6", "network=ethernet"]
-    words += ["sites=home-fixed: 0-7", "landing=0"]
+    words += ["sites=home-fixed: 0-7", "final_sync=0"]
     (star, one), (site, other) = (
         simulated(tmp_path, *words, f"gateways={each}") for each in ("false", "true")
     )

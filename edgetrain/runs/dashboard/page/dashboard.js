@@ -357,7 +357,7 @@ function drawRun(run) {
   });
   const remarks = [];
   if (run.reducers) remarks.push(run.reducers);
-  if (run.lands) remarks.push("landing");
+  if (run.final_sync) remarks.push("final sync");
   if (run.trusted === false) remarks.push("the emulated network was late: these times are not to be trusted");
   if (run.untold) remarks.push("members do not tell the hub how they are doing: hub.status_s = 0");
   setText(at("remarks"), remarks.join("; "));

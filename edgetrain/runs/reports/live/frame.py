@@ -247,7 +247,7 @@ def _traffic(states: Sequence[RunState | MemberData]) -> list[Column]:
 
 def _pace(state: RunState) -> str:
     data = state.data
-    return units.pace(data.local_steps, data.delay) + (", landing" if data.lands else "")
+    return units.pace(data.local_steps, data.delay) + (", final sync" if data.final_sync else "")
 
 
 def _ages(state: RunState) -> str:

@@ -283,7 +283,7 @@ def _reducers(stories: Sequence[Story]) -> str:
 
 
 def _rounds(stories: Sequence[Story]) -> str:
-    """The delay in force, where it changed, the landing, and ages of contributions."""
+    """The delay in force, where it changed, the final sync, and ages of contributions."""
     said = []
     for story in stories:
         changes: list[tuple[float, int]] = []
@@ -294,18 +294,18 @@ def _rounds(stories: Sequence[Story]) -> str:
         if len(changes) > 1:
             steps = ", ".join(f"{delay} from {units.duration(t)}" for t, delay in changes[:40])
             said.append(f"{story.label}: delay {steps}")
-        landing = [record for record in story.rounds if record.get("lands") is True]
-        if landing:
-            first, last = landing[0], landing[-1]
+        synced = [record for record in story.rounds if record.get("final_sync") is True]
+        if synced:
+            first, last = synced[0], synced[-1]
             said.append(
-                f"{story.label}: landing from {units.duration(first['t'])} to "
-                f"{units.duration(last['t'])}: {len(landing)} rounds of {last['local_steps']} steps"
+                f"{story.label}: final sync from {units.duration(first['t'])} to "
+                f"{units.duration(last['t'])}: {len(synced)} rounds of {last['local_steps']} steps"
             )
     table = _ages(stories)
     if not said and not table:
         return ""
     told = "".join(f"<p>{_text(each)}</p>" for each in said)
-    return f"<section><h2>Rounds: delay, landing, ages</h2>{told}{table}</section>"
+    return f"<section><h2>Rounds: delay, final sync, ages</h2>{told}{table}</section>"
 
 
 def _ages(stories: Sequence[Story]) -> str:
