@@ -22,13 +22,13 @@ BASIS = ("members=8", "pace_s=0.05", "steps=100", "optimizer={ name = 'sgd', lr 
 JOBS = {
     "sync-sgd, 200 ms": ("strategy=sync-sgd", "delay=0", "network=wan-200ms"),
     "fedavg, 500 ms": ("strategy=fedavg", "delay=0", "network=wan-500ms"),
-    "dga, D = 12, 500 ms": ("strategy=dga(own)", "delay=12", "network=wan-500ms"),
-    "dga, D = 20, 200 ms": ("strategy=dga(own)", "delay=20", "network=wan-200ms"),
+    "dga, D = 12, 500 ms": ("strategy=dga(paper)", "delay=12", "network=wan-500ms"),
+    "dga, D = 20, 200 ms": ("strategy=dga(paper)", "delay=20", "network=wan-200ms"),
     "fedavg, shared uplink": (
         "strategy=fedavg", "delay=0", "network=ethernet", "fleet.sites=home-fixed: 0-7",
     ),
     "fedavg, 4g-medium, loss": ("strategy=fedavg", "delay=0", "network=4g-medium"),
-    "dga, D = 5, wifi, loss": ("strategy=dga(own)", "delay=5", "network=wifi"),
+    "dga, D = 5, wifi, loss": ("strategy=dga(paper)", "delay=5", "network=wifi"),
     "fedavg, int8, 3g": ("strategy=fedavg", "delay=0", "network=3g", "codec=int8"),
 }  # fmt: skip
 

@@ -25,18 +25,18 @@ from pathlib import Path
 from typing import Any
 
 SIMULATED = {
-    "dga": "strategy=dga(own) members=4 steps=60 delay=12 codec=topk(0.05)|q2 network=wan-200ms "
+    "dga": "strategy=dga(paper) members=4 steps=60 delay=12 codec=topk(0.05)|q2 network=wan-200ms "
     "final_sync=0",
-    "dga by itself": "strategy=dga(own) members=3 steps=60 network=4g-good final_sync=0",
+    "dga by itself": "strategy=dga(paper) members=3 steps=60 network=4g-good final_sync=0",
     "sync-sgd": "strategy=sync-sgd members=3 steps=20 codec=int8",
     "fedavg, momentum": "strategy=fedavg members=5 steps=40 optimizer.momentum=0.9",
     "secure": "strategy=fedavg members=4 steps=20 secure=true",
     "private": "strategy=local-sgd members=4 steps=20 "
     "privacy=member privacy.clip=1 privacy.noise=0.5",
-    "median": "strategy=dga(own) members=5 steps=30 delay=5 merge=median codec=int8 final_sync=0",
+    "median": "strategy=dga(paper) members=5 steps=30 delay=5 merge=median codec=int8 final_sync=0",
 }
 EMULATED = {
-    "dga": "strategy=dga(own) members=3 steps=40 delay=10 codec=int8 network=wan-50ms pace_s=0 "
+    "dga": "strategy=dga(paper) members=3 steps=40 delay=10 codec=int8 network=wan-50ms pace_s=0 "
     "final_sync=0",
     "sync-sgd": "strategy=sync-sgd members=2 steps=20 codec=powersgd(2) network=wan-50ms pace_s=0",
     "fedavg": "strategy=fedavg members=2 steps=40 network=ethernet pace_s=0",

@@ -9,7 +9,7 @@ Simulated jobs, in virtual time. Digits: 8 members, batches of 16, 280 steps; ch
 Transformer of one layer of width 32, 4 members, batches of 8, 200 steps. A link R@S is a round trip
 of R milliseconds, without a limit of its rate, and steps of S milliseconds. A strategy has its own
 length of rounds and, if it has one, an automatic delay; "fedavg, long" has rounds that take as
-long as the round trip, and at least 10 steps; "dga(leave), synced" takes the last tenth of the
+long as the round trip, and at least 10 steps; "dga(decay), synced" takes the last tenth of the
 steps in short rounds; "dga(variates), short" has rounds of 7 steps, a delay of as many of them as
 the round trip takes, 7 rounds without one at the end, and the codec bf16. Each is tried at all
 RATES with the first seed, and run at the best of them with the others.
@@ -104,7 +104,7 @@ ARGUMENTS = {
 """Of strategies whose arguments have no default."""
 ABLATIONS = ("dga-uncorrected",)
 LONG = "fedavg, long"
-SYNCED = "dga(leave), synced"
+SYNCED = "dga(decay), synced"
 SHORT, SHORT_K = "dga(variates), short", 7
 OWN_NAMES = (LONG, SYNCED, SHORT)
 
@@ -131,7 +131,7 @@ class Case:
         if strategy == LONG:
             strategy, local_steps = "fedavg", LINKS[self.rtt_ms, self.step_ms]
         elif strategy == SYNCED:
-            strategy, more = "dga(leave)", ["final_sync=0.1"]
+            strategy, more = "dga(decay)", ["final_sync=0.1"]
         elif strategy == SHORT:
             strategy, local_steps = "dga(variates)", SHORT_K
             delay = SHORT_K * math.ceil(self.rtt_ms / self.step_ms / SHORT_K)

@@ -63,7 +63,7 @@ def run(
     words = [
         f"members={MEMBERS}", f"network={network(folder, rtt_ms, first)}",
         f"pace_s={PACE_S}", f"steps={steps}", f"seed={seed}", "optimizer={name='sgd',lr=0.2}",
-        f"strategy={'dga(own)' if strategy == 'dga' else strategy}",
+        f"strategy={'dga(paper)' if strategy == 'dga' else strategy}",
         f"local_steps={0 if strategy == 'sync-sgd' else EVERY}", f"delay={delay}",
     ]  # fmt: skip
     return how(plan(load(None, words)), folder)

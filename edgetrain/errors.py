@@ -132,6 +132,9 @@ def explain_os_errors(what: str, way_out: str = "") -> Iterator[None]:
 RENAMED = {
     "every": "local_steps",
     "landing": "final_sync",
+    "own": "paper",
+    "leave": "decay",
+    "drift": "predict",
 }
 """Former names of keys, values and verbs: errors say what they are called now."""
 

@@ -231,8 +231,8 @@ def test_every_strategy_is_compared_unless_it_is_an_ablation(frontier):
         if name not in frontier.OWN_NAMES
     }
     assert names == strategies.TABLE.keys() - set(frontier.ABLATIONS)
-    both = ["fedavg, long", "dga(leave), synced", "dga(variates), short"]
-    assert frontier.chosen(", ".join(["dga(drift)", *both])) == ["dga(drift)", *both]
+    both = ["fedavg, long", "dga(decay), synced", "dga(variates), short"]
+    assert frontier.chosen(", ".join(["dga(predict)", *both])) == ["dga(predict)", *both]
 
 
 def test_a_case_runs_keeps_what_was_run_and_draws_it(frontier, tmp_path, monkeypatch, capsys):

@@ -107,7 +107,7 @@ class StrategyTable:
         AUTO, 0.0, 1.0, "share of the steps, at the end, in short rounds without delay; 0: none"
     )
     correction: str = key(
-        "", "own (the paper), drift or variates (unequal data), auto, none; '': as the name"
+        "", "paper, predict or variates (unequal data), decay (equal), auto; '': as the name"
     )
     codec: str = key("fp32", "how contributions are encoded")
     reply_codec: str = key("", "how replies are encoded; '': like contributions")

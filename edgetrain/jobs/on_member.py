@@ -74,8 +74,8 @@ def _check_foretelling(found: Resolved) -> None:
         raise ConfigError(
             f"{found.strategy.spelled} and privacy.unit = 'member': the noise in a reply is larger "
             "than the drift that members would learn from it",
-            "say correction = 'own'"
-            if "own" in found.strategy.corrections
+            "say correction = 'paper'"
+            if "paper" in found.strategy.corrections
             else "take local-sgd or dga",
         )
 

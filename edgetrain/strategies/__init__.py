@@ -142,18 +142,18 @@ class Strategy:
         members' data are known to be alike."""
         if self.correction == "auto":
             return not stay_together
-        return self.correction in ("drift", "eager")
+        return self.correction in ("predict", "eager")
 
     @property
     def learns_from_replies(self) -> bool:
         """Whether members compare replies with their own contributions. Of replies that are noised
         for the privacy of members they would see the noise."""
-        return self.correction in ("drift", "leave", "eager") or self.has_variates
+        return self.correction in ("predict", "decay", "eager") or self.has_variates
 
     def without_choice(self) -> Strategy:
         """This strategy where replies say nothing of members' data: what it would choose from them
         is its plain correction."""
-        return replace(self, correction="own") if self.correction == "auto" else self
+        return replace(self, correction="paper") if self.correction == "auto" else self
 
     def closing_rule(self, terms: ArrivalTerms) -> ArrivalRule:
         """The rule by which the hub closes rounds where members are out of step."""
@@ -260,10 +260,10 @@ def _correction(setting: Setting, word: str) -> Drift | None:
 
     size, momentum, choice = setting.params.size, setting.momentum, None
     if word == "auto":  # plain SGD takes rates at which own swings up within the first rounds
-        word, choice = "drift" if momentum else "leave", FirstRounds(size)
+        word, choice = "predict" if momentum else "decay", FirstRounds(size)
     if word == "eager":
         return Eager(size, setting.members)
-    rule = {"drift": Drift, "leave": Leaving}.get(word)
+    rule = {"predict": Drift, "decay": Leaving}.get(word)
     drift = rule and rule(size, momentum, choice, functools.partial(_correction, setting))
     if drift is not None and setting.hides_first:
         drift.waits = 0
@@ -448,8 +448,8 @@ _ROWS = (
         name="dga",
         build=_displacement,
         summary="K local steps, go on for D more while the mean travels, then correct",
-        source="Zhu et al., Delayed Gradient Averaging, NeurIPS 2021; dga(drift): docs/dga.md",
-        corrections=("auto", "own", "drift", "leave", VARIATES),
+        source="Zhu et al., Delayed Gradient Averaging, NeurIPS 2021; dga(predict): docs/dga.md",
+        corrections=("auto", "paper", "predict", "decay", VARIATES),
         correction="auto",
         delays=True,
     ),
@@ -546,7 +546,7 @@ WEIGHED = ("alike", "weighed")
 
 
 def find(text: str) -> Strategy:
-    """The strategy that a job spells as `text`, as "dga", "dga(drift)" or "fedprox(0.01)"; behind
+    """The strategy that a job spells as `text`, as "dga", "dga(predict)" or "fedprox(0.01)"; behind
     bars its outer rule, and whether members are weighed, if not the row's: "fedavg | nesterov(0.7,
     0.9)", "fedavg | alike".
 

@@ -5,7 +5,6 @@ Pure: float32 vectors in and out. docs/decisions/027 has the figures behind the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,8 +38,8 @@ class FirstRounds:
     Write a round as own = mean + d + e, d the drift of the member's data, e the noise of its
     batches. Noise points elsewhere in each round and adds up slowly; drift adds up as fast as the
     way of all does. So `apart` says both how much of a contribution is not the fleet's, and whether
-    that repeats. It is measured on at most 16,384 elements. The default of DGA takes `drift` from
-    APART on. Below it takes `leave`, since members swing. The paper's `own`, which costs nothing,
+    that repeats. It is measured on at most 16,384 elements. The default of DGA takes `predict` from
+    APART on. Below it takes `decay`, since members swing. `paper`, which costs nothing,
     where a round touched few blocks of the vector: with it alone a reply costs only these. A round
     in which the member did not move says nothing of its data, and is none of them.
 
@@ -93,15 +92,16 @@ class FirstRounds:
 
     @property
     def chosen(self) -> str:
-        return "drift" if self.is_apart else "leave" if self._touches_many else "own"
+        return "predict" if self.is_apart else "decay" if self._touches_many else "paper"
 
     @property
     def reason(self) -> str:
         """What was chosen, why, and what it costs."""
-        memory = "no memory" if self.chosen == "own" else f"{4 * self._elements / 1e6:.3g} MB"
+        memory = "no" if self.chosen == "paper" else f"{4 * self._elements / 1e6:.3g} MB of"
+        data = "at least 1.25: unequal data" if self.is_apart else "below 1.25: similar data"
         return (
-            f"{self.chosen}: its first {self.rounds} rounds led {math.sqrt(self.apart):.2g} times "
-            f"as far from the fleet as the fleet went; it takes {memory}"
+            f"{self.chosen}: divergence from the fleet over {self.rounds} rounds is "
+            f"{self.apart:.2g} ({data}); {memory} memory"
         )
 
     def state(self) -> dict[str, NDArray[Any]]:

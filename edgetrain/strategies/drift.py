@@ -53,7 +53,7 @@ class Drift:
     With a `choice` the gap is learned, and own progress stands for every round until it is made.
     """
 
-    name = "drift"
+    name = "predict"
     """The correction, as a choice names it."""
     first = 0
     """First rounds of a run that plain SGD takes without a delay."""
@@ -203,7 +203,7 @@ class Drift:
     def restore(self, state: Mapping[str, NDArray[Any]]) -> Drift | None:
         """Continue from `state`, before any round is in flight. Returns what had been chosen in
         place of this, or itself; None: own progress. BadMessage if it is impossible."""
-        then = "drift" if "gap" in state else "leave" if "stayed" in state else "own"
+        then = "predict" if "gap" in state else "decay" if "stayed" in state else "paper"
         if self.choice is not None and then != self.name:
             other = self._instead(then)
             return other and other.restore(state)

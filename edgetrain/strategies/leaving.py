@@ -62,7 +62,7 @@ class Leaving(Drift):
     parameters. `gap`, float32 [elements], is what stayed.
     """
 
-    name, first = "leave", FIRST
+    name, first = "decay", FIRST
 
     @property
     def stayed(self) -> Vector | None:

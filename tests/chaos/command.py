@@ -42,7 +42,7 @@ examples:
   python -m chaos --seed 417 --schedules 1       one schedule again, as a verdict names it
   python -m chaos job.toml --kinds hub,power
   python -m chaos hub.replica=tcp://c:5555 hub.quorum=3     a hub and its replica, in memory
-  python -m chaos topology=ring strategy=dga(own)   members that average among themselves
+  python -m chaos topology=ring strategy=dga(paper)   members that average among themselves
   python -m chaos strategy=lbfgs delay=0 'data.partition=shared(all)'     a hub that hands out work
   python -m chaos job.toml                       a job with several hubs: hub.hubs
   python -m chaos gateways=true 'sites=wan-50ms: 0-1, wan-50ms: 2-3'   two gateways, in memory

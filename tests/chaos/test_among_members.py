@@ -37,7 +37,7 @@ def test_drawn_schedules_of_members_that_reduce_break_no_law():
 
 @pytest.mark.parametrize("topology", ["ring", "butterfly", "tree"])
 def test_drawn_schedules_of_members_that_average_break_no_law(topology):
-    job = planned(topology, "strategy=dga(own)", "steps=40")
+    job = planned(topology, "strategy=dga(paper)", "steps=40")
     for seed in range(2):
         drawn = schedule.draw(seed, 4, 6.0, 4, averaging.KINDS)
         assert averaging.run(job, seed, drawn, 6.0).broken == ()

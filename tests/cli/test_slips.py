@@ -12,6 +12,7 @@ import sys
 import pytest
 from command_line import EDGETRAIN, edgetrain, environment, running, write_tiny
 
+from edgetrain import strategies
 from edgetrain.__main__ import carry_out, main
 from edgetrain.cli.parser import parser
 from edgetrain.errors import RENAMED, ConfigError, did_you_mean, in_words
@@ -56,6 +57,7 @@ def refused(tmp_path_factory):
     code = f"""
 import contextlib, io, json, sys, time
 from edgetrain.__main__ import main
+from edgetrain import strategies
 from edgetrain.cli.parser import parser
 for words in {list(SLIPS)!r}:
     said, began = io.StringIO(), time.process_time()
@@ -184,16 +186,20 @@ def test_a_stream_of_another_encoding_is_printed_to(tmp_path):
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
 def test_a_former_name_is_answered_with_the_new_one(old, new, capsys):
-    short = {full.rpartition(".")[2]: full for full in keys()}
-    if new in short:
-        full = f"{short[new].rpartition('.')[0]}.{old}"
-        for refused in (lambda: parse({}, [f"{old}=1"]), lambda: parse({}, [f"{full}=1"])):
-            with pytest.raises(ConfigError, match=f"'.*{old}' .*it is called '{new}' now"):
-                refused()
-        with pytest.raises(ConfigError, match=f"'{full}' .*it is called '{new}' now"):
-            parse({full.split(".")[0]: {old: 1}})
+    known = {full.rpartition(".")[2]: full for full in keys()}
+    if new in known:
+        table = known[new].partition(".")[0]
+        for words in (f"{old}=1", f"{table}.{old}=1"):
+            with pytest.raises(ConfigError) as refused:
+                parse({}, [words])
+            assert str(refused.value).endswith(f"{old}' in a job (it is called '{new}' now)")
+        with pytest.raises(ConfigError) as refused:
+            parse({table: {old: 1}})
+        assert str(refused.value).endswith(f"'{table}.{old}' (it is called '{new}' now)")
     else:
-        pytest.fail(f"{new} is nothing")
+        with pytest.raises(ConfigError) as refused:
+            strategies.find(f"dga({old})")
+        assert str(refused.value).endswith(f"= {old} (it is called '{new}' now)")
 
 
 def test_the_nearest_name_has_the_same_letters():
@@ -221,6 +227,7 @@ def loading(arguments):
     raise SystemExit
 common.say_loading = loading
 from edgetrain.__main__ import main
+from edgetrain import strategies
 from edgetrain.cli.parser import parser
 main(["run"])
 """

@@ -87,14 +87,14 @@ NIGHTLY = {
     " device=raspberry-pi-4b target=2.7 evaluate_every=25 \"optimizer={ name = 'sgd', lr = 1.0 }\""
     " \"data={ partition='iid', context=32, limit_bytes=200_000, width=32, heads=4,"
     ' layers=1 }"': "dga ",
-    "edgetrain compare --simulate --strategies 'fedavg,dga(own),dga(drift)' network=wan-200ms"
+    "edgetrain compare --simulate --strategies 'fedavg,dga(paper),dga(predict)' network=wan-200ms"
     " pace_s=0.05 local_steps=6 delay=6 final_sync=0 steps=280 target=0.9"
-    " \"data={ partition = 'dirichlet(0.3)' }\"": r"dga\(drift\) .* 2\.3x",
+    " \"data={ partition = 'dirichlet(0.3)' }\"": r"dga\(predict\) .* 2\.3x",
     "edgetrain compare --simulate --strategies"
     " 'dga,fedprox(0.01),diloco,fedavg | adam(0.1)'": "diloco ",
     "edgetrain compare --simulate --strategies 'diloco,streaming-diloco(4, 0.5)'"
     " network=wan-200ms pace_s=0.1 local_steps=60 delay=6 steps=360": r"streaming-diloco.4, 0\.5.",
-    "edgetrain compare --simulate --strategies 'diloco,eager,eager | sgd(1),dga(own)'"
+    "edgetrain compare --simulate --strategies 'diloco,eager,eager | sgd(1),dga(paper)'"
     " network=wan-200ms members=8 pace_s=0.02 steps=320 local_steps=10 delay=10 final_sync=0"
     " \"optimizer={ name = 'sgd', lr = 0.02 }\"": r"eager +92\.5 %",
     "edgetrain compare network=wan-500ms pace_s=0.05": "dga ",
@@ -159,7 +159,7 @@ NIGHTLY = {
     "edgetrain sweep examples/paper/correction.toml": "rows:",
     "edgetrain sweep examples/paper/latency.toml --at-once 4": "rows:",
     "edgetrain sweep examples/paper/latency.toml --rtt 1,100,200,500,1000 steps=100": "rows:",
-    "edgetrain sweep examples/paper/scaling.toml --strategy 'dga(own)' --members 1,8,16": "rows:",
+    "edgetrain sweep examples/paper/scaling.toml --strategy 'dga(paper)' --members 1,8,16": "rows:",
     "edgetrain topology job.toml": "topology auto: star",
     "edgetrain topology job.toml --json": "^{",
     "edgetrain topology job.toml codec=int8 network=ethernet --picture topologies.png": "picture: ",

@@ -486,7 +486,7 @@ def test_a_measured_ratio_stands_in_for_the_most():
 SIMULATED = {
     "sync-sgd, 200 ms": ("strategy=sync-sgd", "delay=0", "network=wan-200ms"),
     "fedavg, 500 ms": ("strategy=fedavg", "delay=0", "network=wan-500ms"),
-    "dga, 500 ms": ("strategy=dga(own)", "delay=12", "network=wan-500ms"),
+    "dga, 500 ms": ("strategy=dga(paper)", "delay=12", "network=wan-500ms"),
     "fedavg, uplink": (
         "strategy=fedavg", "delay=0", "network=ethernet", "fleet.sites=home-fixed: 0-7",
     ),

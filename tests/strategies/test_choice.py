@@ -42,7 +42,7 @@ def histories(fleet):
 def test_where_members_pull_alike_it_is_leave_bit_for_bit(members, local_steps, delay, steps, rng):
     leave, auto = (
         run(name, alike, members, local_steps, delay, steps, rng=rng)
-        for name in ("dga(leave)", "dga")
+        for name in ("dga(decay)", "dga")
     )
     for said, chose in zip(*map(histories, (leave, auto)), strict=True):
         assert said.tobytes() == chose.tobytes()
@@ -52,7 +52,7 @@ def test_where_members_pull_alike_it_is_leave_bit_for_bit(members, local_steps, 
             assert (member.half.drift.choice is None) == (delay > 0)
 
 
-UNTIL_CHOSEN = {0.0: ("dga(leave)", FIRST + ROUNDS), 0.9: ("dga(own)", ROUNDS)}
+UNTIL_CHOSEN = {0.0: ("dga(decay)", FIRST + ROUNDS), 0.9: ("dga(paper)", ROUNDS)}
 """What stands for rounds until the choice, and for how many, by the optimizer's momentum."""
 
 
@@ -66,7 +66,7 @@ def test_where_they_pull_apart_with_momentum_it_is_drift_bit_for_bit(local_steps
     steps = local_steps * (ROUNDS + 3) + 2 * delay + 1
     auto, drift, own = (
         run(name, apart, 2, local_steps, delay, steps, rng=rng, momentum=0.9)
-        for name in ("dga", "dga(drift)", "dga(own)")
+        for name in ("dga", "dga(predict)", "dga(paper)")
     )
     assert len({member.params.tobytes() for member in auto.members}) == 1
     for chose, learned in zip(*map(histories, (auto, drift)), strict=True):
@@ -89,7 +89,7 @@ def test_drift_begins_with_nothing_of_what_stayed_before():
     fleet = run("dga", apart, 2, 4, 9, 4 * (FIRST + ROUNDS + 8))
     assert len({member.params.tobytes() for member in fleet.members}) == 1
     assert all(type(member.half.drift) is Drift for member in fleet.members)
-    drift, leave = (half_of(name="dga"), half_of(name="dga(leave)"))
+    drift, leave = (half_of(name="dga"), half_of(name="dga(decay)"))
     for half in (drift, leave):
         live(half, FIRST + ROUNDS + 2, reply=0.25)
     assert leave.drift.gap.any()
@@ -128,7 +128,7 @@ def test_it_is_the_formula(elements, drift, seed):
     assert found.apart == pytest.approx(expected, rel=1e-6, abs=1e-9)
     assert found.is_made
     assert found.is_apart == (found.apart >= APART)
-    assert found.reason.startswith("drift: its first" if found.is_apart else "leave: its first")
+    assert found.reason.startswith("predict: div" if found.is_apart else "decay: div")
 
 
 def test_a_long_vector_is_sampled():
@@ -165,10 +165,11 @@ def live(half, rounds, reply, share=None):
 
 def test_it_says_once_what_it_chose_and_why():
     (said,) = live(half_of(), FIRST + 12, reply=0.25)
-    led = "times as far from the fleet as the fleet went; it takes"
-    assert said == f"drift: its first 3 rounds led 3 {led} 2.4e-05 MB"
+    told = "divergence from the fleet over 3 rounds is"
+    memory = "2.4e-05 MB of memory"
+    assert said == f"predict: {told} 9 (at least 1.25: unequal data); {memory}"
     (said,) = live(half_of(), FIRST + 12, reply=0.8)
-    assert said == f"leave: its first 3 rounds led 0.25 {led} 2.4e-05 MB"
+    assert said == f"decay: {told} 0.062 (below 1.25: similar data); {memory}"
 
 
 def test_contributions_that_a_codec_sends_in_part_are_no_evidence():
@@ -189,7 +190,7 @@ def test_rounds_in_which_it_did_not_move_are_no_evidence(still, reply):
         if half.due() is not None:
             half.apply([np.full(6, reply, np.float32)])
     (said,) = live(half, FIRST + 12, reply=0.25)
-    assert said.startswith("drift: its first 3 rounds led 3 times")
+    assert said.startswith("predict: divergence from the fleet over 3 rounds is 9 ")
 
 
 @pytest.mark.parametrize(("rounds", "reply"), [(4, 0.25), (7, 0.25), (15, 0.25), (15, 0.8)])
@@ -222,7 +223,7 @@ def test_a_checkpoint_that_no_member_wrote_is_refused(change):
 
 
 def test_strategies_without_a_choice_note_nothing():
-    for name in ("dga(own)", "dga(drift)", "fedavg", "sync-sgd"):
+    for name in ("dga(paper)", "dga(predict)", "fedavg", "sync-sgd"):
         vectors = np.zeros((2, 3), np.float32)
         half = strategies.find(name).member_half(strategies.Setting(*vectors, 1, 0))
         assert half.take_note() == ""

@@ -1,4 +1,4 @@
-"""What stands for rounds in flight with `correction = "drift"`, against the rule in float64."""
+"""What stands for rounds in flight with `correction = "predict"`, against the rule in float64."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def naive(initial, members, local_steps, delay, steps, stride=1, momentum=0.0):
 @given(**(SHAPES | {"members": st.integers(2, 5), "momentum": st.sampled_from([0.0, 0.5, 0.9])}))
 def test_it_is_the_rule_as_it_is_written(members, local_steps, delay, steps, rng, momentum):
     fleet = Fleet(
-        "dga(drift)", members, local_steps, delay, steps, rng=rng, momentum=momentum
+        "dga(predict)", members, local_steps, delay, steps, rng=rng, momentum=momentum
     ).run()
     assert len({m.params.tobytes() for m in fleet.members}) == 1
     histories, _ = naive(fleet.initial, members, local_steps, delay, steps, momentum=momentum)
@@ -102,7 +102,7 @@ def test_it_is_the_rule_as_it_is_written(members, local_steps, delay, steps, rng
 
 def test_theta_is_measured_on_a_sample_of_a_long_vector():
     elements = 2 * TILE + 3
-    fleet = Fleet("dga(drift)", 2, 2, 4, 16, elements=elements).run()
+    fleet = Fleet("dga(predict)", 2, 2, 4, 16, elements=elements).run()
     stride = -(-elements // SAMPLE)
     histories, _ = naive(fleet.initial, 2, 2, 4, 16, stride)
     for member, expected in zip(fleet.members, histories, strict=True):
@@ -132,7 +132,7 @@ def test_with_momentum_members_gather_around_the_optimum_of_all(local_steps):
     def away(momentum):
         step, optimum = descent_with_momentum(0.9)
         fleet = Fleet(
-            "dga(drift)",
+            "dga(predict)",
             3,
             local_steps,
             local_steps,
@@ -156,14 +156,14 @@ def test_members_that_pull_apart_stay_nearer_to_each_other_than_with_dga(rng, lo
         histories = np.array([member.history for member in fleet.members])[:, 30:]
         return float(np.std(histories, axis=0).mean())
 
-    assert spread("dga(drift)") < 0.9 * spread("dga(own)")
+    assert spread("dga(predict)") < 0.9 * spread("dga(paper)")
 
 
 @given(**(SHAPES | {"members": st.just(1)}))
 def test_alone_it_is_dga_bit_for_bit(members, local_steps, delay, steps, rng):
     ends = [
         Fleet(name, members, local_steps, delay, steps, rng=rng, momentum=0.9).run().members[0]
-        for name in ("dga(own)", "dga(drift)", "dga")
+        for name in ("dga(paper)", "dga(predict)", "dga")
     ]
     for end in ends[1:]:
         assert end.params.tobytes() == ends[0].params.tobytes()
@@ -174,7 +174,7 @@ def test_alone_it_is_dga_bit_for_bit(members, local_steps, delay, steps, rng):
 def test_without_delay_it_is_fedavg_bit_for_bit(members, local_steps, delay, steps, rng):
     ends = [
         Fleet(name, members, local_steps, delay, steps, rng=rng).run().members[0].params.tobytes()
-        for name in ("local-sgd", "dga(drift)", "dga")
+        for name in ("local-sgd", "dga(predict)", "dga")
     ]
     assert ends[0] == ends[1] == ends[2]
 
@@ -187,7 +187,7 @@ def test_without_delay_it_is_fedavg_bit_for_bit(members, local_steps, delay, ste
 def test_a_delay_that_changes_moves_no_parameters(members, local_steps, wanted, codec, rng):
     """All that members walk reaches the base once, though what stands for a round follows n."""
     fleet = Fleet(
-        "dga(drift)", members, local_steps, None, 40,
+        "dga(predict)", members, local_steps, None, 40,
         rng=rng, wanted_delay=wanted, codec=codec, reply_codec="fp32", elements=8,
     ).run()  # fmt: skip
     assert {m.state for m in fleet.members} == {"done"}
@@ -223,7 +223,7 @@ def test_a_checkpoint_has_all_that_was_learned():
         assert again.learned()[name].tobytes() == value.tobytes()
     assert other.theta == drift.theta
     assert drift.theta > 0
-    own = strategies.find("dga(own)").member_half(
+    own = strategies.find("dga(paper)").member_half(
         strategies.Setting(np.zeros(3, np.float32), None, 1, 0)
     )
     assert own.learned() == {}

@@ -40,7 +40,9 @@ def ended(fleet):
 
 
 @given(
-    name=st.sampled_from(["local-sgd", "fedavg", "dga", "dga(own)", "dga(drift)", "dga(variates)"]),
+    name=st.sampled_from(
+        ["local-sgd", "fedavg", "dga", "dga(paper)", "dga(predict)", "dga(variates)"]
+    ),
     final_sync=st.sampled_from([CHOSEN, 0.1, 0.4, 1.0]),
     codec=st.sampled_from(["fp32", "topk(0.3) | q2"]),
     **SHAPES,
@@ -53,7 +55,7 @@ def test_replicas_end_equal_bit_for_bit(
     )
 
 
-@given(name=st.sampled_from(["dga", "dga(own)", "dga(drift)"]), **SHAPES)
+@given(name=st.sampled_from(["dga", "dga(paper)", "dga(predict)"]), **SHAPES)
 def test_a_final_sync_of_all_steps_is_local_sgd_with_its_rounds(
     name, members, local_steps, delay, steps, rng
 ):
@@ -108,7 +110,7 @@ def naive(members, local_steps, delay, steps, final_sync, initial):
 @pytest.mark.parametrize("final_sync", [0.2, 0.5])
 def test_it_is_the_formula(local_steps, delay, final_sync):
     """With more than one round in flight the last replies come up to K steps early."""
-    fleet = Fleet("dga(own)", 3, local_steps, delay, 70, final_sync=final_sync)
+    fleet = Fleet("dga(paper)", 3, local_steps, delay, 70, final_sync=final_sync)
     found = ended(fleet)
     end = FinalSync.of(final_sync, 70)
     if delay < local_steps or delay % local_steps == 0:
@@ -129,7 +131,7 @@ def test_it_is_the_formula(local_steps, delay, final_sync):
 def test_a_hub_that_is_killed_at_any_instant_lands(
     snapshot_every, fuses, seed, members, local_steps, delay, steps
 ):
-    what = "dga(own)", members, local_steps, delay, steps
+    what = "dga(paper)", members, local_steps, delay, steps
     calm = ended(Fleet(*what, final_sync=0.4))
     disk = Disk(snapshot_every)
     fleet = Fleet(*what, rng=random.Random(seed), disk=disk, kills=fuses, final_sync=0.4).run()
@@ -143,7 +145,7 @@ def test_a_hub_that_is_killed_at_any_instant_lands(
 @given(fuses=st.lists(st.integers(1, 60), max_size=2), seed=st.integers(0, 1000), **SIZES)
 def test_members_that_say_how_long_they_train_land(fuses, seed, members, local_steps, delay, steps):
     """In loops of their own; and a hub that was restored hears it again."""
-    what = "dga(own)", members, local_steps, delay, steps
+    what = "dga(paper)", members, local_steps, delay, steps
     known = ended(Fleet(*what, final_sync=CHOSEN))
     told = Fleet(
         *what,

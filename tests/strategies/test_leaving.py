@@ -41,7 +41,7 @@ def naive(initial, members, local_steps, delay, steps, share, waits):
 @given(**(SHAPES | {"members": st.integers(2, 5)}), momentum=st.sampled_from([0.0, 0.9]))
 def test_it_is_the_rule_as_it_is_written(members, local_steps, delay, steps, rng, momentum):
     fleet = Fleet(
-        "dga(leave)", members, local_steps, delay, steps, rng=rng, momentum=momentum
+        "dga(decay)", members, local_steps, delay, steps, rng=rng, momentum=momentum
     ).run()
     assert len({m.params.tobytes() for m in fleet.members}) == 1, "nothing stays at the end"
     share = SHARE if momentum else share_of(local_steps, delay)
@@ -60,8 +60,8 @@ def test_it_is_the_rule_as_it_is_written(members, local_steps, delay, steps, rng
 
 @given(**(SHAPES | {"members": st.integers(2, 4)}))
 def test_the_mean_of_all_members_takes_every_step_at_once(members, local_steps, delay, steps, rng):
-    """With it, as with `own`, no gradient is late for the mean: only for the other members."""
-    fleet = Fleet("dga(leave)", members, local_steps, delay, steps, rng=rng).run()
+    """With it, as with `paper`, no gradient is late for the mean: only for the other members."""
+    fleet = Fleet("dga(decay)", members, local_steps, delay, steps, rng=rng).run()
     history = np.array([m.history for m in fleet.members], np.float64)
     taken = [
         [noisy_descent(m, step, at.astype(np.float32)) for step, at in enumerate(path)]
@@ -94,13 +94,13 @@ def test_members_come_back_to_the_mean_at_rates_up_to_one_and_the_share(local_st
     limit = 1 + share_of(local_steps, delay)
     assert 1.5 < limit < 2
     assert limit >= 1.75 or delay < local_steps
-    far = deviation("leave", local_steps, delay, part * limit, 8 * (60 + delay))
+    far = deviation("decay", local_steps, delay, part * limit, 8 * (60 + delay))
     assert far[-20 - delay :].max() < 0.05 * far.max()
 
 
 @given(st.integers(1, 12))
 def test_without_it_they_swing_up_from_a_rate_of_one_on(delay):
-    far = deviation("own", 1, delay, 1.1, 400)
+    far = deviation("paper", 1, delay, 1.1, 400)
     assert far[-20:].max() > 10 * far[:20].max()
 
 
@@ -108,14 +108,14 @@ def test_without_it_they_swing_up_from_a_rate_of_one_on(delay):
 def test_with_momentum_one_member_is_dga_bit_for_bit(members, local_steps, delay, steps, rng):
     runs = [
         Fleet(f"dga({c})", 1, local_steps, delay, steps, momentum=0.9).run()
-        for c in ("leave", "own")
+        for c in ("decay", "paper")
     ]
     assert len({run.hub.base.tobytes() for run in runs}) == 1
 
 
 def test_without_a_delay_it_is_local_sgd_bit_for_bit():
     ends = [
-        Fleet(name, 3, 2, 0, 11).run().hub.base.tobytes() for name in ("dga(leave)", "local-sgd")
+        Fleet(name, 3, 2, 0, 11).run().hub.base.tobytes() for name in ("dga(decay)", "local-sgd")
     ]
     assert ends[0] == ends[1]
 
@@ -168,12 +168,12 @@ def chooser(elements, momentum=0.9):
 
 
 @pytest.mark.parametrize(
-    ("reply", "momentum", "word"), [(0.25, 0.9, "drift"), (0.8, 0.9, "leave"), (0.8, 0, "leave")]
+    ("reply", "momentum", "word"), [(0.25, 0.9, "predict"), (0.8, 0.9, "decay"), (0.8, 0, "decay")]
 )
 def test_auto_takes_it_on_equal_data(reply, momentum, word):
     half = live(chooser(6, momentum), FIRST + 12, reply)
-    assert half.take_note().startswith(f"{word}: its first {ROUNDS} rounds")
-    assert isinstance(half.drift, Leaving) == (word == "leave")
+    assert half.take_note().startswith(f"{word}: divergence from the fleet over {ROUNDS} rounds")
+    assert isinstance(half.drift, Leaving) == (word == "decay")
     again = chooser(6, momentum)
     again.restore_learned({name: value.copy() for name, value in half.learned().items()})
     assert type(again.drift) is type(half.drift)
@@ -183,7 +183,7 @@ def test_auto_takes_it_on_equal_data(reply, momentum, word):
 
 
 def test_what_auto_chose_goes_on_as_if_it_had_begun_with_nothing_left():
-    """The first rounds, before the choice, are those of `own`; nothing has stayed of them."""
+    """The first rounds, before the choice, are those of `paper`; nothing has stayed of them."""
     auto, said = live(chooser(6), ROUNDS + 1, 0.8), live(chooser(6), ROUNDS + 2, 0.8)
     assert isinstance(said.drift, Leaving)
     assert not said.drift.gap.any()
@@ -198,5 +198,5 @@ def test_rounds_that_touch_few_blocks_keep_own_progress():
         own = half.after_step()
         if half.due() is not None:
             half.apply([own.copy()])
-    assert half.take_note().startswith("own: ")
+    assert half.take_note().startswith("paper: ")
     assert half.drift is None

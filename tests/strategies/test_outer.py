@@ -185,7 +185,7 @@ def test_an_outer_rule_is_spelled_behind_a_bar_or_as_a_key_of_the_job():
         assert (found.name, found.outer) == ("fedavg", "nesterov(0.7, 0.9)")
         assert found.spelled == "fedavg | nesterov(0.7, 0.9)"
         assert strategies.find(found.spelled) == found
-    assert strategies.find("dga(drift) | sgd(0.5)").spelled == "dga(drift) | sgd(0.5)"
+    assert strategies.find("dga(predict) | sgd(0.5)").spelled == "dga(predict) | sgd(0.5)"
     own = resolve(parse({}, ["strategy=diloco"])).strategy
     assert own.spelled == "diloco"
     assert own == strategies.find(f"diloco | {own.outer}")
@@ -219,7 +219,7 @@ def ends_of(strategy, **other):
 
 
 @pytest.mark.parametrize("codec", ["fp32", "topk(0.5) | q2", "auto(0.3)"])
-@pytest.mark.parametrize("strategy", ["local-sgd", "fedavg", "dga(drift)"])
+@pytest.mark.parametrize("strategy", ["local-sgd", "fedavg", "dga(predict)"])
 def test_a_rate_of_one_is_no_outer_rule_bit_for_bit(strategy, codec):
     plain, ours = (ends_of(s, codec=codec, elements=24) for s in (strategy, f"{strategy} | sgd(1)"))
     assert ours.hub.base.tobytes() == plain.hub.base.tobytes()

@@ -111,9 +111,9 @@ def test_a_strategy_takes_arguments_as_codecs_and_merge_rules_do(shrunk):
         ("shrunk(nan)", "shrunk: share = nan (allowed are 0 to less than 2)"),
         ("shrunk(much)", "shrunk: share = much (allowed are 0 to less than 2)"),
         ("fedavg(5)", "'fedavg' takes no arguments, not (5)"),
-        ("dga(5)", "dga: correction = 5 (known: auto, drift, leave, own, variates)"),
-        ("dga(drft)", "dga: correction = drft (did you mean 'drift'?)"),
-        ("dga(drift, 5)", "'dga' takes no arguments, not (5)"),
+        ("dga(5)", "dga: correction = 5 (known: auto, decay, paper, predict, variates)"),
+        ("dga(predct)", "dga: correction = predct (did you mean 'predict'?)"),
+        ("dga(predict, 5)", "'dga' takes no arguments, not (5)"),
     ],
 )
 def test_wrong_arguments_are_refused_with_what_is_allowed(shrunk, text, said):
@@ -134,16 +134,19 @@ def test_a_list_of_strategies_has_commas_inside_and_between():
 
 
 def test_a_correction_is_spelled_in_parentheses_or_as_a_key_of_the_job():
-    drift = strategies.find("dga(drift)")
-    assert (drift.name, drift.correction, drift.spelled) == ("dga", "drift", "dga(drift)")
+    drift = strategies.find("dga(predict)")
+    assert (drift.name, drift.correction, drift.spelled) == ("dga", "predict", "dga(predict)")
     assert strategies.find(" dga( auto ) ") == strategies.find("dga")
-    assert strategies.find("dga(own)").spelled == "dga(own)"
-    for words in (["strategy=dga(drift)"], ["correction=drift"]):
+    assert strategies.find("dga(paper)").spelled == "dga(paper)"
+    for words in (["strategy=dga(predict)"], ["correction=predict"]):
         found = resolve(parse({}, words))
         assert found.strategy == drift
-        assert hub_of(found).terms.strategy.spelled == "dga(drift)"
-    job = parse({}, ["correction=drift", "delay=6"])
-    assert [each.strategy.correction for each in variants(job, ["dga", "fedavg"])] == ["drift", ""]
+        assert hub_of(found).terms.strategy.spelled == "dga(predict)"
+    job = parse({}, ["correction=predict", "delay=6"])
+    assert [each.strategy.correction for each in variants(job, ["dga", "fedavg"])] == [
+        "predict",
+        "",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -152,10 +155,10 @@ def test_a_correction_is_spelled_in_parentheses_or_as_a_key_of_the_job():
         ([], "dga"),
         (["secure=true"], "dga"),
         (["unit=example", "noise=1"], "dga"),
-        (["unit=member", "noise=1"], "dga(own)"),
-        (["merge=median"], "dga(own)"),
-        (["outer=nesterov(0.7, 0.9)"], "dga(own) | nesterov(0.7, 0.9)"),
-        (["merge=median", "correction=drift"], "dga(drift)"),
+        (["unit=member", "noise=1"], "dga(paper)"),
+        (["merge=median"], "dga(paper)"),
+        (["outer=nesterov(0.7, 0.9)"], "dga(paper) | nesterov(0.7, 0.9)"),
+        (["merge=median", "correction=predict"], "dga(predict)"),
     ],
 )
 def test_where_replies_are_no_mean_of_the_members_nothing_is_chosen_from_them(words, spelled):
@@ -167,8 +170,8 @@ def test_where_replies_are_no_mean_of_the_members_nothing_is_chosen_from_them(wo
     [
         ([], False),
         (["data={ partition = 'dirichlet(0.3)' }"], True),
-        (["correction=drift"], True),
-        (["data={ partition = 'dirichlet(0.3)' }", "correction=own"], False),
+        (["correction=predict"], True),
+        (["data={ partition = 'dirichlet(0.3)' }", "correction=paper"], False),
         (["data={ partition = 'dirichlet(0.3)' }", "local_steps=5"], False),
         (["data={ partition = 'dirichlet(0.3)' }", "optimizer={ name = 'adamw' }"], False),
     ],
@@ -180,24 +183,26 @@ def test_one_round_in_flight_is_wanted_where_a_drift_may_be_learned(words, expec
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["correction=drft"], "dga: correction = drft (did you mean 'drift'?)"),
+        (["correction=predct"], "dga: correction = predct (did you mean 'predict'?)"),
         (
-            ["strategy=sync-sgd", "correction=drift"],
-            "sync-sgd: correction = drift: there is no delay to correct (leave it out, or choose "
+            ["strategy=sync-sgd", "correction=predict"],
+            "sync-sgd: correction = predict: there is no delay to correct (leave it out, or choose "
             "dga)",
         ),
         (
-            ["strategy=dga(drift)", "correction=own"],
-            "strategy.name = 'dga(drift)' and strategy.correction = 'own' (say one of them)",
+            ["strategy=dga(predict)", "correction=paper"],
+            "strategy.name = 'dga(predict)' and strategy.correction = 'paper' (say one of them)",
         ),
         (
-            ["correction=drift", "unit=member", "noise=1"],
-            "dga(drift) and privacy.unit = 'member': the noise in a reply is larger than the drift "
-            "that members would learn from it (say correction = 'own')",
+            ["correction=predict", "unit=member", "noise=1"],
+            "dga(predict) and privacy.unit = 'member': the noise in a reply is larger than the "
+            "drift "
+            "that members would learn from it (say correction = 'paper')",
         ),
         (
             ["strategy=eager", "unit=member", "noise=1"],
-            "eager and privacy.unit = 'member': the noise in a reply is larger than the drift "
+            "eager and privacy.unit = 'member': the noise in a reply is larger than the "
+            "drift "
             "that members would learn from it (take local-sgd or dga)",
         ),
     ],

@@ -34,7 +34,7 @@ SHAPES = {
             "fedavg",
             "scaffold",
             "dga",
-            "dga(drift)",
+            "dga(predict)",
             "dga(variates)",
             "dga-uncorrected",
             "diloco",
@@ -59,7 +59,7 @@ LOSSY = ["topk(0.3) | q2", "small(1): fp32; low-rank(1)", "topk(0.4, tensor)", "
 
 
 @given(
-    name=st.sampled_from(["sync-sgd", "local-sgd", "dga", "dga(drift)"]),
+    name=st.sampled_from(["sync-sgd", "local-sgd", "dga", "dga(predict)"]),
     codec=st.sampled_from(LOSSY),
     reply_codec=st.sampled_from(["", "fp32", "topk(0.2) | q2", "*b: bf16; low-rank(1)"]),
     elements=st.integers(1, 20),
@@ -117,7 +117,7 @@ def mean_of(vectors):
 
 
 @given(
-    name=st.sampled_from(["sync-sgd", "fedavg", "dga", "dga(drift)", "fedadam", "dga(variates)"]),
+    name=st.sampled_from(["sync-sgd", "fedavg", "dga", "dga(predict)", "fedadam", "dga(variates)"]),
     **SHAPES,
 )
 def test_the_result_does_not_depend_on_the_order_of_events(
@@ -172,7 +172,7 @@ def naive_dga(initial, members, local_steps, delay, steps):
 
 @given(**SHAPES)
 def test_dga_is_the_papers_formula(members, local_steps, delay, steps, rng):
-    fleet = Fleet("dga(own)", members, local_steps, delay, steps, rng=rng).run()
+    fleet = Fleet("dga(paper)", members, local_steps, delay, steps, rng=rng).run()
     for member, expected in zip(
         fleet.members, naive_dga(fleet.initial, members, local_steps, delay, steps), strict=True
     ):
@@ -213,14 +213,14 @@ def test_without_the_correction_only_stale_means_move_the_parameters(
 def test_without_delay_the_correction_makes_no_difference(members, local_steps, delay, steps, rng):
     ends = [
         Fleet(name, members, local_steps, delay, steps, rng=rng).run().members[0].params.tobytes()
-        for name in ("dga(own)", "dga-uncorrected")
+        for name in ("dga(paper)", "dga-uncorrected")
     ]
     assert ends[0] == ends[1]
 
 
 @given(**(SHAPES | {"delay": st.just(0)}))
 def test_delay_zero_is_fedavg(members, local_steps, delay, steps, rng):
-    fleet = Fleet("dga(own)", members, local_steps, delay, steps, rng=rng).run()
+    fleet = Fleet("dga(paper)", members, local_steps, delay, steps, rng=rng).run()
     other = Fleet("local-sgd", members, local_steps, delay, steps, rng=random.Random(1)).run()
     assert fleet.members[0].params.tobytes() == other.members[0].params.tobytes()
     w = fleet.initial.astype(np.float64)
@@ -271,7 +271,7 @@ def test_fedavg_weighs_by_samples(weights, local_steps, rng):
 
 
 @given(
-    name=st.sampled_from(["sync-sgd", "fedavg", "dga", "dga(drift)"]),
+    name=st.sampled_from(["sync-sgd", "fedavg", "dga", "dga(predict)"]),
     members=st.integers(2, 5),
     local_steps=st.integers(1, 4),
     delay=st.integers(0, 9),
@@ -304,7 +304,7 @@ def test_an_automatic_delay_is_agreed_on_and_reproducible(members, local_steps, 
 
 
 @given(
-    name=st.sampled_from(["dga", "dga(drift)"]), members=st.integers(1, 4),
+    name=st.sampled_from(["dga", "dga(predict)"]), members=st.integers(1, 4),
     local_steps=st.integers(1, 3), wanted=st.integers(20, 90), steps=st.integers(48, 90),
     codec=st.sampled_from(["fp32", "topk(0.3) | q2"]), rng=st.randoms(use_true_random=False),
 )  # fmt: skip

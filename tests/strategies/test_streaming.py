@@ -85,7 +85,7 @@ def test_the_result_does_not_depend_on_the_order_of_events(
 
 @given(
     pair=st.sampled_from(
-        [("streaming-diloco(1, 0)", "diloco"), ("streaming-diloco(1, 0) | sgd(1)", "dga(own)")]
+        [("streaming-diloco(1, 0)", "diloco"), ("streaming-diloco(1, 0) | sgd(1)", "dga(paper)")]
     ),
     **SHAPES,
 )

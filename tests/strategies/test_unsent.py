@@ -27,7 +27,7 @@ class Moving(Unsent):
 
 
 @given(
-    name=st.sampled_from(["local-sgd", "dga", "dga(drift)"]),
+    name=st.sampled_from(["local-sgd", "dga", "dga(predict)"]),
     codec=st.sampled_from(["topk(0.3) | q2", "sign", "topk(0.4, tensor)"]),
     pattern=st.lists(st.booleans(), min_size=1, max_size=8),
     members=st.integers(1, 4), local_steps=st.integers(1, 5), delay=st.integers(0, 12),
@@ -55,7 +55,7 @@ def test_wherever_it_waits_it_is_sent_later_and_once(
 
 
 @given(
-    name=st.sampled_from(["local-sgd", "dga", "dga(drift)"]),
+    name=st.sampled_from(["local-sgd", "dga", "dga(predict)"]),
     codec=st.sampled_from(["fp16", "int8", "int4", "topk(0.3) | q2", "auto", "auto(0.3)"]),
     members=st.integers(1, 3), local_steps=st.integers(1, 5), delay=st.integers(0, 12),
     steps=st.integers(1, 30), rung=st.integers(0, 3), rng=st.randoms(use_true_random=False),

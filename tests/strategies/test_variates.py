@@ -88,7 +88,7 @@ def test_with_a_delay_it_is_its_formula(delay, members, local_steps, steps, rng)
 
 
 @pytest.mark.parametrize("members", [1, 2, 4])
-@pytest.mark.parametrize("names", [("scaffold", "fedavg", 0), ("dga(variates)", "dga(own)", 4)])
+@pytest.mark.parametrize("names", [("scaffold", "fedavg", 0), ("dga(variates)", "dga(paper)", 4)])
 def test_with_equal_batches_nothing_is_corrected_bit_for_bit(members, names):
     *names, delay = names
     ends = [
@@ -285,7 +285,7 @@ def test_a_damaged_checkpoint_is_refused(change):
         (["codec=auto"], "take int8, or fedavg"),
         (["reply_codec=topk(0.1) | q2"], "strategy.reply_codec = 'topk(0.1) | q2': scaffold"),
         (["delay=3"], "strategy.delay = 3: scaffold waits for every reply"),
-        (["correction=drift"], "scaffold: correction = drift: there is no delay to correct"),
+        (["correction=predict"], "scaffold: correction = predict: there is no delay to correct"),
         (["merge=median"], "counts each member once"),
         (["strategy=dga(variates)", "merge=median"], "compares members"),
         (["strategy=dga(variates) | nesterov(0.7, 0.9)"], "would get a step on it"),

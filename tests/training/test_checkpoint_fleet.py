@@ -230,7 +230,7 @@ def test_models_of_other_dtypes_go_on_with_their_bits(tmp_path, lives, optimizer
 STRATEGIES = [
     ("fedavg", {}), ("local-sgd", {"codec": "topk(0.2) | q2"}), ("dga", {"delay": 5}),
     ("dga", {"delay": 4, "codec": "topk(0.2) | q2"}), ("dga-uncorrected", {"codec": "sign"}),
-    ("dga(drift)", {"delay": 5}), ("dga(drift)", {"delay": 4, "codec": "topk(0.2) | q2"}),
+    ("dga(predict)", {"delay": 5}), ("dga(predict)", {"delay": 4, "codec": "topk(0.2) | q2"}),
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from tests.training.test_several_hubs import bases
 
 JOBS = {
     "fedavg": ("strategy=fedavg", "members=3", "steps=8", "network=wifi"),
-    "dga": ("strategy=dga(own)", "delay=8", "codec=topk(0.1)|q2", "members=8", "steps=12"),
+    "dga": ("strategy=dga(paper)", "delay=8", "codec=topk(0.1)|q2", "members=8", "steps=12"),
     "diloco": ("strategy=diloco", "codec=int8", "members=3", "local_steps=5", "steps=10"),
     "batched": ("strategy=fedavg", "members=16", "local_steps=4", "steps=8", "network=wan-50ms"),
 }

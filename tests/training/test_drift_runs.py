@@ -1,4 +1,4 @@
-"""dga(drift) as a whole job: emulated, simulated, batched, over chaos, after a checkpoint."""
+"""dga(predict) as a whole job: emulated, simulated, batched, over chaos, after a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgetrain.tasks.layerwise import LARS
 from edgetrain.training.simulated import simulation
 
 JOB = (
-    "strategy=dga(drift)", "device=raspberry-pi-4b", "members=4", "steps=40", "batch=8",
+    "strategy=dga(predict)", "device=raspberry-pi-4b", "members=4", "steps=40", "batch=8",
     "local_steps=5", "delay=5",
 )  # fmt: skip
 
@@ -50,15 +50,15 @@ def test_simulated_members_batched_learn_what_they_learn_one_by_one(tmp_path):
     one = simulated(tmp_path, "one", batched=False)
     many = simulated(tmp_path, "many", batched=True)
     assert many["final"]["loss"] == pytest.approx(one["final"]["loss"], rel=1e-3)
-    own = simulated(tmp_path, "own", "strategy=dga(own)", batched=True)
+    own = simulated(tmp_path, "own", "strategy=dga(paper)", batched=True)
     assert abs(own["final"]["loss"] / many["final"]["loss"] - 1) > 1e-3, "it makes a difference"
 
 
-@pytest.mark.parametrize(("partition", "chosen"), [("iid", "leave"), ("dirichlet(0.1)", "drift")])
+@pytest.mark.parametrize(("partition", "chosen"), [("iid", "decay"), ("dirichlet(0.1)", "predict")])
 def test_members_say_what_they_chose_and_train_as_if_the_job_had_said_it(
     tmp_path, partition, chosen
 ):
-    momentum = 0.9 if chosen == "drift" else 0
+    momentum = 0.9 if chosen == "predict" else 0
     words = (
         f"data={{ partition = '{partition}' }}",
         f"optimizer={{ name = 'sgd', lr = 0.1, momentum = {momentum} }}",
@@ -75,8 +75,8 @@ def test_members_say_what_they_chose_and_train_as_if_the_job_had_said_it(
 
 
 @pytest.mark.parametrize(("steps", "batch", "chosen"), [
-    (20, 200, "own"), (20, 8, "drift"),
-    pytest.param(80, 200, "drift", marks=pytest.mark.real),
+    (20, 200, "paper"), (20, 8, "predict"),
+    pytest.param(80, 200, "predict", marks=pytest.mark.real),
 ])  # fmt: skip
 def test_in_a_short_run_members_whose_steps_have_all_samples_keep_own_progress(
     tmp_path, steps, batch, chosen
@@ -90,17 +90,17 @@ def test_in_a_short_run_members_whose_steps_have_all_samples_keep_own_progress(
 
 def test_on_equal_data_members_leave_a_part_and_land_with_momentum(tmp_path):
     auto = simulated(tmp_path, "auto", "strategy=dga", batched=True)
-    own = simulated(tmp_path, "own", "strategy=dga(own)", "final_sync=0", batched=True)
-    assert auto["corrections"] == {"leave": 4}
+    own = simulated(tmp_path, "own", "strategy=dga(paper)", "final_sync=0", batched=True)
+    assert auto["corrections"] == {"decay": 4}
     assert auto["seconds"] > own["seconds"], "each round of a final sync waits for its reply"
     plain = ("strategy=dga", "optimizer={ name = 'sgd', lr = 0.2 }")
     free, unsynced, paper = (
         simulated(tmp_path, name, *plain, *more, batched=True)
         for name, more in (
-            ("free", ()), ("unsynced", ("final_sync=0",)), ("paper", ("correction=own",))
+            ("free", ()), ("unsynced", ("final_sync=0",)), ("paper", ("correction=paper",))
         )
     )  # fmt: skip
-    assert free["corrections"] == {"leave": 4}
+    assert free["corrections"] == {"decay": 4}
     assert free["final"] == unsynced["final"], (
         "without momentum no run has a final sync on equal data"
     )
@@ -120,7 +120,7 @@ def test_processes_train_to_the_base_that_is_simulated(tmp_path):
         tmp_path,
         fleet={"members": 2},
         train={"steps": 24},
-        strategy={"name": "dga", "correction": "drift", "local_steps": 3, "delay": 6},
+        strategy={"name": "dga", "correction": "predict", "local_steps": 3, "delay": 6},
     )
     bases = set()
     for more in ((), ("--simulate", "device=raspberry-pi-4b", "pace_s=0.01")):
@@ -138,7 +138,7 @@ def test_nothing_is_lost_in_chaos(tmp_path, own_imports, monkeypatch, capsys):
         tmp_path,
         fleet={"members": 3, "pace_s": 0.05, "device": "raspberry-pi-4b", "network": "rtt-50ms"},
         train={"steps": 60},
-        strategy={"name": "dga(drift)", "local_steps": 3, "delay": 6},
+        strategy={"name": "dga(predict)", "local_steps": 3, "delay": 6},
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert command.main([job, "--schedules", "4"]) == 0
@@ -147,7 +147,7 @@ def test_nothing_is_lost_in_chaos(tmp_path, own_imports, monkeypatch, capsys):
 
 def test_a_member_that_lost_power_knows_what_it_had_learned(tmp_path):
     """It trained alone after its checkpoint, so nothing was learned that the file does not have."""
-    lives, _, _ = fleet(tmp_path / "a", 60, [31], "dga(drift)", others=2, every=1, delay=4)
+    lives, _, _ = fleet(tmp_path / "a", 60, [31], "dga(predict)", others=2, every=1, delay=4)
     learned = [life.member.half.learned() for life in lives]
     assert children.flat(lives[-1].model).size == learned[1]["gap"].size
     assert np.abs(learned[0]["gap"]).max() > 0

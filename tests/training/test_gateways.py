@@ -17,7 +17,7 @@ from edgetrain.training import emulated
 from edgetrain.training.simulated import simulation
 
 WORDS = (
-    "strategy=dga(own)", "delay=8", "codec=int8", "members=4", "steps=32", "pace_s=0.02",
+    "strategy=dga(paper)", "delay=8", "codec=int8", "members=4", "steps=32", "pace_s=0.02",
     "network=ethernet", "sites=home-fixed: 0-1, home-fixed: 2-3", "final_sync=0",
 )  # fmt: skip
 

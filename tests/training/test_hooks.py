@@ -539,7 +539,7 @@ def steps_of(count, waits=True):
 
 @pytest.mark.parametrize(("strategy", "local_steps", "delay"), [
     ("sync-sgd", 1, 0), ("fedavg", 1, 0), ("fedavg", 3, 0), ("dga", 2, 5), ("dga", 4, 2),
-    ("dga(drift)", 3, 3), ("fedprox(0.5)", 2, 0), ("scaffold", 2, 0),
+    ("dga(predict)", 3, 3), ("fedprox(0.5)", 2, 0), ("scaffold", 2, 0),
 ])  # fmt: skip
 def test_members_that_wait_for_the_fleet_end_with_one_model(strategy, local_steps, delay):
     found, hub = fleet(

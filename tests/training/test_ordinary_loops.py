@@ -36,7 +36,7 @@ MEMBERS, BATCHES = 3, 13
 WEIGHTS = (1.0, 2.0, 5.0)
 STRATEGIES = {
     "fedavg": {"local_steps": 5},
-    "dga(own)": {"local_steps": 3, "delay": 4},
+    "dga(paper)": {"local_steps": 3, "delay": 4},
     "sync-sgd": {},
 }
 
@@ -609,7 +609,7 @@ def test_a_fleet_of_ordinary_loops_trains_what_the_papers_say(case, strategy, ca
 def test_the_reference_alone_is_the_loop_itself(case):
     model = case.model()
     returned = case.loop(model, batches(0, ()), Alone().join)
-    ((found, _),) = naive(case, "dga(own)", members=1)
+    ((found, _),) = naive(case, "dga(paper)", members=1)
     for one, other in zip(found, tensors_of(model, returned), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 

@@ -63,7 +63,7 @@ class Parts:
         return {"loss": float(model[1].weight.detach().square().sum())}
 """
 CASES = {
-    "sync-sgd": {}, "fedavg": {"local_steps": 3}, "dga(own)": {"local_steps": 3, "delay": 2},
+    "sync-sgd": {}, "fedavg": {"local_steps": 3}, "dga(paper)": {"local_steps": 3, "delay": 2},
 }  # fmt: skip
 
 

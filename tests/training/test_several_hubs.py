@@ -15,7 +15,7 @@ from edgetrain.training.simulated import simulation
 
 JOBS = {
     "fedavg": ("strategy=fedavg", "members=3", "steps=20", "network=wifi"),
-    "dga": ("strategy=dga(own)", "delay=8", "codec=topk(0.1)|q2", "members=3", "steps=32"),
+    "dga": ("strategy=dga(paper)", "delay=8", "codec=topk(0.1)|q2", "members=3", "steps=32"),
     "diloco": ("strategy=diloco", "codec=int8", "members=2", "local_steps=5", "steps=20"),
     "batched": ("strategy=fedavg", "members=40", "local_steps=4", "steps=8", "network=wan-50ms"),
 }

@@ -152,7 +152,7 @@ def test_a_site_whose_members_are_gone_holds_nobody_up_and_comes_back(strategy, 
 
 
 def test_a_site_without_members_is_told_of_once_and_costs_no_deadline():
-    fleet = sited("dga(own)", [2, 2])
+    fleet = sited("dga(paper)", [2, 2])
     first, other = fleet.members
     events, ended = itertools.count(), []
 

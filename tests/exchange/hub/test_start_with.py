@@ -107,7 +107,7 @@ class LateFleet(Fleet):
 
 @settings(max_examples=30)
 @given(
-    strategy=st.sampled_from(["dga(own)", "dga(leave)", "fedavg", "local-sgd", "diloco"]),
+    strategy=st.sampled_from(["dga(paper)", "dga(decay)", "fedavg", "local-sgd", "diloco"]),
     seed=st.integers(0, 1 << 30),
 )
 def test_late_ones_take_part_and_all_end_with_one_base(strategy, seed):

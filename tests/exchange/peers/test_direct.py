@@ -281,6 +281,6 @@ def peak_of(*words, **asked):
 @pytest.mark.parametrize("delay", [pytest.param(0, marks=pytest.mark.real), 4])
 def test_members_that_reduce_keep_what_a_hub_does_and_two_vectors_each(delay):
     asked = {"elements": 200_000, "local_steps": 2, "delay": delay}
-    star = peak_of("dga(own)", 4, 12, star=True, **asked)
-    direct = peak_of("dga(own)", 4, 12, **asked)
+    star = peak_of("dga(paper)", 4, 12, star=True, **asked)
+    direct = peak_of("dga(paper)", 4, 12, **asked)
     assert direct <= star + 4 * 2 * 4 * 200_000

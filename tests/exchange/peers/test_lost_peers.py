@@ -66,7 +66,7 @@ def test_a_member_that_dies_costs_one_attempt(topology, members, data):
 def test_one_that_comes_anew_before_all_have_the_base_has_all_join_again():
     """Nobody would say any more that training starts from its parameters."""
     room = CollectiveRoom(
-        "butterfly", "dga(own)", 5, STEPS, policy=policy(5), dies={0: 10}, reborn=True
+        "butterfly", "dga(paper)", 5, STEPS, policy=policy(5), dies={0: 10}, reborn=True
     )
     with pytest.raises(Refused, match="m0, which the others need, was lost before training began"):
         room.run()
@@ -78,7 +78,7 @@ def test_one_that_comes_anew_before_all_have_the_base_has_all_join_again():
 def test_a_member_that_joins_anew_gets_the_base_from_another_one(topology, members, delay, data):
     dies = {data.draw(st.integers(0, members - 1)): data.draw(st.integers(2 * members, 40))}
     room = CollectiveRoom(
-        topology, "dga(own)", members, 2 * STEPS, policy=policy(members), dies=dies, reborn=True,
+        topology, "dga(paper)", members, 2 * STEPS, policy=policy(members), dies=dies, reborn=True,
         delay=delay,
     )  # fmt: skip
     with contextlib.suppress(Refused):
@@ -127,8 +127,8 @@ def test_two_that_lose_each_other_are_gone_around():
 @pytest.mark.parametrize("topology", SHAPES)
 def test_with_a_delay_members_average_beside_their_steps(topology):
     words = {"local_steps": 2, "delay": 4, "policy": policy(3)}
-    star = DirectRoom("dga(own)", 3, 12, star=True, ranges=1, **words).run()
-    room = CollectiveRoom(topology, "dga(own)", 3, 12, **words)
+    star = DirectRoom("dga(paper)", 3, 12, star=True, ranges=1, **words).run()
+    room = CollectiveRoom(topology, "dga(paper)", 3, 12, **words)
     assert np.allclose(room.run(), star, rtol=0, atol=1e-5)
     assert len({member.params.tobytes() for member in room.members}) == 1
     assert room.lead.part.turns.count == 1 + 12 // 2
@@ -147,7 +147,7 @@ def test_an_outer_rule_makes_the_same_step_on_every_member(strategy):
 @given(st.sampled_from(SHAPES), st.integers(2, 4), st.sampled_from([0, 4]), st.data())
 def test_a_hub_that_is_started_again_goes_on_with_the_same_bits(topology, members, delay, data):
     crashes = data.draw(st.sets(st.tuples(st.just(0), st.integers(2, 40)), min_size=1, max_size=3))
-    strategy = data.draw(st.sampled_from(["local-sgd", "diloco", "dga(own)", "sync-sgd"]))
+    strategy = data.draw(st.sampled_from(["local-sgd", "diloco", "dga(paper)", "sync-sgd"]))
     words = {"policy": policy(members), "delay": delay}
     words["local_steps"] = 1 if strategy == "sync-sgd" else EVERY
     calm = CollectiveRoom(topology, strategy, members, STEPS, **words)

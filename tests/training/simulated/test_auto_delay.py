@@ -54,7 +54,7 @@ def test_a_run_that_ends_before_its_first_round_keeps_what_it_trained(tmp_path, 
     assert summary["final"]["loss"] != first["loss"]
 
 
-@pytest.mark.parametrize("words", [(), ("correction=drift",)])
+@pytest.mark.parametrize("words", [(), ("correction=predict",)])
 def test_nobody_waits_longer_than_the_first_round_trips(tmp_path, words):
     _, folder = simulated(
         tmp_path, "members=4", "batch=8", "steps=200", "network=wan-200ms", "pace_s=0.05",
@@ -83,7 +83,7 @@ def test_rounds_get_as_long_as_the_delay_with_sgd_only(tmp_path, optimizer, grow
     """With AdamW and a delay of 12 steps, rounds as long ended 9 to 16 points lower than of 5."""
     _, folder = simulated(
         tmp_path, "members=2", "batch=8", "steps=240", "network=rtt-500ms", "pace_s=0.05",
-        "correction=drift", f"optimizer={optimizer}", "codec=topk(0.01) | q2", "final_sync=0",
+        "correction=predict", f"optimizer={optimizer}", "codec=topk(0.01) | q2", "final_sync=0",
     )  # fmt: skip
     last = list(read_metrics(folder, "round"))[-1]
     assert last["delay"] >= 10
