@@ -150,9 +150,9 @@ def value(page: Page, expression: str) -> Any:
 
 
 def feed(
-    folder: Path, members: int, over: threading.Event, beat_s: float = BEAT_S, apart: int = 2
+    folder: Path, members: int, over: threading.Event, heartbeat_s: float = BEAT_S, apart: int = 2
 ) -> None:
-    """Append a line for every `apart`-th member every `beat_s`, in turn: five steps each."""
+    """Append a line for every `apart`-th member every `heartbeat_s`, in turn: five steps each."""
     rnd, began = random.Random(1), time.monotonic()
     with metrics_path(folder).open("ab", buffering=0) as file:
         for beat in itertools.count(1):
@@ -178,7 +178,7 @@ def feed(
             ends: dict[str, Any] = {"round": beat, "members": ["m0"], "missing": [], "close_s": 0.3}
             lines.append(format_line({"kind": "round", "t": t, "member": "hub"} | ends))
             file.write(b"".join(lines))
-            if over.wait(max(0.0, beat * beat_s - (time.monotonic() - began))):
+            if over.wait(max(0.0, beat * heartbeat_s - (time.monotonic() - began))):
                 return
 
 

@@ -135,6 +135,11 @@ RENAMED = {
     "own": "paper",
     "leave": "decay",
     "drift": "predict",
+    "beat_s": "heartbeat_s",
+    "gone_s": "lost_after_s",
+    "return_s": "rejoin_s",
+    "deserted_s": "empty_after_s",
+    "outage_s": "hub_timeout_s",
 }
 """Former names of keys, values and verbs: errors say what they are called now."""
 

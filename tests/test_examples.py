@@ -37,7 +37,10 @@ def test_your_own_loop(tmp_path):
 @pytest.mark.real
 def test_a_loop_that_is_killed_keeps_going(tmp_path):
     program = (sys.executable, str(EXAMPLES / "keeps_going.py"))
-    with hub("members=1", "--any-job", "gone_s=30", "delay=5", cwd=tmp_path) as (serving, address):
+    with hub("members=1", "--any-job", "lost_after_s=30", "delay=5", cwd=tmp_path) as (
+        serving,
+        address,
+    ):
         with running("kept", address, program=program, cwd=tmp_path) as first:
             assert first.until("begins with").split()[-1] == "0"
             first.process.kill()

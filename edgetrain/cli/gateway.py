@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         keys = None if arguments.keys is None else Path(arguments.keys)
         check_above(arguments.above, arguments.bind)
         service.status(f"looking for the hub above at {', '.join(arguments.above)}")
-        wait_s = job.hub.outage_s if arguments.resume else 0.0
+        wait_s = job.hub.hub_timeout_s if arguments.resume else 0.0
         try:
             above, via = wait_for_route(arguments.above, ROUTE_S, wait_s, say=common.say)
         except NetworkError as error:
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         common.say(f"the hub above: {above} over {via}" + (", encrypted" if own else ""))
         uplink = Uplink(
             rotated(arguments.above, above), arguments.name, arguments.members, time.monotonic, own,
-            job.hub.outage_s,
+            job.hub.hub_timeout_s,
         )  # fmt: skip
         request = HubRequest(
             job, arguments.bind, arguments.insecure, keys, resume=arguments.resume,

@@ -39,7 +39,7 @@ had not sent, when the same command is started again: let a service manager do t
 is written: checkpoint.every_s, checkpoint.share, checkpoint.mb_an_hour.
 
 After a power cut of everything the hub may be up last: a member with a checkpoint of this job tries
-for hub.outage_s, as it does during training. --wait does the same for one that has none yet.
+for hub.hub_timeout_s, as it does during training. --wait does the same for one that has none yet.
 
 SIGTERM (systemd, docker stop, a shutdown) and Ctrl-C let it finish its step: with --checkpoint it
 writes one, and comes back when it is started again; without, it leaves for good. A second one ends
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--wait", action="store_true",
-        help="try for hub.outage_s if the hub is not up yet; a member with a checkpoint of "
+        help="try for hub.hub_timeout_s if the hub is not up yet; a member with a checkpoint of "
         "this job does so without being told",
     )  # fmt: skip
     parser.add_argument(
@@ -264,7 +264,7 @@ def _wait_s(arguments: argparse.Namespace, job: Job) -> float:
         from edgetrain.exchange.member.checkpoint import has_checkpoint
 
         trained = has_checkpoint(folder, name, job.digest())
-    return job.hub.outage_s if arguments.wait or trained else 0.0
+    return job.hub.hub_timeout_s if arguments.wait or trained else 0.0
 
 
 def _pause(service: Service, seconds: float) -> None:

@@ -234,7 +234,7 @@ class Welcome(_Kind, kind=b"W"):
     delay: Annotated[int, whole(-1, 1 << 32)]
     codec: Annotated[str, text(256)]
     reply_codec: Annotated[str, text(256)]
-    beat_s: Annotated[float, number(0.001, 3600.0)]
+    heartbeat_s: Annotated[float, number(0.001, 3600.0)]
     upload: Flag
     epoch: Count32 = 0
     threshold: Count20 = 0
@@ -608,7 +608,7 @@ class Standby(_Kind, kind=b"s"):
     key: Name
     link: Count
     sent: Count
-    beat_s: Annotated[float, number(0.001, 3600.0)]
+    heartbeat_s: Annotated[float, number(0.001, 3600.0)]
     asks: Flag
     out: Flag
 

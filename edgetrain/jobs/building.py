@@ -91,7 +91,7 @@ def reducer_of(found: Resolved, first: int, end: int) -> Hub:
 
     job = found.job
     terms = replace(_terms(found), stretch=Stretch(job.strategy.ranges, first, end))
-    policy = replace(_policy(job, MAX_ELEMENTS), deserted_s=job.hub.return_s, status_s=0.0)
+    policy = replace(_policy(job, MAX_ELEMENTS), empty_after_s=job.hub.rejoin_s, status_s=0.0)
     rules = _merge_rule(found, None), found.codec, found.reply_codec
     hub = Hub(terms, policy, *rules, outer=found.strategy.outer_rule())
     return HostedPart().attach(hub)
@@ -104,10 +104,10 @@ def _policy(job: Job, most_elements: int, site: int = 0) -> Policy:
         site or job.fleet.members,
         quorum,
         wait * job.hub.longest_deadline_s,
-        job.hub.gone_s,
-        job.hub.beat_s,
-        job.hub.return_s,
-        job.hub.deserted_s,
+        job.hub.lost_after_s,
+        job.hub.heartbeat_s,
+        job.hub.rejoin_s,
+        job.hub.empty_after_s,
         int(250_000 * job.hub.most_mb) or most_elements,
         job.hub.status_s,
         job.hub.deadline_s == AUTO,

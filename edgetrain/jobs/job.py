@@ -141,12 +141,12 @@ class HubTable:
     deadline_s: float | Literal["auto"] = ranged(
         60.0, 0.01, 86_400.0, "then a round closes without the late ones; 'auto': from arrivals"
     )
-    gone_s: float = ranged(5.0, 0.1, 86_400.0, "a member unreachable for so long is given up")
-    beat_s: float = ranged(1.0, 0.05, 60.0, "the hub says something to everyone this often")
-    outage_s: float = ranged(600.0, 1.0, 10**7, "members wait so long for a hub that is away")
+    lost_after_s: float = ranged(5.0, 0.1, 86_400.0, "an unreachable member is dropped after")
+    heartbeat_s: float = ranged(1.0, 0.05, 60.0, "the hub sends to every member this often")
+    hub_timeout_s: float = ranged(600.0, 1.0, 10**7, "members wait so long for the hub")
     most_mb: float = ranged(0.0, 0.0, 1e9, "largest model it takes, as float32; 0: by free memory")
-    return_s: float = ranged(60.0, 1.0, 10**7, "wait so for members not back yet, or too few")
-    deserted_s: float = ranged(3600.0, 1.0, 10**7, "wait so while no member is left, or back yet")
+    rejoin_s: float = ranged(60.0, 1.0, 10**7, "a restored hub waits so for the others")
+    empty_after_s: float = ranged(3600.0, 1.0, 10**7, "and so for the first, or for any")
     fsync: str = key("always", "when the journal reaches the disk: always, round-every N, never")
     when_full: str = key(
         "stop", "on a full disk (go on: without the journal)", choices=("stop", "go on")

@@ -32,8 +32,8 @@ def check_above(addresses: Sequence[str], bind: str) -> None:
 class Uplink:
     """The connection of one site to the hub above, at the first of `above` that answers.
 
-    `members` are those of the site, `name` is what its gateway asks to be called. `outage_s`: for
-    how long a hub above that is away is waited for. Owns its socket.
+    `members` are those of the site, `name` is what its gateway asks to be called. `hub_timeout_s`:
+    for how long a hub above that is away is waited for. Owns its socket.
     """
 
     def __init__(
@@ -43,19 +43,19 @@ class Uplink:
         members: int,
         clock: Callable[[], float],
         credentials: Credentials | None = None,
-        outage_s: float = 600.0,
+        hub_timeout_s: float = 600.0,
     ) -> None:
         self.members, self.name = members, name
         self.wake: Callable[[MemberSocket], None] = lambda transport: None
         """Called with each socket to the hub above: what arrives there is to be looked at."""
         self._above, self._clock = above, clock
-        self._credentials, self._outage_s = credentials, outage_s
+        self._credentials, self._hub_timeout_s = credentials, hub_timeout_s
         self._link: WayUp | None = None
 
     def connect(self) -> WayUp:
         transport = MemberSocket(self._above, credentials=self._credentials)
         self.wake(transport)
-        self._link = WayUp(transport, self._clock, self._outage_s, self._outage_s)
+        self._link = WayUp(transport, self._clock, self._hub_timeout_s, self._hub_timeout_s)
         return self._link
 
     def traffic(self) -> Traffic:

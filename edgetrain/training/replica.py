@@ -134,7 +134,7 @@ def serve_replica(
         say(f"replica of the hub at {hub}; run folder: {folder}")
         copy = JournalCopy(folder, alone, warn, lambda: hub_of(found))
         agreed = hub_of(found).state().agreed
-        replica = Replica(agreed, job.hub.beat_s, free_memory(), clock())
+        replica = Replica(agreed, job.hub.heartbeat_s, free_memory(), clock())
         up = MemberSocket(hub, max_message_bytes=2 * PART_BYTES, credentials=known)
         try:
             _Follower(replica, copy, up, socket, say, clock).serve(stop)
@@ -182,7 +182,7 @@ class _Follower:
                 with contextlib.suppress(BadMessage):
                     self._carry_out(replica.handle_member(sender, unpack(frames), clock()))
             if clock() >= next_tick:
-                next_tick = clock() + replica.beat_s / 4
+                next_tick = clock() + replica.heartbeat_s / 4
                 replica.note_bytes(self._up.received_bytes(), clock())
                 self._carry_out(replica.tick(clock()))
         if replica.taken:

@@ -11,8 +11,8 @@ each message takes. When something happens goes by the seconds of a run without 
     hub                    the hub dies, and goes on from its journal
     disk                   the hub cannot write, and starts again
 
-Some of that lasts longer than `gone_s`: then members are given up, and what they reduce is given to
-others, while they live, and come back.
+Some of that lasts longer than `lost_after_s`: then members are given up, and what they reduce is
+given to others, while they live, and come back.
 
 The laws: every contribution counts once in each range, and none of a member that comes to the end
 is missing; those with the same number of replies have equal bits, and one has all there are. One
@@ -231,7 +231,7 @@ def _direct(
             struck = tuple(index for index in struck if dead.get(index) == share)
         times = share * STEP_S * steps, happening.kind, SHARE * happening.for_s
         happenings.append((*times, struck))
-    policy = Policy(members, beat_s=0.1, gone_s=GONE_S, return_s=10.0, deadline_s=120.0)
+    policy = Policy(members, heartbeat_s=0.1, lost_after_s=GONE_S, rejoin_s=10.0, deadline_s=120.0)
     room = ShakyRoom(happenings, planned.job.strategy.name, members, steps, policy=policy,
                      scene=time, ranges=planned.job.strategy.ranges,
                      **_words(planned))  # fmt: skip

@@ -31,7 +31,7 @@ SIMULATED = (
 )  # fmt: skip
 STAND_IN = (
     "members=3", "pace_s=0.02", "steps=350", "strategy=dga", "local_steps=5", "delay=5",
-    "beat_s=0.3", "gone_s=2",
+    "heartbeat_s=0.3", "lost_after_s=2",
 )  # fmt: skip
 _PROGRESS_S = 2.0
 
@@ -74,7 +74,8 @@ run in real time: SIGKILL and --resume, SIGSTOP, a limit on the size of files fo
 forwarder before each member that holds bytes back, slows them down (a vector of the model takes
 half a second), breaks connections and flips a bit. power is a SIGKILL too: no machine goes dark
 here. A clock that jumps is the monotonic one that the hub and members are given; timers of sockets
-and of the kernel stay. How long things last goes by hub.gone_s (2: a tenth of the simulated times).
+and of the kernel stay. How long things last goes by hub.lost_after_s (2: a tenth of the simulated
+times).
 
 Without a job members stand in for real ones, with a small vector and no torch; with one they train
 its task, by its strategy and codec, over links with the delays and rates of its network (backend

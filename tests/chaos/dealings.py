@@ -62,8 +62,8 @@ class Dealings:
 def too_late(
     dealings: Dealings, happenings: Sequence[Happening], noticed_s: float, end: float
 ) -> list[str]:
-    """The slices of killed members that were given out too late: `noticed_s`, hub.gone_s and the
-    beat by which a hub learns of a lost connection, after the kill, or after whatever else went
+    """The slices of killed members that were given out too late: `noticed_s`, hub.lost_after_s and
+    the beat by which a hub learns of a lost connection, after the kill, or after whatever else went
     wrong by then; `end`: of the run."""
     broken = []
     for kill in happenings:

@@ -69,7 +69,7 @@ from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.vector import Vector
 
 PATIENT_S = 20.0
-"""The hub.gone_s for which simulated schedules are used unchanged: see `share_of`."""
+"""The hub.lost_after_s for which simulated schedules are used unchanged: see `share_of`."""
 
 POLL_S = 0.01
 RESTART_S = 0.3
@@ -87,13 +87,13 @@ _KEEP_DOWN = ("hub", "disk", "blackout")
 
 def share_of(job: Job) -> float:
     """The factor from a simulated schedule's times to those of real processes: it shrinks with the
-    patience of the job's hub. With hub.gone_s = 2 a link is down for 2 s instead of 20.
+    patience of the job's hub. With hub.lost_after_s = 2 a link is down for 2 s instead of 20.
 
     >>> from edgetrain.jobs.reading import load
-    >>> share_of(load(None, ["gone_s=2"]))
+    >>> share_of(load(None, ["lost_after_s=2"]))
     0.1
     """
-    return min(1.0, job.hub.gone_s / PATIENT_S)
+    return min(1.0, job.hub.lost_after_s / PATIENT_S)
 
 
 @dataclass(frozen=True)

@@ -233,8 +233,8 @@ class ChaosTown(Town):
         self._is_over = False
         hub = job.hub
         policy = Policy(
-            job.fleet.members, hub.quorum, hub.longest_deadline_s, hub.gone_s, hub.beat_s,
-            hub.return_s,
+            job.fleet.members, hub.quorum, hub.longest_deadline_s, hub.lost_after_s,
+            hub.heartbeat_s, hub.rejoin_s,
         )  # fmt: skip
         self.now = 0.0
         super().__init__(
@@ -356,7 +356,7 @@ class ChaosTown(Town):
         while self._later and self._later[0][0] <= self.now:
             heapq.heappop(self._later)[2]()
         if self.now >= self._tick_at:
-            self._tick_at = self.now + self.hub.policy.beat_s / 4
+            self._tick_at = self.now + self.hub.policy.heartbeat_s / 4
             self._tick()
 
     def _tick(self) -> None:
@@ -380,7 +380,7 @@ class ChaosTown(Town):
         super().take_over()
         if self.prompt is not None:
             took_s = self.now - self.prompt
-            if took_s > TAKEOVER_BEATS * self.hub.policy.beat_s + self.trip_s:
+            if took_s > TAKEOVER_BEATS * self.hub.policy.heartbeat_s + self.trip_s:
                 self.broken.append(f"a takeover took {took_s:.2f} s")
 
     # -- what goes wrong -----------------------------------------------------------------------

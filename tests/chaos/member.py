@@ -89,9 +89,9 @@ class PromisingLink(Link):
     """A link that notes in a ledger that a contribution was made, before it is encoded and sent."""
 
     def __init__(
-        self, socket: NotedSocket, clock: Callable[[], float], outage_s: float, ledger: Ledger
+        self, socket: NotedSocket, clock: Callable[[], float], hub_timeout_s: float, ledger: Ledger
     ) -> None:
-        super().__init__(socket, clock, outage_s=outage_s)
+        super().__init__(socket, clock, hub_timeout_s=hub_timeout_s)
         self._ledger = ledger
 
     def submit(self, submission: Submission) -> Vector | None:
@@ -133,7 +133,7 @@ def run(post: Post) -> None:
 def _stand_in(
     post: Post, socket: NotedSocket, clock: Callable[[], float], ledger: Ledger, entered: _Entered
 ) -> End:
-    link = PromisingLink(socket, clock, post.job.hub.outage_s, ledger)
+    link = PromisingLink(socket, clock, post.job.hub.hub_timeout_s, ledger)
     driver = StandIn(post.index, ELEMENTS).join(link, clock)
     entered.yet = True
     half = driver.half
@@ -163,7 +163,7 @@ def _task(
     model, optimizer, flat, pace = prepare(found, place, task)
     request = request_of(found, place, task)
     with Member.join(
-        Link(socket, clock, outage_s=job.hub.outage_s),
+        Link(socket, clock, hub_timeout_s=job.hub.hub_timeout_s),
         flat,
         optimizer,
         request,

@@ -99,9 +99,11 @@ def run(
             broken += (judge or judge_replies)(planned, simulation, seen, folder, merging)
             if merging.search is not None:
                 hub = planned.job.hub
-                beats = 1.25 * hub.beat_s  # it sends to everyone, and looks four times as often
+                beats = (
+                    1.25 * hub.heartbeat_s
+                )  # it sends to everyone, and looks four times as often
                 broken += too_late(
-                    seen.dealings, happenings, hub.gone_s + beats, simulation.seconds
+                    seen.dealings, happenings, hub.lost_after_s + beats, simulation.seconds
                 )
             ended = ends_of(simulation, folder)[0].values()
         finally:

@@ -39,7 +39,7 @@ def test_a_takeover_takes_at_most_three_beats_and_a_trip(network, strategy):
     town = in_memory.ChaosTown(job, 1)
     town.live([Happening(2.5, "hub", 20.0, (), (0,))])
     assert in_memory.judged(job, town) == []
-    assert town.took_over_at - town.killed_at <= 3 * town.hub.policy.beat_s + town.trip_s
+    assert town.took_over_at - town.killed_at <= 3 * town.hub.policy.heartbeat_s + town.trip_s
     assert town.prompt is not None, "the law was not looked at"
     assert {member.state for member in town.members} == {"done"}
 

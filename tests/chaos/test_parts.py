@@ -40,13 +40,13 @@ def test_kinds_by_name_and_the_near_miss():
 
 
 def test_real_processes_have_a_share_of_the_time_by_the_patience_of_their_hub():
-    setting = Setting(reading.load(None, ["gone_s=2", "members=3"]))
+    setting = Setting(reading.load(None, ["lost_after_s=2", "members=3"]))
     drawn = Schedules(4.0, 30).of(7, setting)
     simulated = schedule.draw(7, 3, 40.0, 30)
     assert drawn == tuple(happening.shrunk(0.1) for happening in simulated)
     assert max(happening.at_s for happening in drawn) <= 4.0
     assert Happening(10.0, "link", 4.0, (1,)).shrunk(0.1) == Happening(1.0, "link", 0.4, (1,))
-    assert fleet.share_of(reading.load(None, ["gone_s=600"])) == 1.0
+    assert fleet.share_of(reading.load(None, ["lost_after_s=600"])) == 1.0
 
 
 @pytest.mark.parametrize(

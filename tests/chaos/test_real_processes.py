@@ -109,7 +109,7 @@ def test_members_train_the_task_of_a_job_over_its_network(tmp_path, temporary):
         fleet={"members": 2, "pace_s": 0.01, "network": "rtt-50ms"},
         train={"steps": 150},
         strategy={"name": "fedavg", "local_steps": 5},
-        hub={"gone_s": 2.0, "beat_s": 0.3},
+        hub={"lost_after_s": 2.0, "heartbeat_s": 0.3},
     )
     words = ["--schedules", "1", "--kinds", "hub,kill,cut", "--seed", "4"]
     done = run(job, "--processes", *words, cwd=tmp_path)

@@ -177,7 +177,9 @@ def test_a_paused_job_has_the_bits_of_one_that_was_not(tmp_path):
         Happening(6.0, "tell-pause", 10.0),
         Happening(7.0, "hub", 2.0),  # it comes back paused
         Happening(8.0, "cut", 0.1, (1,)),
-        Happening(8.0, "link", 30.0, (2,)),  # longer than `gone_s`: nobody is given up meanwhile
+        Happening(
+            8.0, "link", 30.0, (2,)
+        ),  # longer than `lost_after_s`: nobody is given up meanwhile
     )
     paused = simulated.run(planned, 0, happenings, calm.seconds)
     assert (calm.broken, paused.broken) == ((), ())

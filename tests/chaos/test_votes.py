@@ -15,7 +15,7 @@ from edgetrain.exchange.member.standby import Ballot
 
 pytestmark = pytest.mark.usefixtures("own_imports")
 
-WORDS = ("members=3", "hub.quorum=2", "strategy.delay=0", "steps=200", "hub.return_s=10",
+WORDS = ("members=3", "hub.quorum=2", "strategy.delay=0", "steps=200", "hub.rejoin_s=10",
          "hub.deadline_s=5")  # fmt: skip
 
 

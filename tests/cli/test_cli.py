@@ -272,7 +272,10 @@ def test_init_does_not_write_over_a_file(tmp_path, capsys):
 @pytest.mark.real
 def test_a_model_that_does_not_match_is_refused_and_the_hub_ends_on_a_signal(tmp_path):
     job = write_tiny(tmp_path, fleet={"members": 2})
-    with hub(job, "--any-job", "gone_s=0.2", "beat_s=0.1", cwd=tmp_path) as (serving, address):
+    with hub(job, "--any-job", "lost_after_s=0.2", "heartbeat_s=0.1", cwd=tmp_path) as (
+        serving,
+        address,
+    ):
         member = ("member", job, "--hub", address, "--index")
         with running(*member, "0", cwd=tmp_path) as first:
             serving.until("m0 joined")
@@ -352,7 +355,7 @@ def test_compare_answers_in_json(tmp_path):
 # The stream backend: tests/fleet watches, machine-wide, what the packet backend leaves behind.
 LONG = (
     *("steps=1000000", "pace_s=0.01", "members=3"),
-    *("gone_s=0.5", "beat_s=0.1", "backend=stream"),
+    *("lost_after_s=0.5", "heartbeat_s=0.1", "backend=stream"),
 )
 
 
@@ -396,7 +399,7 @@ def test_a_killed_parent_leaves_no_process(network, tmp_path):
 @pytest.mark.parametrize("strategy", ["dga", "sync-sgd"])
 def test_a_killed_member_does_not_stop_the_others(strategy, tmp_path):
     # Silent for 5 s is dead here: one that only has no processor for a while is not.
-    words = (*LONG, "steps=400", f"strategy={strategy}", "gone_s=5")
+    words = (*LONG, "steps=400", f"strategy={strategy}", "lost_after_s=5")
     with running("run", write_tiny(tmp_path), *words, cwd=tmp_path) as command:
         in_the_middle(command)
         _, _, m1, _ = command.workers()

@@ -31,7 +31,7 @@ def trained(cwd: Path, sites: bool) -> tuple[int, int]:
         fleet={"members": 2, "pace_s": 0.01, "gateways": True},
         train={"steps": 60},
         strategy={"name": "dga", "local_steps": 2, "delay": 6, "final_sync": 0.0, "codec": "int8"},
-        hub={"beat_s": 0.2, "fsync": "never"},
+        hub={"heartbeat_s": 0.2, "fsync": "never"},
     )
     top, here = (f"tcp://localhost:{free_port()}" for _ in range(2))
     joined = here if sites else top
@@ -125,7 +125,7 @@ def test_who_may_not_join_a_gateway_or_be_one_is_told_in_one_line(tmp_path):
         fleet={"members": 2, "gateways": True},
         train={"steps": 60},
         strategy={"name": "dga"},
-        hub={"beat_s": 0.2, "gone_s": 0.4},
+        hub={"heartbeat_s": 0.2, "lost_after_s": 0.4},
     )
     top, here, alone = (f"tcp://localhost:{free_port()}" for _ in range(3))
     pis = [keys(tmp_path, f"pi-{i}") for i in range(3)]

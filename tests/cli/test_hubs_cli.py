@@ -36,7 +36,7 @@ def trained(cwd: Path, hubs: int) -> bytes:
             "name": "dga", "local_steps": 2, "delay": 6, "final_sync": 0.0, "codec": "int8",
             "ranges": HUBS,
         },
-        hub={"beat_s": 0.2, "fsync": "never", "hubs": addresses if hubs > 1 else []},
+        hub={"heartbeat_s": 0.2, "fsync": "never", "hubs": addresses if hubs > 1 else []},
     )  # fmt: skip
     pis = [keys(cwd, f"pi-{i}") for i in range(2)]
     with contextlib.ExitStack() as stack:

@@ -33,7 +33,7 @@ def write_job(cwd: Path, **strategy) -> str:
             "name": "dga", "local_steps": 2, "delay": 6, "final_sync": 0.0, "codec": "int8",
             "ranges": 3, **strategy,
         },
-        hub={"beat_s": 0.2, "fsync": "never"},
+        hub={"heartbeat_s": 0.2, "fsync": "never"},
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def write_job(cwd, **hub) -> tuple[str, str, str]:
         fleet={"members": 2, "pace_s": 0.01},
         train={"steps": 2 * ROUNDS},
         strategy={"name": "dga", "local_steps": 2, "delay": 6, "final_sync": 0.0},
-        hub={"beat_s": 0.2, "fsync": "never", "quorum": 2, "replica": replica_at, **hub},
+        hub={"heartbeat_s": 0.2, "fsync": "never", "quorum": 2, "replica": replica_at, **hub},
     )
     return job, hub_at, replica_at
 

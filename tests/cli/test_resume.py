@@ -24,7 +24,7 @@ def trained(cwd: Path, strategy: str, ends: dict[int, signal.Signals]) -> tuple[
         fleet={"members": 2, "pace_s": 0.01},
         train={"steps": 60},
         strategy={"name": strategy, **({} if strategy == "sync-sgd" else {"local_steps": 2})},
-        hub={"beat_s": 0.2, "fsync": "never"},
+        hub={"heartbeat_s": 0.2, "fsync": "never"},
     )
     if strategy == "dga":
         (cwd / job).write_text(

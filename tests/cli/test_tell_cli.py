@@ -35,7 +35,7 @@ def test_a_job_is_paused_resumed_and_ended(tmp_path, capsys):
         fleet={"members": 3, "pace_s": 0.002},
         train={"steps": 1_000_000},
         strategy={"name": "dga", "local_steps": 2, "delay": 4},
-        hub={"beat_s": 0.1, "fsync": "never"},
+        hub={"heartbeat_s": 0.1, "fsync": "never"},
     )
     at = f"tcp://localhost:{free_port()}"
     with contextlib.ExitStack() as stack:

@@ -25,7 +25,7 @@ class Place:
             fleet={"members": 2, "pace_s": 0.01},
             train={"steps": 100},
             strategy={"name": "fedavg", "local_steps": 2},
-            hub={"beat_s": 0.2},
+            hub={"heartbeat_s": 0.2},
             checkpoint={"every_s": 0.05, "share": 1.0, "mb_an_hour": 1e6},
         )
         self.address = f"tcp://localhost:{free_port()}"

@@ -407,7 +407,8 @@ class Hub:
         with self.path.open("w") as said:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "edgetrain", "hub", "strategy=local-sgd", "local_steps=1",
-                 *(words or ("members=2", "gone_s=5")), "--any-job", "--keys", str(folder / "keys"),
+                 *(words or ("members=2", "lost_after_s=5")), "--any-job", "--keys",
+                 str(folder / "keys"),
                  "--bind", "tcp://127.0.0.1:0", "--runs", str(folder / "runs")],
                 stdout=said, stderr=subprocess.STDOUT, preexec_fn=limit,
             )  # fmt: skip

@@ -264,7 +264,7 @@ def sockets(visits: int) -> tuple[list[Sample], dict[str, int]]:
         for number, device in enumerate(devices):
             ring.allow(device.public, f"device-{number}")
         process = HubProcess(
-            folder, f"members={PLACES}", "gone_s=0.5", "beat_s=0.2", "hub.fsync=never"
+            folder, f"members={PLACES}", "lost_after_s=0.5", "heartbeat_s=0.2", "hub.fsync=never"
         )
         keys = [Credentials(device, hub_key) for device in devices]
         visitors = Visitors(process.address, keys)

@@ -512,7 +512,7 @@ class Attack(Room):
 
     def _take_part(self, wire: Leaky) -> None:
         rng, clock = self.rng, self.world.clock
-        link = Link(wire, clock, outage_s=5.0)
+        link = Link(wire, clock, hub_timeout_s=5.0)
         params = np.zeros(ELEMENTS, np.float32)
         name = rng.choice(("", "insider", f"i{rng.randrange(50)}"))
         start = link.join(

@@ -35,8 +35,8 @@ ELEMENTS = 10_000
 MEMBERS = 2
 BEAT_S = 0.5
 KEYS = (
-    f"members={MEMBERS}", "strategy=dga", "local_steps=1", "delay=3", f"beat_s={BEAT_S}",
-    "gone_s=30", "hub.snapshot_every=1000000", "deadline_s=600",
+    f"members={MEMBERS}", "strategy=dga", "local_steps=1", "delay=3", f"heartbeat_s={BEAT_S}",
+    "lost_after_s=30", "hub.snapshot_every=1000000", "deadline_s=600",
 )  # fmt: skip
 
 

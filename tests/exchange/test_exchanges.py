@@ -50,7 +50,7 @@ def zeromq(members, strategy="local-sgd", local_steps=1, delay=0):
 
 def serving(hub, members, strategy, local_steps, delay):
     return HubThread(
-        hub, strategy, members, local_steps=local_steps, delay=delay, policy={"gone_s": 30.0}
+        hub, strategy, members, local_steps=local_steps, delay=delay, policy={"lost_after_s": 30.0}
     ).serving()
 
 

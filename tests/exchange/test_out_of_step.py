@@ -25,7 +25,7 @@ ROWS = ("fedbuff(2, 0.5)", "fedbuff(3, 0, none)", "ssp(0)", "ssp(2)", "ssp(inf)"
 
 
 def fleet_of(strategy, members, local_steps, delay, steps, seed, **other):
-    policy = Policy(members, deadline_s=1e3, gone_s=5.0)
+    policy = Policy(members, deadline_s=1e3, lost_after_s=5.0)
     rng = random.Random(seed)
     return Fleet(strategy, members, local_steps, delay, steps, rng=rng, policy=policy, **other)
 

@@ -269,7 +269,7 @@ def test_no_loss_and_no_figure_is_on_the_wire(private, masked):
         pytest.importorskip("cryptography", reason="masks need edgetrain[private]")
         row, codec = strategies.find("local-sgd"), codecs.parse("fp32")
         hub.hub = Hub(
-            Terms(row, 1), Policy(members, beat_s=0.05, status_s=0.001),
+            Terms(row, 1), Policy(members, heartbeat_s=0.05, status_s=0.001),
             row.merge_rule(), codec, codec, Aggregator(MaskTerms(members, members, 64.0)),
         )  # fmt: skip
 

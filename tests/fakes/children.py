@@ -207,7 +207,9 @@ class HubThread:
         part=None, **other,
     ):  # fmt: skip
         row = strategies.find(strategy)
-        policy = Policy(members, **({"beat_s": 0.05, "gone_s": 60.0} | other.pop("policy", {})))
+        policy = Policy(
+            members, **({"heartbeat_s": 0.05, "lost_after_s": 60.0} | other.pop("policy", {}))
+        )
         codec = codecs.parse(other.pop("codec", "fp32"))
         reply_codec = codecs.parse(other.pop("reply_codec", codec.name))
         terms = Terms(row, local_steps, Delay(delay or 0, delay is None), **other)

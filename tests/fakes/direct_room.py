@@ -85,7 +85,7 @@ class DirectRoom:
             Delay(delay if self.row.delays else 0),
             stretch=Stretch(ranges, 0, ranges),
         )
-        self.policy = policy or Policy(members, beat_s=0.2)
+        self.policy = policy or Policy(members, heartbeat_s=0.2)
         self.merge, self.star, self.journal = merge, star, None
         self.notes, self.reducers = [], []
         self.lead = self.new_lead()

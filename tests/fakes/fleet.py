@@ -515,7 +515,7 @@ class Fleet:
         """The hub's patience comes to an end, and that of members that nobody answers."""
         policy, members = self.hub.policy, self.hub.members
         alone = all(member.returning for member in members)
-        patience_s = max(policy.gone_s, policy.deserted_s if alone else policy.return_s)
+        patience_s = max(policy.lost_after_s, policy.empty_after_s if alone else policy.rejoin_s)
         self.survive(lambda: self.tick(patience_s / 2 + 0.1))
         for member in self.members:
             if member.waits_in_vain:

@@ -148,4 +148,4 @@ def lost(desk, *names):
     """These members cannot be reached any more, for as long as the hub has patience."""
     for name in names:
         desk.take(desk.hub.unreachable(name.encode(), desk.now))
-    desk.tick(desk.hub.policy.gone_s)
+    desk.tick(desk.hub.policy.lost_after_s)

@@ -57,8 +57,8 @@ def run(folder, *words):
     out.mkdir()
     job = load(None, ["task=deadly:Deadly", f"data.mark={folder / 'mark'}",
                       "fleet.device=host:2, servers", "network=none", "servers.placement=data=2",
-                      "servers.check=off", "servers.snapshot_every=10", "hub.gone_s=0.5",
-                      "hub.beat_s=0.1", "strategy=dga", "local_steps=2", "delay=2",
+                      "servers.check=off", "servers.snapshot_every=10", "hub.lost_after_s=0.5",
+                      "hub.heartbeat_s=0.1", "strategy=dga", "local_steps=2", "delay=2",
                       "optimizer=adamw", *words])  # fmt: skip
     summary = emulated.run(plan(job, folder), out)
     assert summary["status"] == "finished", [*read_metrics(out, "event")][-8:]

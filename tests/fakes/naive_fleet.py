@@ -24,7 +24,7 @@ NOTHING = None
 """The contribution of a member whose scaler skipped the step."""
 
 
-PATIENT = {"beat_s": 1.0, "gone_s": 30.0}
+PATIENT = {"heartbeat_s": 1.0, "lost_after_s": 30.0}
 """Policy of a hub whose fleet is compared with one of these: on a busy machine it takes no member
 for lost, which would go on without replies that the hub does not keep."""
 

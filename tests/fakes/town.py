@@ -201,7 +201,7 @@ class Town(Fleet):
     def start_replica(self) -> None:
         self.second.disk = Disk()
         agreed = self.hub.state().agreed
-        self.replica = Replica(agreed, self.hub.policy.beat_s, 1 << 30, self.now)
+        self.replica = Replica(agreed, self.hub.policy.heartbeat_s, 1 << 30, self.now)
         self.on_replica(self.replica.follow(self.now))
 
     def on_replica(self, effects: list[Effect]) -> None:
@@ -301,7 +301,7 @@ class Town(Fleet):
         return bool(choices)
 
     def let_time_pass(self) -> None:
-        self.now += self.hub.policy.beat_s / 4
+        self.now += self.hub.policy.heartbeat_s / 4
         for site in (self.first, self.second):
             if site.hub is not None:
                 site.carry_out(site.hub.tick(self.now))
@@ -335,7 +335,7 @@ class Town(Fleet):
 
 
 def town(strategy="dga", members=3, steps=12, seed=0, **other) -> Town:
-    policy = Policy(members, quorum=members // 2 + 1, return_s=30.0, deserted_s=60.0)
+    policy = Policy(members, quorum=members // 2 + 1, rejoin_s=30.0, empty_after_s=60.0)
     delay = other.pop("delay", 2)
     return Town(strategy, members, 2, delay, steps, policy=policy, rng=random.Random(seed), **other)
 

@@ -55,7 +55,7 @@ def test_ranged_keys_take_their_range_and_nothing_else(data, key):
 
 
 def test_a_whole_number_will_do_for_seconds():
-    found = parse({"hub": {"gone_s": 7}}).hub.gone_s
+    found = parse({"hub": {"lost_after_s": 7}}).hub.lost_after_s
     assert (found, type(found)) == (7.0, float)
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_is_named_with_the_file(table, hint):
         ("data.held_out=10", "data.held_out", 10),
         (" seed = 3 ", "seed", 3),
         ("name=a=b", "name", "a=b"),
-        ("hub.beat_s=2", "hub.beat_s", 2.0),
+        ("hub.heartbeat_s=2", "hub.heartbeat_s", 2.0),
         ("sites=home-fixed: 0-3, 4g-good: 4 5", "fleet.sites", "home-fixed: 0-3, 4g-good: 4 5"),
         ("congestion=reno", "fleet.congestion", "reno"),
         (
@@ -214,8 +214,8 @@ AGREED = ["seed=1", "task=a:b", "members=9", "steps=9", "batch=9", "lr=0.9", "op
           "data.partition=iid", "schedule=cosine", "train.clip=1", "final_sync=0", "ranges=2",
           "weigh=alike", "correction=predict", "outer=sgd"]  # fmt: skip
 LOCAL = ["data.folder=/somewhere", "data.download=true", "network=wifi", "device=laptop",
-         "name=x", "target=0.9", "pace_s=1", "backend=none", "gone_s=9", "deadline_s=9",
-         "beat_s=2", "quorum=2", "sites=home-fixed: 0-1", "congestion=reno",
+         "name=x", "target=0.9", "pace_s=1", "backend=none", "lost_after_s=9", "deadline_s=9",
+         "heartbeat_s=2", "quorum=2", "sites=home-fixed: 0-1", "congestion=reno",
          "faults=[{kind='down', at_s=1, for_s=1}]"]  # fmt: skip
 
 

@@ -29,7 +29,7 @@ name = "dga"
 local_steps = 5
 delay = 5
 [hub]
-beat_s = 0.5
+heartbeat_s = 0.5
 start_with = 7
 start_after_s = 1
 """
@@ -68,7 +68,7 @@ SITE, ALONE, GATE = NAMES[:2], NAMES[2], "gate"
 def town_with_gateway(monkeypatch, tmp_path_factory):
     """Two machines at a site, its gateway, and one beside them that joins the hub itself."""
     job = JOB.format(name="first", steps=60).replace("= 8", "= 3\ngateways = true")
-    job = job.replace("= 7", "= 3") + "deadline_s = 120\ngone_s = 120\n"
+    job = job.replace("= 7", "= 3") + "deadline_s = 120\nlost_after_s = 120\n"
     folder = tmp_path_factory.mktemp("fleet")
     yield from up(monkeypatch, folder, [*SITE, ALONE], job, "", GATE, SITE)
 

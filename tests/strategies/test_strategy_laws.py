@@ -280,7 +280,7 @@ def test_fedavg_weighs_by_samples(weights, local_steps, rng):
 )
 def test_a_killed_member_does_not_stop_the_others(name, members, local_steps, delay, rng, when):
     fleet = Fleet(
-        name, members, local_steps, delay, 20, rng=rng, policy=Policy(members, gone_s=5.0)
+        name, members, local_steps, delay, 20, rng=rng, policy=Policy(members, lost_after_s=5.0)
     )
     fleet.run(fleet.killing(members - 1, when))
     survivors = [m for m in fleet.members if m.index not in fleet.dead]

@@ -144,7 +144,14 @@ def test_it_is_the_papers_loop_with_delayed_gradient_averagings_correction(
 )  # fmt: skip
 def test_a_killed_member_does_not_stop_the_others(count, members, local_steps, delay, when, rng):
     fleet = fleet_of(
-        count, 0.25, members, local_steps, delay, 16, rng=rng, policy=Policy(members, gone_s=5.0)
+        count,
+        0.25,
+        members,
+        local_steps,
+        delay,
+        16,
+        rng=rng,
+        policy=Policy(members, lost_after_s=5.0),
     )
     fleet.run(fleet.killing(members - 1, when))
     fleet.members = [m for m in fleet.members if m.index not in fleet.dead]

@@ -132,7 +132,7 @@ def test_a_killed_member_does_not_stop_the_others(members, local_steps, rng, whe
         3,
         20,
         rng=rng,
-        policy=Policy(members, gone_s=5.0),
+        policy=Policy(members, lost_after_s=5.0),
         local_step=pull,
     )
     fleet.run(fleet.killing(members - 1, when))

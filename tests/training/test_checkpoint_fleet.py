@@ -144,7 +144,7 @@ def fleet(folder, steps, kills, strategy, *, others=1, lives=Life, while_dead=No
     wires = Loopback()
     folder.mkdir()
     optimizer = hub.pop("optimizer", "sgd")
-    policy = {"gone_s": 60.0} | hub.pop("policy", {})
+    policy = {"lost_after_s": 60.0} | hub.pop("policy", {})
     journal = Journal(folder / "journal")
     rounds = {} if strategy == "sync-sgd" else {"local_steps": 2}
     served = children.HubThread(
@@ -260,7 +260,7 @@ def test_the_fleet_may_go_on_meanwhile(tmp_path, strategy, settings):
 
     lives, others, hub = fleet(
         tmp_path / "a", 80, [11], strategy, others=2, while_dead=until_missed,
-        policy={"gone_s": 0.0}, **settings,
+        policy={"lost_after_s": 0.0}, **settings,
     )  # fmt: skip
     assert {life.bits for life in [lives[-1], *others]} == {hub.hub.base.tobytes()}
     assert lives[1].batches[0] == 10, "the fleet's steps without it are not its own"
@@ -342,7 +342,9 @@ def test_a_hub_that_does_not_know_it_gets_a_newcomer_and_the_checkpoint_is_put_a
 
 def test_synchronous_sgd_needs_the_replies_since_its_checkpoint(tmp_path):
     wires = Loopback()
-    with children.HubThread(wires, "sync-sgd", 1, policy={"gone_s": 60.0}).serving() as served:
+    with children.HubThread(
+        wires, "sync-sgd", 1, policy={"lost_after_s": 60.0}
+    ).serving() as served:
         life = Life(wires, 0, tmp_path, every=4)
         for _ in range(6):
             life.step()
@@ -354,7 +356,7 @@ def test_synchronous_sgd_needs_the_replies_since_its_checkpoint(tmp_path):
 
 def test_a_damaged_checkpoint_gives_way_and_says_so(tmp_path, caplog):
     wires = Loopback()
-    with children.HubThread(wires, members=1, policy={"gone_s": 60.0}).serving():
+    with children.HubThread(wires, members=1, policy={"lost_after_s": 60.0}).serving():
         life = Life(wires, 0, tmp_path)
         for _ in range(5):
             life.step()
@@ -391,7 +393,7 @@ def test_what_ends_a_member_decides_whether_its_place_is_kept(tmp_path):
         (ValueError, True),
     ):
         wires = Loopback()
-        with children.HubThread(wires, members=1, policy={"gone_s": 0.0}).serving() as served:
+        with children.HubThread(wires, members=1, policy={"lost_after_s": 0.0}).serving() as served:
             life = Life(wires, 0, tmp_path / error.__name__)
             with pytest.raises(error), life.member:
                 raise error("so")
@@ -454,7 +456,7 @@ def start():
 def test_a_process_that_is_killed_goes_on_in_another(start, tmp_path):
     hub = children.HubThread(
         HubSocket("tcp://127.0.0.1:0"), "dga", local_steps=2, delay=6, codec="topk(0.3) | q2",
-        policy={"gone_s": 60.0},
+        policy={"lost_after_s": 60.0},
     )  # fmt: skip
     with hub.serving():
         address, out = hub.transport.address, tmp_path / "m0"
@@ -495,7 +497,7 @@ def commanded(cwd: Path, kills: dict[int, signal.Signals]) -> tuple[int, int]:
         fleet={"members": 2, "pace_s": 0.01},
         train={"steps": 60, "optimizer": {"name": "adam", "lr": 0.01}},
         strategy={"name": "sync-sgd"},
-        hub={"beat_s": 0.2, "fsync": "never", "gone_s": 30.0},
+        hub={"heartbeat_s": 0.2, "fsync": "never", "lost_after_s": 30.0},
         checkpoint={"every_s": 600.0, "share": 1.0, "mb_an_hour": 1e6},
     )
     address = f"tcp://localhost:{free_port()}"

@@ -112,15 +112,15 @@ def run(planned, folder, kill_s):
 
 @pytest.mark.parametrize("topology", ["ring", "butterfly", "tree"])
 def test_a_lost_member_costs_the_wait_for_it_two_trips_and_the_transfer(topology, tmp_path):
-    trip_s, steps_s, gone_s, beat_s = 0.4, 5 * 0.4, 5.0, 1.0
+    trip_s, steps_s, lost_after_s, heartbeat_s = 0.4, 5 * 0.4, 5.0, 1.0
     words = ["members=4", "network=wan-100ms", "hub_network=wan-100ms", "pace_s=0.4", "delay=0"]
-    planned = job(topology, *words, f"gone_s={gone_s}", f"beat_s={beat_s}")
+    planned = job(topology, *words, f"lost_after_s={lost_after_s}", f"heartbeat_s={heartbeat_s}")
     calm, _, turns = closings(planned, create(tmp_path, "calm"))
     transfer_s = calm[1] - calm[0] - steps_s - 2 * trip_s
     for share in (0.2, 0.5, 0.8):  # of the attempt at the second round
         kill_s = calm[0] + steps_s + share * (2 * trip_s + transfer_s)
         closed, (gone,), more = closings(planned, create(tmp_path, f"killed-{share}"), kill_s)
-        assert gone <= kill_s + gone_s + 1.5 * beat_s
+        assert gone <= kill_s + lost_after_s + 1.5 * heartbeat_s
         assert closed[1] <= gone + 2 * trip_s + transfer_s
         assert more <= turns + 1
 
@@ -128,7 +128,13 @@ def test_a_lost_member_costs_the_wait_for_it_two_trips_and_the_transfer(topology
 @pytest.mark.real
 def test_a_process_that_is_killed_costs_the_others_one_attempt(tmp_path):
     folder = create(tmp_path, "killed")
-    words = ["task=dying_task:dying", "backend=none", "gone_s=1", "beat_s=0.2", "topology=ring"]
+    words = [
+        "task=dying_task:dying",
+        "backend=none",
+        "lost_after_s=1",
+        "heartbeat_s=0.2",
+        "topology=ring",
+    ]
     summary = emulated.run(plan(load(None, [*WORDS, *words])), folder)
     assert summary["status"] == "finished"
     found = ends(folder)

@@ -110,7 +110,7 @@ def lives(folder, strategy, *ends):
     job, task, began = load(None, JOB), drawing_task.Drawing(), []
     wires, journal, clock = Loopback(), Journal(folder / "journal"), itertools.count()
     keep, request = Keep(folder / "m0", Sparing(3.0, 1.0, 1e15)), Request("", "m0")
-    hub = children.HubThread(wires, strategy, 1, journal=journal, policy={"gone_s": 60.0})
+    hub = children.HubThread(wires, strategy, 1, journal=journal, policy={"lost_after_s": 60.0})
     with hub.serving():
         for end in ends:
             model = model_of(task, job.seed)

@@ -114,7 +114,14 @@ def test_a_link_that_is_down_stops_nobody_else_and_its_member_comes_back(tmp_pat
         tmp_path,
         f"faults=[{{ kind = 'down', at_s = 1, for_s = {DOWN_S}, members = [2] }}]",
         *("network=rtt-20ms", "backend=packet", "congestion=reno", "members=3"),
-        *("pace_s=0.02", "steps=300", "local_steps=5", "delay=10", "deadline_s=0.2", "gone_s=30"),
+        *(
+            "pace_s=0.02",
+            "steps=300",
+            "local_steps=5",
+            "delay=10",
+            "deadline_s=0.2",
+            "lost_after_s=30",
+        ),
     )
     times = {"m0": [], "m1": [], "m2": []}
     for record in read_metrics(folder, "step"):

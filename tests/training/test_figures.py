@@ -53,7 +53,7 @@ from edgetrain.vectors.vector import checksum
 
 # -- a hub of its own ----------------------------------------------------------------------------
 
-WORDS = ["members=2", "steps=30", "local_steps=3", "hub.beat_s=0.05"]
+WORDS = ["members=2", "steps=30", "local_steps=3", "hub.heartbeat_s=0.05"]
 
 
 @pytest.fixture

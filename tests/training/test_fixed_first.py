@@ -186,7 +186,7 @@ def test_a_member_that_was_killed_has_them_again_whatever_it_was_made_with(tmp_p
         return Link(wires.connect(), time.monotonic)
 
     journal = Journal(tmp_path / "hub")
-    hub = children.HubThread(wires, strategy, 2, journal=journal, policy={"gone_s": 60.0})
+    hub = children.HubThread(wires, strategy, 2, journal=journal, policy={"lost_after_s": 60.0})
 
     def first():
         return Life(connect(), 1, "m1").train(4).close()

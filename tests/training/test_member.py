@@ -141,7 +141,9 @@ def test_two_processes_end_with_one_model(processes_of_ours, tmp_path):
 
 @pytest.mark.real
 def test_a_member_killed_does_not_stop_the_other(processes_of_ours, tmp_path):
-    hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "local-sgd", policy={"gone_s": 0.3})
+    hub = children.HubThread(
+        HubSocket("tcp://127.0.0.1:0"), "local-sgd", policy={"lost_after_s": 0.3}
+    )
     with hub.serving():
         outs = [str(tmp_path / f"{i}.npy") for i in range(2)]
         members = [
@@ -162,7 +164,7 @@ def test_a_member_killed_does_not_stop_the_other(processes_of_ours, tmp_path):
 @pytest.mark.real
 def test_a_refusal_reaches_the_process_as_one_line(processes_of_ours, tmp_path):
     transport = HubSocket("tcp://127.0.0.1:0")
-    hub = children.HubThread(transport, members=1, policy={"gone_s": 5.0})
+    hub = children.HubThread(transport, members=1, policy={"lost_after_s": 5.0})
     with hub.serving():
         other = nn.Linear(2, 2)
         with join(transport.address, other, torch.optim.SGD(other.parameters(), 0.1)) as member:
@@ -201,7 +203,7 @@ def test_a_loop_joins_its_hub_whatever_is_at_the_first_address(first, tmp_path):
         each.init(new_pair)
     ring.allow(own.pair().public, "pi-1")
     transport = HubSocket("tcp://127.0.0.1:0", gate=Gate(ring))
-    hub = children.HubThread(transport, members=1, policy={"gone_s": 60.0})
+    hub = children.HubThread(transport, members=1, policy={"lost_after_s": 60.0})
     optim = torch.optim.SGD(model.parameters(), 0.1)
     known = {"name": "pi-1", "keys": tmp_path / "own", "hub_key": str(tmp_path / "hub" / "key")}
     with (
@@ -218,7 +220,7 @@ def test_a_loop_joins_its_hub_whatever_is_at_the_first_address(first, tmp_path):
 @pytest.mark.parametrize("code", ["job", "model", "session"])
 def test_a_loop_without_keys_joins_behind_a_hub_that_refuses_it(code):
     transport, model = HubSocket("tcp://127.0.0.1:0"), nn.Linear(2, 2)
-    hub = children.HubThread(transport, members=1, policy={"gone_s": 60.0})
+    hub = children.HubThread(transport, members=1, policy={"lost_after_s": 60.0})
     optim = torch.optim.SGD(model.parameters(), 0.1)
     with (
         contextlib.closing(Plain(code)) as other,
@@ -611,7 +613,7 @@ class Script:
 def welcome(**other):
     said = {
         "name": "m0", "index": 0, "members": 1, "strategy": "local-sgd", "local_steps": 1,
-        "delay": 0, "codec": "fp32", "reply_codec": "fp32", "beat_s": 1.0, "upload": False,
+        "delay": 0, "codec": "fp32", "reply_codec": "fp32", "heartbeat_s": 1.0, "upload": False,
     }  # fmt: skip
     return Welcome(**(said | other))
 
@@ -643,7 +645,7 @@ def test_a_hub_that_never_answers_is_given_up_after_the_time_that_was_asked_for(
 
 
 def test_a_hub_that_falls_silent_is_given_up_after_twenty_beats():
-    script, make = scripted(welcome(beat_s=2.0), start())
+    script, make = scripted(welcome(heartbeat_s=2.0), start())
     member = make()
     with pytest.raises(HubUnreachable, match="silent for 41 s"):
         member.step()
@@ -727,7 +729,7 @@ class Cut(Script):
 
 @pytest.mark.parametrize("round_trip_s", [0.001, 0.6, 8.0])
 def test_patience_follows_the_round_trip(round_trip_s):
-    cut = Cut(welcome(beat_s=0.5), start())
+    cut = Cut(welcome(heartbeat_s=0.5), start())
     cut.traffic = lambda: Traffic(0, 0, 0, round_trip_s)
     _, member = joined(cut)
     with pytest.raises(HubUnreachable):

@@ -33,7 +33,13 @@ def test_an_old_checkpoint_and_journal_lead_to_where_they_did(strategy, tmp_path
     shutil.copy(DATA / strategy / "m0.00000001.checkpoint", tmp_path / "m0")
     wires, journal = Loopback(), Journal(tmp_path / "journal")
     served = children.HubThread(
-        wires, strategy, 1, codec=CODEC, policy={"gone_s": 60.0}, journal=journal, **JOBS[strategy]
+        wires,
+        strategy,
+        1,
+        codec=CODEC,
+        policy={"lost_after_s": 60.0},
+        journal=journal,
+        **JOBS[strategy],
     )
     served.hub.restore(journal.state, journal.records(), time.monotonic())
     with served.serving():

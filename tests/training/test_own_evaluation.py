@@ -208,7 +208,7 @@ def test_what_cannot_hold_out_is_refused(more, said):
 ])  # fmt: skip
 def test_a_hub_is_told_unless_sums_alone_may_leave(tmp_path, more, is_told):
     planned = plan(reading.load(None, [
-        *JOB, "device=host", "fleet.network=none", "hub.gone_s=60", "hub.status_s=0.1", *more,
+        *JOB, "device=host", "fleet.network=none", "hub.lost_after_s=60", "hub.status_s=0.1", *more,
     ]))  # fmt: skip
     folder = create(tmp_path, "job")
     emulated.run(planned, folder)

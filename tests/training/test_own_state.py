@@ -301,7 +301,7 @@ def test_killed_twice_every_step_has_the_rate_of_an_unbroken_run(tmp_path, strat
     journal = Journal(tmp_path / "journal")
     hub = children.HubThread(
         HubSocket("tcp://127.0.0.1:0"), strategy, local_steps=3 if strategy == "fedavg" else 1,
-        policy={"gone_s": 60.0}, journal=journal,
+        policy={"lost_after_s": 60.0}, journal=journal,
     )  # fmt: skip
     try:
         with hub.serving():

@@ -153,7 +153,7 @@ def test_a_member_that_comes_back_has_its_own_layers(strategy, tmp_path):
     def keeping(model, optim):
         return keeping_of(Keep(tmp_path, Sparing(0.0, 1.0, 1e15)), "m0", model, optim)
 
-    ends, policy = [], {"gone_s": 30.0}
+    ends, policy = [], {"lost_after_s": 30.0}
     for lives in ((9,), (-6, 9)):
         wires = Loopback()
         with children.HubThread(wires, strategy, 1, local_steps=1, policy=policy).serving():

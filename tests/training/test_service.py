@@ -119,7 +119,7 @@ def test_a_member_that_comes_late_counts_the_steps_of_the_job_as_its_hub_does(
         fleet={"members": 2, "pace_s": 0.02},
         train={"steps": 100_000},
         strategy={"name": "fedavg", "local_steps": 2},
-        hub={"beat_s": 0.2, "status_s": 0.1},
+        hub={"heartbeat_s": 0.2, "status_s": 0.1},
     )
     with hub(job, cwd=tmp_path) as (_, address):
         words = ("member", job, "--hub", address, "--index")

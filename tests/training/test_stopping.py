@@ -91,7 +91,7 @@ def fleet(folder, stops, strategy, *, keep=True, steps=40, **hub):
     journal = Journal(folder / "journal")
     rounds = {} if strategy == "sync-sgd" else {"local_steps": 3}
     served = children.HubThread(
-        wires, strategy, 2, policy={"gone_s": 60.0}, journal=journal, **(rounds | hub)
+        wires, strategy, 2, policy={"lost_after_s": 60.0}, journal=journal, **(rounds | hub)
     )
 
     def first():
@@ -133,7 +133,7 @@ def test_the_result_is_that_of_a_run_without_a_stop(tmp_path, strategy):
 def test_without_a_checkpoint_it_hands_over_what_it_has_and_leaves(tmp_path):
     wires = Loopback()
     with children.HubThread(
-        wires, members=1, local_steps=5, policy={"gone_s": 60.0}
+        wires, members=1, local_steps=5, policy={"lost_after_s": 60.0}
     ).serving() as hub:
         life = stopped_after(Life(wires, 0), 8)
         life.member.close()  # in somebody's `finally`
@@ -159,7 +159,7 @@ def test_a_reply_that_does_not_come_is_not_waited_for(
     """What is not answered yet counts once all the same; with sync-sgd the step is taken again."""
     wires, journal, stopped = Loopback(), Journal(tmp_path / "journal"), threading.Event()
     served = children.HubThread(
-        wires, strategy, 2, delay=2 * (strategy == "dga"), policy={"gone_s": 60.0},
+        wires, strategy, 2, delay=2 * (strategy == "dga"), policy={"lost_after_s": 60.0},
         journal=journal, **settings,
     )  # fmt: skip
     readings = itertools.count()
@@ -187,7 +187,7 @@ def test_a_reply_that_does_not_come_is_not_waited_for(
 @pytest.mark.real
 def test_at_the_end_nothing_more_is_written(tmp_path):
     wires = Loopback()
-    with children.HubThread(wires, local_steps=3, policy={"gone_s": 60.0}).serving() as hub:
+    with children.HubThread(wires, local_steps=3, policy={"lost_after_s": 60.0}).serving() as hub:
 
         def first():
             readings = itertools.count()
@@ -229,7 +229,7 @@ def job_of(folder: Path) -> str:
         fleet={"members": 2, "pace_s": 0.01},
         train={"steps": 2000},
         strategy={"name": "fedavg", "local_steps": 3},
-        hub={"beat_s": 0.2, "fsync": "never"},
+        hub={"heartbeat_s": 0.2, "fsync": "never"},
     )
 
 
@@ -303,7 +303,7 @@ def test_a_loop_of_ones_own_takes_sigterm_as_documented(tmp_path):
         started.append(processes.start(context, "own", children.stops_when_asked, *arguments))
         return started[-1]
 
-    policy = {"gone_s": 60.0}
+    policy = {"lost_after_s": 60.0}
     hub = children.HubThread(HubSocket("tcp://127.0.0.1:0"), "fedavg", local_steps=3, policy=policy)
     try:
         with hub.serving():

@@ -211,8 +211,8 @@ class SitePart(HubPart):
         one that has been away for too long."""
         link = self._require_link()
         link.check_silence()
-        is_cut_off = link.away_s >= self.hub.policy.gone_s
-        if is_cut_off is self._is_cut_off or 0.0 < link.away_s < self.hub.policy.gone_s:
+        is_cut_off = link.away_s >= self.hub.policy.lost_after_s
+        if is_cut_off is self._is_cut_off or 0.0 < link.away_s < self.hub.policy.lost_after_s:
             return []
         self._is_cut_off = is_cut_off
         return [Note("late", "hub", CUT_OFF) if is_cut_off else Note("back", "hub", REACHED)]

@@ -266,7 +266,7 @@ class DealingPart(HubPart):
                 assert self.hub.base is not None
                 numbers = np.append(numbers, search.products(self.hub.base, mean.vector))
             self._shares[self._own] = numbers
-            self._again = now + self.hub.policy.beat_s
+            self._again = now + self.hub.policy.heartbeat_s
             if mean.vector is not None and not self._leads:
                 if offered is None:
                     search.offered = mean.vector
@@ -304,7 +304,7 @@ class DealingPart(HubPart):
         """With the beats: what was said may be lost. The lead says now that it waits."""
         if self._is_alone or not self.hub.started or now < self._again:
             return []
-        self._again = now + self.hub.policy.beat_s
+        self._again = now + self.hub.policy.heartbeat_s
         if self._mean is not None:
             return self._say(self.hub.round, self._own)
         return self._say(self.hub.round - 1, self._whole) if self._leads and self.hub.round else []
@@ -315,7 +315,7 @@ class DealingPart(HubPart):
                 member.skip_to(member.merged)
         deal = self.deal
         self._mean, self._shares, self._is_awaited = None, {}, False
-        self._again = now + self.hub.policy.beat_s
+        self._again = now + self.hub.policy.heartbeat_s
         if self._leads and not self._is_alone:  # before the reply, which members then wait for
             written = (isinstance(e, Write) and isinstance(e.record, Round) for e in effects)
             here = 1 + [*written].index(True)

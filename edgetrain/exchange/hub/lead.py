@@ -102,7 +102,7 @@ class AskingPart(SharedPart):
             self._hear(hub, replace(asked, stage=1, why="it does not answer"), now)
         elif asked.stage == 8 and now >= self._until and not asked.end - asked.first:
             self._hear(hub, replace(asked, stage=9), now)  # a hub that is removed may be gone
-        elif now - self._asked >= AGAIN_BEATS * self.hub.policy.beat_s:
+        elif now - self._asked >= AGAIN_BEATS * self.hub.policy.heartbeat_s:
             self._ask(now)
         return effects + self._drain(now)
 
@@ -144,7 +144,7 @@ class AskingPart(SharedPart):
         except StopIteration:
             self._script = self._question = None
             return
-        self._until = now + PATIENT_BEATS * self.hub.policy.beat_s
+        self._until = now + PATIENT_BEATS * self.hub.policy.heartbeat_s
         self._ask(now)
 
     def _ask(self, now: float) -> None:

@@ -136,13 +136,13 @@ class MaskedRounds:
             self._short_since = now
 
     def end_if_short(
-        self, oldest: int, now: float, patience_s: float, deserted_s: float
+        self, oldest: int, now: float, patience_s: float, empty_after_s: float
     ) -> list[Effect]:
         """End the job, and refuse its members, if too few have been left for `patience_s`. Their
         places stay as they are: a hub that is restored from the journal waits for them. After the
-        run's last round they have `deserted_s`, because its reply may be long on its way."""
+        run's last round they have `empty_after_s`, because its reply may be long on its way."""
         is_through = oldest >= self._end
-        most_s = deserted_s if is_through else patience_s
+        most_s = empty_after_s if is_through else patience_s
         if self._short_since is None or now - self._short_since < most_s:
             return []
         self.is_over = True

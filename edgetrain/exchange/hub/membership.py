@@ -5,9 +5,9 @@ all about contributions. Here a decision becomes changed records and effects. No
 round; after each that removes a member, or lets one resume, the caller checks whether one is due.
 
 The last member that is lost leaves the job deserted, not finished: if every member is unreachable,
-the hub's own link is probably down, and the job stays open for `Policy.deserted_s`. A hub that is
-restored waits that long for the first member: after a power cut of everything, devices take minutes
-to boot. The others have `Policy.return_s` from then on.
+the hub's own link is probably down, and the job stays open for `Policy.empty_after_s`. A hub that
+is restored waits that long for the first member: after a power cut of everything, devices take
+minutes to boot. The others have `Policy.rejoin_s` from then on.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _welcome(
         delay=terms.delay.code,
         codec=merger.codec.name,
         reply_codec=merger.reply_codec.name,
-        beat_s=policy.beat_s,
+        heartbeat_s=policy.heartbeat_s,
         upload=uploads,
         epoch=epoch,
         threshold=masks.terms.threshold if masks else 0,
@@ -153,11 +153,11 @@ class Membership:
         found = []
         alone = all(member.returning for member in self._members)
         for member in self._members:
-            since, patience_s = member.unreachable_since, self.policy.gone_s
+            since, patience_s = member.unreachable_since, self.policy.lost_after_s
             if since is None:
                 continue
             if member.returning and member.name != self.policy.stand_in:  # that ended with the hub
-                patience_s = self.policy.alone_s if alone else self.policy.return_s
+                patience_s = self.policy.alone_s if alone else self.policy.rejoin_s
                 since = since if alone else max(since, self._alone_until)
             if now - since >= patience_s:
                 found.append((member, patience_s))
@@ -358,7 +358,7 @@ class Membership:
     def revoke_all_but(self, keys: Container[bytes]) -> list[Effect]:
         """Remove for good all members whose key is not one of these, in or away. They are told
         nothing. Members that came without a key stay. If nobody is left, the job stays open for
-        `Policy.deserted_s`: the other members, or devices in place of these, may come."""
+        `Policy.empty_after_s`: the other members, or devices in place of these, may come."""
         effects: list[Effect] = []
         for member in [*self._members, *self._members.away]:
             key = owner_of(member.sender)
@@ -395,7 +395,7 @@ class Membership:
     def beats(self, now: float) -> list[Effect]:
         """A beat to every member, if it is time; to those that are returning in any case, so that
         they learn at once that the hub was restored."""
-        due = now - self._last_beat >= self.policy.beat_s
+        due = now - self._last_beat >= self.policy.heartbeat_s
         if due:
             self._last_beat = now
         # Equal beats follow each other, because each is packed once.
@@ -407,7 +407,7 @@ class Membership:
         return [*asked, *(Send(member.sender, beats[member.merged]) for member in told)]
 
     def check_desertion(self, now: float) -> None:
-        """A deserted job ends once its members have not come back for `Policy.deserted_s`."""
+        """A deserted job ends once its members have not come back for `Policy.empty_after_s`."""
         if all(member.returning for member in self._members):
             self._alone_until = now
         if not self._deserted or self._members:
@@ -421,8 +421,9 @@ class Membership:
 
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:
         """Go on with the members of a journal. They keep their places; the first has
-        `Policy.deserted_s` to come back, also where all had been lost before, the others then have
-        `Policy.return_s`. Replays the rounds. Raises Diverged if the journal contradicts itself."""
+        `Policy.empty_after_s` to come back, also where all had been lost before, the others then
+        have `Policy.rejoin_s`. Replays the rounds. Raises Diverged if the journal contradicts
+        itself."""
         self.fixed = FixedValues.restored(b"".join(state.fixed))
         told = state.model, state.elements, state.layout, self.fixed.size
         self.model = AgreedModel(*told, self._terms.stretch)

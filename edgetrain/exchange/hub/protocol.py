@@ -337,7 +337,7 @@ class Hub:
             if member.is_in:  # one before it may have taken it along
                 effects += self.remove(member, "gone", f"unreachable for {patience_s:g} s", now)
         effects += self.start_if_ready(now) + self.close_rounds(now)
-        effects += self.rounds.end_if_short(at, self.policy.return_s, self.policy.deserted_s)
+        effects += self.rounds.end_if_short(at, self.policy.rejoin_s, self.policy.empty_after_s)
         self.membership.check_desertion(at)
         return effects + self.membership.beats(now)
 

@@ -61,7 +61,7 @@ class Replica:
     `agreed` is the job in a journal's words; `most_bytes` of a record at most.
     """
 
-    def __init__(self, agreed: str, beat_s: float, most_bytes: int, now: float) -> None:
+    def __init__(self, agreed: str, heartbeat_s: float, most_bytes: int, now: float) -> None:
         self.position = 0
         """The newest that it holds, with all before it; 0: no whole copy."""
         self.is_whole = False
@@ -75,7 +75,7 @@ class Replica:
         """Whether the last member has left, or was expelled: the job is over."""
         self.epoch = self.round = 0
         """Of the journal's end."""
-        self.beat_s = beat_s
+        self.heartbeat_s = heartbeat_s
         self._agreed, self._most_bytes = agreed, most_bytes
         self._heard = self._asked = now
         self._parts = self._received = 0
@@ -89,7 +89,7 @@ class Replica:
         return (self.epoch // EPOCHS + 1) * EPOCHS
 
     def hub_is_silent(self, now: float) -> bool:
-        return now - self._heard >= SILENT_BEATS * self.beat_s
+        return now - self._heard >= SILENT_BEATS * self.heartbeat_s
 
     # -- the hub ------------------------------------------------------------------------------
 
@@ -215,12 +215,12 @@ class Replica:
         """Time has passed: ask those again that wait here, and the hub. A few times per beat."""
         effects: list[Effect] = []
         silent_s = now - max(self._heard, self._asked)
-        if silent_s >= ASK_BEATS * self.beat_s:
+        if silent_s >= ASK_BEATS * self.heartbeat_s:
             effects += self.follow(now)
         if not self.hub_is_silent(now):
             self.waiting.clear()
             self._offered = float("-inf")
-        elif now - self._offered >= self.beat_s:
+        elif now - self._offered >= self.heartbeat_s:
             self._offered = now
             effects += self._offers([*self.waiting], now)
         return effects

@@ -110,7 +110,7 @@ class ReplicatedPart(HubPart):
 
     def tick(self, now: float, go_on: GoOn) -> list[Effect]:
         effects = self._gate(go_on())
-        if now - self._beaten < self.hub.policy.beat_s:
+        if now - self._beaten < self.hub.policy.heartbeat_s:
             return effects
         self._beaten = now
         before = self._check_progress(now)
@@ -265,7 +265,7 @@ class ReplicatedPart(HubPart):
 
     def _check_progress(self, now: float) -> list[Effect]:
         waits = self.copies.lacks or self._is_feeding or not self._peer
-        late = waits and now - self._moved >= PATIENT_BEATS * self.hub.policy.beat_s
+        late = waits and now - self._moved >= PATIENT_BEATS * self.hub.policy.heartbeat_s
         if self.replica == "in" and not self._asks and (late or self._is_feeding):
             self._asks = True
             reason = "it does not answer: members are asked to go on without it"
@@ -285,7 +285,7 @@ class ReplicatedPart(HubPart):
             return []
         out = self.replica in ("out", "entering")
         told = Standby(
-            self._address, self._key, self.link, self.copies.sent, self.hub.policy.beat_s,
+            self._address, self._key, self.link, self.copies.sent, self.hub.policy.heartbeat_s,
             self._asks, out,
         )  # fmt: skip
         return [Send(member.sender, told) for member in members]

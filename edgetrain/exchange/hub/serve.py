@@ -76,7 +76,7 @@ def serve(
     stop, and when the job ends because too few members are left.
     """
     driver = _Driver(hub, transport, clock, observe, journal, earlier_s)
-    pause = hub.policy.beat_s / 4
+    pause = hub.policy.heartbeat_s / 4
     next_tick = clock()
     allowed: Container[bytes] | None = None
     while not hub.finished and not stop():

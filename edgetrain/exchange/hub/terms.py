@@ -74,16 +74,16 @@ class Policy:
     """Fewest contributions with which a round closes at its deadline."""
     deadline_s: float = 60.0
     """Seconds from the first whole contribution to a round until it closes without late ones."""
-    gone_s: float = 5.0
+    lost_after_s: float = 5.0
     """Seconds after which rounds stop waiting for an unreachable member."""
-    beat_s: float = 1.0
+    heartbeat_s: float = 1.0
     """Seconds in which the hub sends at least one message to every member."""
-    return_s: float = 60.0
+    rejoin_s: float = 60.0
     """Seconds that members have to come back after the hub was restarted, once one of them has:
     then rounds go on without the others."""
-    deserted_s: float = 3600.0
+    empty_after_s: float = 3600.0
     """Seconds that a hub waits while no member is back, after it was restarted or after all were
-    lost; at least `return_s`. Then the job is over."""
+    lost; at least `rejoin_s`. Then the job is over."""
     most_elements: int = MAX_ELEMENTS
     """Elements of the largest model that a member may bring."""
     status_s: float = 0.0
@@ -101,7 +101,7 @@ class Policy:
     @property
     def alone_s(self) -> float:
         """Seconds that the hub waits while no member is left, or back."""
-        return max(self.deserted_s, self.return_s)
+        return max(self.empty_after_s, self.rejoin_s)
 
     def closing_rule(self) -> ClosingRule:
         """A fresh rule of when a round closes, of members that are in step."""

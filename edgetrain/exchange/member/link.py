@@ -97,12 +97,12 @@ class Entrance:
         transport: MemberTransport,
         clock: Callable[[], float],
         patience_s: float = PATIENCE_S,
-        outage_s: float = OUTAGE_S,
+        hub_timeout_s: float = OUTAGE_S,
     ) -> None:
-        """`patience_s`: how long a hub that does not answer is tried. `outage_s`: how long one that
-        has answered is waited for, over a transport that can reconnect."""
+        """`patience_s`: how long a hub that does not answer is tried. `hub_timeout_s`: how long one
+        that has answered is waited for, over a transport that can reconnect."""
         self._transport, self._clock = transport, clock
-        self._patience_s, self._outage_s = patience_s, outage_s
+        self._patience_s, self._hub_timeout_s = patience_s, hub_timeout_s
         self.interrupt: Callable[[], None] = lambda: None
         self.while_idle: Callable[[], None] = lambda: None
         """Called when nothing has come for a while, of `first_pause_s` at most, then twice that, up
@@ -145,7 +145,7 @@ class Entrance:
     ) -> None:
         """The beginning of `enter`, which does not wait: ask to be let in."""
         self._session = Session(request, params.size, checksum, past, self.number)
-        self._silence = Silence(self._transport, self._clock, self._patience_s, self._outage_s)
+        self._silence = Silence(self._transport, self._clock, self._patience_s, self._hub_timeout_s)
         self._joining = Newcomer(request, params)
         self._ask(0)
 
@@ -204,7 +204,7 @@ class Entrance:
         self.outbox = Outbox(welcome.name, codec, ranges, welcome.members, self.memory, masker)
         name = "" if strategies.find(welcome.strategy).in_step else welcome.name
         self.inbox = Inbox(reply_codec, ranges, self.memory, self._clock, name)
-        self._silence.set_beat(welcome.beat_s)
+        self._silence.set_beat(welcome.heartbeat_s)
         self.on_welcome(welcome.members)
         log.info("joined as %s; %s, every %d", welcome.name, welcome.strategy, welcome.local_steps)
 
@@ -275,9 +275,9 @@ class Link(Entrance):
         transport: MemberTransport,
         clock: Callable[[], float],
         patience_s: float = PATIENCE_S,
-        outage_s: float = OUTAGE_S,
+        hub_timeout_s: float = OUTAGE_S,
     ) -> None:
-        super().__init__(transport, clock, patience_s, outage_s)
+        super().__init__(transport, clock, patience_s, hub_timeout_s)
         self._submitted = -1
         self._last = 0
         """As the newest beat says it."""
@@ -315,7 +315,7 @@ class Link(Entrance):
 
     def successor(self) -> Link:
         """A fresh link to the same hub and transport, which takes the place of this one."""
-        link = Link(self._transport, self._clock, self._patience_s, self._outage_s)
+        link = Link(self._transport, self._clock, self._patience_s, self._hub_timeout_s)
         link.on_map, link.is_to_evaluate = self.on_map, self.is_to_evaluate
         return link
 
@@ -386,7 +386,7 @@ class Link(Entrance):
     # -- replies -------------------------------------------------------------------------------
 
     def wait(self, round: int) -> RoundReply | CatchUp:
-        """See Exchange. A hub that is away is waited for, for `outage_s` or a few beats."""
+        """See Exchange. A hub that is away is waited for, for `hub_timeout_s` or a few beats."""
         decoded, idle_since = self.inbox.decode_s, math.inf
         while not self.inbox.is_whole(round):
             if self._catch_up is not None:

@@ -359,20 +359,20 @@ class Silence:
         transport: MemberTransport,
         clock: Callable[[], float],
         patience_s: float,
-        outage_s: float,
+        hub_timeout_s: float,
     ) -> None:
-        """`patience_s`: for a hub that has never answered; `outage_s`: for one that was there, over
-        a transport that can reconnect."""
+        """`patience_s`: for a hub that has never answered; `hub_timeout_s`: for one that was there,
+        over a transport that can reconnect."""
         self.connections = 0
         """The transport's, when last checked; 0: not checked since it was made."""
         self.heard = clock()
         """When the last sign of life came."""
-        self._transport, self._clock, self._outage_s = transport, clock, outage_s
+        self._transport, self._clock, self._hub_timeout_s = transport, clock, hub_timeout_s
         # Checked once: isinstance of a Protocol is slow, and steps are many.
         self._reconnecting = transport if isinstance(transport, Reconnecting) else None
         self._asked = self.heard
         self._most_s = patience_s
-        self._beat_s = min(patience_s, FIRST_PATIENCE_S) / (2 * QUIET_BEATS)
+        self._heartbeat_s = min(patience_s, FIRST_PATIENCE_S) / (2 * QUIET_BEATS)
         self._pauses = self._received = 0
 
     @property
@@ -382,14 +382,14 @@ class Silence:
     @property
     def pause_s(self) -> float:
         """How long to wait for a message before checking again."""
-        return min(1.0, 2 * self._beat_s)
+        return min(1.0, 2 * self._heartbeat_s)
 
-    def set_beat(self, beat_s: float) -> None:
+    def set_beat(self, heartbeat_s: float) -> None:
         """The hub sends at least one message in this time."""
-        self._beat_s = beat_s
-        self._most_s = max(20.0, SILENT_BEATS * beat_s)
+        self._heartbeat_s = heartbeat_s
+        self._most_s = max(20.0, SILENT_BEATS * heartbeat_s)
         if self.can_reconnect:
-            self._most_s = max(self._most_s, self._outage_s)
+            self._most_s = max(self._most_s, self._hub_timeout_s)
 
     def note_message(self) -> None:
         self.heard, self._pauses = self._clock(), 0
@@ -416,7 +416,7 @@ class Silence:
             self._received, self.heard, self._pauses = received, now, 0
         if self._reconnecting is None:
             return False
-        silent_s, least_s = now - max(self.heard, self._asked), QUIET_BEATS * self._beat_s
+        silent_s, least_s = now - max(self.heard, self._asked), QUIET_BEATS * self._heartbeat_s
         if not self._pauses and silent_s <= min(least_s, LONGEST_PAUSE_S):
             return False  # without a look at the trip: this is asked at each step
         trips_s = QUIET_BEATS * self._reconnecting.traffic().round_trip_s

@@ -150,13 +150,13 @@ class StandbyEnd:
 
     def _patience_s(self) -> float:
         """How long to wait at most before looking at everything again."""
-        return float("inf") if self._told is None else self._told.beat_s / 4
+        return float("inf") if self._told is None else self._told.heartbeat_s / 4
 
     def _is_quiet(self) -> bool:
         assert self._told is not None
         if (received := self._end.received_bytes()) != self._bytes:
             self._bytes, self._heard = received, self._clock()
-        patience_s = QUIET_BEATS * self._told.beat_s + self._end.traffic().round_trip_s
+        patience_s = QUIET_BEATS * self._told.heartbeat_s + self._end.traffic().round_trip_s
         return self._clock() - self._heard >= patience_s
 
     def _read(self, frames: list[Buffer]) -> list[Buffer] | None:

@@ -157,7 +157,7 @@ class CollectiveExchange(Link):
         peering: Peering,
         clock: Clock,
         patience_s: float = PATIENCE_S,
-        outage_s: float = OUTAGE_S,
+        hub_timeout_s: float = OUTAGE_S,
         lost_s: float = LOST_S,
         outer: OuterRule | None = None,
         beside: Beside = THREADS,
@@ -166,7 +166,7 @@ class CollectiveExchange(Link):
         seconds of silence after which another member is lost. `outer`: fresh; all members make the
         same step with it, of the same mean. `beside` runs what goes on beside its steps."""
         self._running = RunningEnd(MappedEnd(end, peering), self._ready_circle, beside)
-        super().__init__(self._running, clock, patience_s, outage_s)
+        super().__init__(self._running, clock, patience_s, hub_timeout_s)
         self._running.own, self._running.keep = self._own, self._keep
         self._peering, self._lost_s, self._outer = peering, lost_s, outer
         self._circle: Circle | None = None

@@ -91,7 +91,7 @@ class RelayTerms:
     """Parameters of the largest model."""
     evaluate_every: int = 0
     """Steps between two evaluations, a multiple of `save_every`; 0: after the last step only."""
-    beat_s: float = 1.0
+    heartbeat_s: float = 1.0
     patience_s: float = 60.0
     """Seconds to wait, when the job is over, for a stage that has not heard so and is away."""
 
@@ -157,9 +157,9 @@ class Relay:
         return self.committed == self._terms.steps
 
     @property
-    def beat_s(self) -> float:
+    def heartbeat_s(self) -> float:
         """Seconds between two calls of `tick`."""
-        return self._terms.beat_s
+        return self._terms.heartbeat_s
 
     @property
     def _microbatches(self) -> int:
@@ -226,7 +226,7 @@ class Relay:
     def tick(self, now: float) -> list[Effect]:
         if now < self._beat_at:
             return []
-        self._beat_at = now + self._terms.beat_s
+        self._beat_at = now + self._terms.heartbeat_s
         if not self.finished or any(each.sender for each in self._places):
             self._alone_since = float("inf")
         else:

@@ -45,7 +45,7 @@ def relay_messages(
                 carry_out(relay.unreachable(effect.to))
 
     while not relay.is_over and not stop():
-        for sender, frames in transport.poll(relay.beat_s / 4):
+        for sender, frames in transport.poll(relay.heartbeat_s / 4):
             if not rate.count_message(sender, clock()):
                 continue
             try:
@@ -72,16 +72,16 @@ class StageLink:
         join: Join,
         transport: MemberTransport,
         clock: Callable[[], float],
-        outage_s: float,
+        hub_timeout_s: float,
         patience_s: float = 0.0,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """A hub that is silent for `outage_s` seconds is given up; before it has let this member
-        in, for `patience_s` (0: the same). `check` is called all the time, and may raise what ends
-        it."""
+        """A hub that is silent for `hub_timeout_s` seconds is given up; before it has let this
+        member in, for `patience_s` (0: the same). `check` is called all the time, and may raise
+        what ends it."""
         self._desk, self._join, self._transport = desk, join, transport
-        self._clock, self._outage_s = clock, outage_s
-        self._silence_s, self._check = patience_s or outage_s, check
+        self._clock, self._hub_timeout_s = clock, hub_timeout_s
+        self._silence_s, self._check = patience_s or hub_timeout_s, check
         self._connections, self._is_refused = 1, False
         self._heard = self._asked = clock()
         self.is_in = False
@@ -126,7 +126,7 @@ class StageLink:
             self._heard = self._clock()
             try:
                 self._desk.handle(unpack(frames))
-                self.is_in, self._is_refused, self._silence_s = True, False, self._outage_s
+                self.is_in, self._is_refused, self._silence_s = True, False, self._hub_timeout_s
             except Refused as refused:
                 # The hub has not noticed yet that this member's last process, or connection, died.
                 if refused.code not in ("name", "unknown"):

@@ -36,7 +36,7 @@ def peer_exchange(
     pair = None if credentials is None else credentials.pair
     listener, address = _listen(found, pair, at) if at else (None, CLIENT)
     another = functools.partial(_listen, found, pair, _at_any_port(at))
-    waits_s, peering = (patience_s, found.job.hub.outage_s), Peering(listener, pair)
+    waits_s, peering = (patience_s, found.job.hub.hub_timeout_s), Peering(listener, pair)
     return exchange_among(found, hub, peering, another, time.monotonic, waits_s), address
 
 
@@ -54,7 +54,7 @@ def exchange_among(
     if found.job.fleet.topology != DIRECT:
         outer = found.strategy.outer_rule()
         # The hub notices first that one has died: then nobody has to be blamed for its silence.
-        lost_s = max(LOST_S, 2 * found.job.hub.gone_s)
+        lost_s = max(LOST_S, 2 * found.job.hub.lost_after_s)
         return CollectiveExchange(hub, peering, clock, *waits_s, lost_s, outer, beside)
 
     def link_over(end: MemberTransport) -> ReducerLink:

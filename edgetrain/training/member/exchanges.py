@@ -28,7 +28,7 @@ def exchange_of(
     """The exchange over `sockets`, the lead's first, to which this member has `shown` its keys; and
     the address at which other members reach it, if they do. `keys`: the folder of this machine's,
     `listen`: where other members connect; "": they cannot."""
-    outage_s = found.job.hub.outage_s
+    hub_timeout_s = found.job.hub.hub_timeout_s
     if found.job.fleet.topology in (DIRECT, *COLLECTIVES):
         from edgetrain.training.member.direct import peer_exchange  # and with it all of a hub
 
@@ -36,10 +36,10 @@ def exchange_of(
     if found.strategy.deals:
         from edgetrain.exchange.member.work import RangedWork, WorkLink
 
-        works = [WorkLink(each, time.monotonic, patience_s, outage_s) for each in sockets]
+        works = [WorkLink(each, time.monotonic, patience_s, hub_timeout_s) for each in sockets]
         return (RangedWork(works) if len(works) > 1 else works[0]), ""
-    links = [Link(each, time.monotonic, patience_s, outage_s) for each in sockets]
+    links = [Link(each, time.monotonic, patience_s, hub_timeout_s) for each in sockets]
     if why_not_topology("hubs", found) is not None:
         return links[0], ""
-    dial = dialling(shown, keys, shown is None, patience_s, outage_s)
+    dial = dialling(shown, keys, shown is None, patience_s, hub_timeout_s)
     return SharedExchange(links, dial, found.job.hub.hubs[1:]), ""

@@ -17,7 +17,7 @@ def dialling(
     keys: str | Path | None,
     insecure: bool,
     patience_s: float,
-    outage_s: float,
+    hub_timeout_s: float,
 ) -> Dial:
     """Makes links to the hubs of a job, with the pair that is `shown` to the lead; None: nothing is
     encrypted. A hub whose key the lead does not say is known from enrolment. The times as for a
@@ -28,6 +28,6 @@ def dialling(
             own: Credentials | None = Credentials(shown.pair, public_key(key))
         else:
             own = credentials(address, None, keys, insecure=insecure or shown is None)
-        return Link(member_end(address, own), time.monotonic, patience_s, outage_s)
+        return Link(member_end(address, own), time.monotonic, patience_s, hub_timeout_s)
 
     return dial

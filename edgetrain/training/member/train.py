@@ -212,7 +212,7 @@ def _exchange(
     sockets = [member_end(at, own) for at, own in zip(hubs, shown, strict=True)]
     job, is_plain = found.job, found.job.fleet.topology not in (DIRECT, *COLLECTIVES)
     if is_plain and not found.strategy.deals and job.strategy.ranges == 1:
-        return Link(sockets[0], time.monotonic, patience_s, job.hub.outage_s), request
+        return Link(sockets[0], time.monotonic, patience_s, job.hub.hub_timeout_s), request
     from edgetrain.training.member.exchanges import exchange_of
 
     way, address = exchange_of(found, sockets, shown[0], place.keys, place.listen, patience_s)

@@ -19,7 +19,7 @@ def terms_of(
     hub, train = job.hub, job.train
     return RelayTerms(
         job.digest(), job.fleet.members, train.steps, save_every(job), most_bytes, most_elements,
-        train.evaluate_every, hub.beat_s, hub.return_s,
+        train.evaluate_every, hub.heartbeat_s, hub.rejoin_s,
     )  # fmt: skip
 
 

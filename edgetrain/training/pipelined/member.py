@@ -104,7 +104,7 @@ def train_stage(
     )  # fmt: skip
     elements = max(1, plan.elements)
     join = Join(PROTOCOL, job.digest(), _digest(plan), elements, place.name, float(count), 0)
-    link = StageLink(desk, join, transport, clock, job.hub.outage_s, patience_s, record.check)
+    link = StageLink(desk, join, transport, clock, job.hub.hub_timeout_s, patience_s, record.check)
     record.stage, record.link, record.transport = stage, link, transport
     record.stop, record.status_s, record.metrics_bytes = stop, status_s, metrics_bytes
     _tell(service or Service({}), stop, link, desk, job.train.steps)

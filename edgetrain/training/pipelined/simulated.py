@@ -71,7 +71,7 @@ def step_seconds(found: Resolved) -> float:
             index, terms.stages, count, STEPS, STEPS, plan.windows[index], stage
         )  # fmt: skip
         join = Join(PROTOCOL, terms.job, "", 1, f"m{index}", float(count), 0)
-        StageLink(desk, join, network.connect(index), world.clock, job.hub.outage_s).run()
+        StageLink(desk, join, network.connect(index), world.clock, job.hub.hub_timeout_s).run()
 
     def relay() -> None:
         relay_messages(Relay(terms), network.hub, world.clock, lambda effect: None)

@@ -51,7 +51,7 @@ from edgetrain.training.servers.snapshots import latest
 MOST = 3
 """Attempts in a row that may end without a step."""
 AGAIN_S = 10.0
-"""Besides twice hub.gone_s: for how long a group that comes back asks for its own name."""
+"""Besides twice hub.lost_after_s: for how long a group that comes back asks for its own name."""
 _CONNECTION = re.compile(r"[Cc]onnection|[Bb]roken pipe|[Ss]ocket|[Tt]imed? ?out|gloo")
 _SAID_S, _LOST_S = 5.0, 60.0
 """Seconds within which the agent says that a rank has ended; _LOST_S where the leader's connection
@@ -87,10 +87,10 @@ def train_joined(
             except Refused as refused:
                 # The hub has not noticed yet that this member's last process is gone.
                 is_back = number > 1 or (folder is not None and latest(folder) is not None)
-                until = until or time.monotonic() + AGAIN_S + 2 * found.job.hub.gone_s
+                until = until or time.monotonic() + AGAIN_S + 2 * found.job.hub.lost_after_s
                 if refused.code != "name" or not is_back or time.monotonic() > until:
                     raise
-                time.sleep(found.job.hub.beat_s)
+                time.sleep(found.job.hub.heartbeat_s)
             except _RankDied as died:
                 stuck = 0 if attempt.taken else stuck + 1
                 if stuck >= MOST:

@@ -115,7 +115,7 @@ def gone(site):
     for member in site.members:
         member.wire.die()
         site.carry_out(site.hub.unreachable(member.address, site.now))
-    site.tick(site.hub.policy.gone_s)
+    site.tick(site.hub.policy.lost_after_s)
 
 
 @given(st.sampled_from(["fedavg", "dga", "diloco"]), st.integers(0, 2**32), st.booleans())

@@ -187,7 +187,7 @@ def test_bits_are_those_of_one_process_whoever_computes(names, kind):
 @given(st.integers(0, 10_000))
 def test_crashes_losses_and_members_that_come_and_go_cost_slices_and_nothing_else(seed):
     chooser = random.Random(seed)
-    desk = begun("abc", text="lbfgs(3, 4)", gone_s=2.0, return_s=1.0)
+    desk = begun("abc", text="lbfgs(3, 4)", lost_after_s=2.0, rejoin_s=1.0)
     wanted, away = naive(desk.row, 12), set()
     for _ in range(3000):
         if desk.hub.round >= len(wanted):
@@ -237,7 +237,7 @@ def test_a_snapshot_and_what_follows_it_lead_to_the_same_bits():
 
 
 def test_a_lost_member_s_slices_are_given_out_again():
-    desk = begun("ab", text="lbfgs(4, 3, all, 0)", gone_s=5.0)
+    desk = begun("ab", text="lbfgs(4, 3, all, 0)", lost_after_s=5.0)
     while desk.answer_one("a") is not None:
         pass
     assert desk.hub.round == 0

@@ -95,7 +95,9 @@ class Town:
 
     def __init__(self, text="lbfgs(4, 3)", hubs=2, loses=lambda message: False):
         self.row, self.stretches = strategies.find(text), shared(3, hubs)
-        self.hubs = [OneOfSeveral(self.row, self.stretches, n, beat_s=1.0) for n in range(hubs)]
+        self.hubs = [
+            OneOfSeveral(self.row, self.stretches, n, heartbeat_s=1.0) for n in range(hubs)
+        ]
         self.owns = [stretch.of(ELEMENTS) for stretch in self.stretches]
         self.bases = {who: np.zeros(ELEMENTS, np.float32) for who in "ab"}
         self.applied, self.attempts = dict.fromkeys("ab", 0), 0

@@ -36,7 +36,7 @@ class DirectDesk(Desk):
     """a, b and c reduce, and have begun; `journal` is what the hub has written."""
 
     def __init__(self):
-        super().__init__(3, gone_s=1.0)
+        super().__init__(3, lost_after_s=1.0)
         self.journal = []
         self.hub = self.new_hub()
 

@@ -30,7 +30,7 @@ from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.noise import Gaussian, seeded
 from tests.fakes.fleet import Recorded
 
-PATIENT = {"gone_s": 1e9, "deadline_s": 1e9}
+PATIENT = {"lost_after_s": 1e9, "deadline_s": 1e9}
 
 
 class DrawnMember(FakeMember):
@@ -156,7 +156,7 @@ def test_the_first_contributions_count_of_more_that_are_drawn():
 
 def test_a_drawn_member_that_is_off_keeps_no_round_open():
     cohort = Cohort(2, 6, 2)
-    fleet = DrawnFleet("fedavg", 6, cohort, 2, 40, policy={"gone_s": 5.0, "deadline_s": 60.0})
+    fleet = DrawnFleet("fedavg", 6, cohort, 2, 40, policy={"lost_after_s": 5.0, "deadline_s": 60.0})
     fleet.run(fleet.killing(3, 90))
     rest = [each for each in fleet.members if each.index != 3]
     assert {each.state for each in rest} == {"done"}
@@ -171,7 +171,7 @@ def test_of_those_that_are_there_a_round_waits_for_nobody_else():
     uniform = DrawnFleet("fedavg", 6, Cohort(2, 6, 2), 2, 40).run()
     assert fleet.last == uniform.last
     assert [each.members for each in fleet.closed] == [each.members for each in uniform.closed]
-    policy = {"gone_s": 5.0, "deadline_s": 60.0}
+    policy = {"lost_after_s": 5.0, "deadline_s": 60.0}
     fleet = DrawnFleet("fedavg", 6, cohort, 2, 40, policy=policy)
     fleet.run(fleet.killing(3, 90))
     after = [each.members for each in fleet.closed if each.round > 9]
@@ -203,7 +203,7 @@ def told(desk, *kinds):
 
 
 def test_those_that_come_while_a_round_has_too_few_are_in_it():
-    desk = Desk(4, deadline_s=5.0, gone_s=100.0)
+    desk = Desk(4, deadline_s=5.0, lost_after_s=100.0)
     CohortPart(Cohort(0, 4, 2, "available")).attach(desk.hub)
     desk.started("abcd")
     (pair, first), rest = told(desk, Start, Evaluate), set("abcd")
@@ -230,7 +230,7 @@ def test_those_that_come_while_a_round_has_too_few_are_in_it():
 
 
 def test_a_round_that_finds_nobody_waits_for_the_first_that_comes():
-    desk = Desk(2, deadline_s=1.0, gone_s=5.0)
+    desk = Desk(2, deadline_s=1.0, lost_after_s=5.0)
     CohortPart(Cohort(0, 2, 1, "available")).attach(desk.hub)
     desk.started("ab")
     (one,) = told(desk, Start)

@@ -258,16 +258,16 @@ def test_a_fleet_with_a_stand_in_begins_with_its_members():
 
 
 def test_a_stand_in_that_ended_with_its_hub_is_not_waited_for():
-    desk = Desk(2, stand_in="servers", gone_s=5.0, return_s=60.0).started()
+    desk = Desk(2, stand_in="servers", lost_after_s=5.0, rejoin_s=60.0).started()
     desk.join("servers")
-    state, desk.hub = desk.hub.state(), Desk(2, stand_in="servers", return_s=60.0).hub
+    state, desk.hub = desk.hub.state(), Desk(2, stand_in="servers", rejoin_s=60.0).hub
     desk.hub.restore(state, [], desk.now)
     desk.notes.clear()
     desk.tick(4.9)
     assert "servers" in desk.hub.present
     desk.tick(0.2)
     assert desk.events()[-1] == ("gone", "servers")
-    assert desk.hub.present == ["a", "b"], "devices have hub.return_s"
+    assert desk.hub.present == ["a", "b"], "devices have hub.rejoin_s"
 
 
 def test_joining_twice_over_one_connection_names_the_member_that_is_there():

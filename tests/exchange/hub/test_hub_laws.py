@@ -93,7 +93,7 @@ ACTIONS = st.one_of(
     st.lists(ACTIONS, max_size=40), st.booleans(), st.integers(1, 3), st.sampled_from([0, 7])
 )  # fmt: skip
 def test_whatever_arrives_the_hub_stands_and_keeps_its_books(actions, gradient, quorum, fixed):
-    desk = Desk(2, gradient=gradient, quorum=quorum, deadline_s=3.0, gone_s=2.0)
+    desk = Desk(2, gradient=gradient, quorum=quorum, deadline_s=3.0, lost_after_s=2.0)
     for what, who, extra in actions:
         before = desk.hub.round
         closed = len(desk.closed)

@@ -14,7 +14,7 @@ from edgetrain.vectors.vector import checksum
 
 
 def test_unreachable_then_gone():
-    desk = Desk(2, gone_s=5).started()
+    desk = Desk(2, lost_after_s=5).started()
     desk.give("a", 0)
     desk.take(desk.hub.unreachable(b"b", desk.now))
     desk.take(desk.hub.unreachable(b"b", desk.now))
@@ -28,7 +28,7 @@ def test_unreachable_then_gone():
 
 
 def test_a_member_that_is_heard_again_is_not_gone():
-    desk = Desk(2, gone_s=5).started()
+    desk = Desk(2, lost_after_s=5).started()
     desk.take(desk.hub.unreachable(b"b", desk.now))
     desk.tick(4)
     desk.tell("b", Beat())
@@ -41,7 +41,7 @@ def test_strangers_cannot_be_unreachable():
 
 
 def test_what_a_member_gave_before_it_went_counts():
-    desk = Desk(2, gone_s=5).started()
+    desk = Desk(2, lost_after_s=5).started()
     desk.give("b", 0, np.full(ELEMENTS, 3))
     desk.tell("b", Leave("done"))
     said = desk.give("a", 0, np.full(ELEMENTS, 1))
@@ -61,14 +61,14 @@ def test_a_half_sent_contribution_does_not_count():
 
 
 def test_beats_go_to_everyone_once_a_beat():
-    desk = Desk(3, beat_s=1.0)
+    desk = Desk(3, heartbeat_s=1.0)
     desk.join("a")
     desk.join("b")
     waiting = Beat(here=2)
     assert desk.tick(0.1) == {"a": [waiting], "b": [waiting]}
     assert desk.tick(0.5) == {}
     assert desk.tick(0.5) == {"a": [waiting], "b": [waiting]}
-    assert Desk(2, beat_s=1.0).started().tick(1.0) == {"a": [Beat()], "b": [Beat()]}
+    assert Desk(2, heartbeat_s=1.0).started().tick(1.0) == {"a": [Beat()], "b": [Beat()]}
 
 
 def test_a_newcomer_starts_from_the_present_base_at_the_next_round():
@@ -112,7 +112,7 @@ def test_a_base_that_is_sent_while_the_first_round_closes_is_the_one_before_it()
 
 
 def test_a_member_that_comes_back_is_a_newcomer():
-    desk = Desk(2, gone_s=5).started()
+    desk = Desk(2, lost_after_s=5).started()
     desk.take(desk.hub.unreachable(b"b", desk.now))
     desk.tick(6)
     desk.give("a", 0, np.full(ELEMENTS, 1))
@@ -142,7 +142,7 @@ def test_a_newcomer_gets_an_empty_reply_to_a_round_that_nobody_can_give_to_any_m
 
 
 def test_a_hub_that_has_lost_everyone_waits_for_them():
-    desk = with_session(return_s=5, deserted_s=30)
+    desk = with_session(rejoin_s=5, empty_after_s=30)
     lost(desk, "a", "b")
     assert desk.hub.present == []
     desk.tick(29)
@@ -172,7 +172,7 @@ def test_an_index_is_free_again_when_its_member_has_gone():
 
 
 def test_whoever_started_anew_takes_the_place_of_its_lost_connection():
-    desk = Desk(2, gone_s=50).started()
+    desk = Desk(2, lost_after_s=50).started()
     desk.give("b", 0)
     desk.take(desk.hub.unreachable(b"b", desk.now))
     start = the(Start, desk.join("z", name="b")["z"])
@@ -196,7 +196,7 @@ def test_another_connection_takes_over_and_what_came_twice_counts_once():
 
 
 def test_who_comes_back_behind_the_fleet_gets_the_base_and_goes_on_with_it():
-    desk = with_session(gone_s=1)
+    desk = with_session(lost_after_s=1)
     desk.take(desk.hub.unreachable(b"b", desk.now))
     desk.tick(2)
     for round in range(3):
@@ -273,7 +273,7 @@ def test_who_cannot_come_back_is_told_why(code):
 
 
 def test_members_that_were_given_up_are_not_remembered_without_end():
-    desk = with_session(gone_s=1)
+    desk = with_session(lost_after_s=1)
     for i in range(30):
         desk.tell("b", Leave(""))
         desk.join(f"c{i}", session=100 + i)
@@ -283,15 +283,15 @@ def test_members_that_were_given_up_are_not_remembered_without_end():
 
 
 def test_finished_when_the_last_one_is_gone():
-    desk = Desk(2, gone_s=5).started()
+    desk = Desk(2, lost_after_s=5).started()
     desk.tell("a", Leave("done"))
     assert not desk.hub.finished
     desk.take(desk.hub.unreachable(b"b", desk.now))
     desk.tick(6)
     assert not desk.hub.finished
-    desk.tick(desk.hub.policy.return_s)
+    desk.tick(desk.hub.policy.rejoin_s)
     assert not desk.hub.finished
-    desk.tick(desk.hub.policy.deserted_s)
+    desk.tick(desk.hub.policy.empty_after_s)
     assert desk.hub.finished
     assert desk.hub.present == []
 
@@ -311,7 +311,7 @@ def two_with_keys(**policy):
 
 
 def test_a_name_stays_with_the_key_that_came_with_it():
-    desk = two_with_keys(gone_s=1)
+    desk = two_with_keys(lost_after_s=1)
     lost(desk, keyed("B"))  # given up, and remembered
     for other in ("plain", keyed("C"), keyed("C", "2")):
         assert refusal(desk, desk.join(other, name="b"), other)[0] == "taken"
@@ -326,9 +326,9 @@ def test_a_name_stays_with_the_key_that_came_with_it():
 
 
 def test_a_restored_hub_that_refuses_one_it_had_given_up_stays_up():
-    desk = two_with_keys(gone_s=1)
+    desk = two_with_keys(lost_after_s=1)
     lost(desk, keyed("B"))
-    again = Desk(2, gone_s=1)
+    again = Desk(2, lost_after_s=1)
     again.hub.restore(desk.hub.state(), [], 0.0)
     said = back(again, keyed("B"), applied=5)
     assert refusal(again, said, keyed("B"))[0] == "ahead"

@@ -49,7 +49,7 @@ def started(*names):
     codec = codecs.Dense()
     hub = Hub(
         Terms(find("local-sgd"), 1),
-        Policy(len(names), gone_s=1.0),
+        Policy(len(names), lost_after_s=1.0),
         Mean(), codec, codec,
     )  # fmt: skip
     for session, name in enumerate(names, 1):

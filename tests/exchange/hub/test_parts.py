@@ -74,12 +74,12 @@ def test_a_part_may_hold_a_hub_whose_members_have_left(holds, monkeypatch):
 
 
 def test_a_hub_that_becomes_that_of_another_stretch_keeps_its_part_its_patience_and_its_tail():
-    desk = Desk(2, beat_s=3.0).started()
+    desk = Desk(2, heartbeat_s=3.0).started()
     hub, part = desk.hub, HubPart()
     part.attach(hub)
     hub.tail = 5
     hub.become(Stretch(4, 1, 2))
-    assert (hub.part, hub.tail, hub.policy.beat_s) == (part, 5, 3.0)
+    assert (hub.part, hub.tail, hub.policy.heartbeat_s) == (part, 5, 3.0)
     assert hub.terms.stretch == Stretch(4, 1, 2)
     assert not hub.started
     assert not hub.members

@@ -232,7 +232,7 @@ def test_a_restored_hub_is_the_hub_bit_for_bit(strategy, seed, codec, every_snap
 
 def test_a_restored_hub_waits_for_everyone_but_not_for_ever():
     disk = Disk()
-    made = Fleet("local-sgd", 2, 1, 0, 50, disk=disk, policy=Policy(2, return_s=30.0))
+    made = Fleet("local-sgd", 2, 1, 0, 50, disk=disk, policy=Policy(2, rejoin_s=30.0))
     while made.hub.round < 5:
         made.advance()
     made.kill(1)
@@ -306,7 +306,7 @@ class Kept(Desk):
 
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_a_hub_that_is_killed_while_it_waits_for_everyone_waits_again(snapshot):
-    desk = Kept(return_s=3, deserted_s=30, gone_s=5)
+    desk = Kept(rejoin_s=3, empty_after_s=30, lost_after_s=5)
     desk.give("a", 0)
     desk.give("b", 0)
     lost(desk, "a", "b")
@@ -323,7 +323,7 @@ def test_a_hub_that_is_killed_while_it_waits_for_everyone_waits_again(snapshot):
 
 
 def test_a_restored_hub_that_nobody_comes_back_to_ends_after_a_while():
-    desk = Kept(return_s=3, deserted_s=30, gone_s=5)
+    desk = Kept(rejoin_s=3, empty_after_s=30, lost_after_s=5)
     lost(desk, "a", "b")
     desk = desk.restored()
     desk.tick(1)
@@ -332,21 +332,21 @@ def test_a_restored_hub_that_nobody_comes_back_to_ends_after_a_while():
 
 
 def test_after_a_power_cut_a_hub_waits_until_devices_have_booted():
-    desk = Kept(gone_s=5).restored()
+    desk = Kept(lost_after_s=5).restored()
     for _ in range(50):  # a Raspberry Pi boots, enrols and asks within one to three minutes
         desk.tick(10)
     assert desk.hub.present == ["a", "b"], "both keep their places"
     assert the(Start, back(desk, submitted=0)["z"])
-    desk.tick(desk.hub.policy.return_s - 1)
+    desk.tick(desk.hub.policy.rejoin_s - 1)
     assert not desk.hub.finished
     assert desk.hub.present == ["a", "b"], "the second has as long as ever once the first is back"
     desk.tick(2)
     assert desk.hub.present == ["b"], "then the fleet goes on without it"
 
 
-@pytest.mark.parametrize(("return_s", "deserted_s"), [(3, 30), (30, 3)])
-def test_a_hub_whose_members_all_stay_away_after_a_power_cut_ends(return_s, deserted_s):
-    desk = Kept(return_s=return_s, deserted_s=deserted_s, gone_s=5).restored()
+@pytest.mark.parametrize(("rejoin_s", "empty_after_s"), [(3, 30), (30, 3)])
+def test_a_hub_whose_members_all_stay_away_after_a_power_cut_ends(rejoin_s, empty_after_s):
+    desk = Kept(rejoin_s=rejoin_s, empty_after_s=empty_after_s, lost_after_s=5).restored()
     desk.tick(29)
     assert desk.hub.present == ["a", "b"]
     desk.tick(2)
@@ -356,7 +356,7 @@ def test_a_hub_whose_members_all_stay_away_after_a_power_cut_ends(return_s, dese
 
 @given(st.lists(st.tuples(st.sampled_from(["leave", "lost", "back"]), st.sampled_from("ab"))))
 def test_a_restored_hub_is_finished_where_the_one_before_was(history):
-    desk = Kept(deserted_s=1e9, gone_s=1)
+    desk = Kept(empty_after_s=1e9, lost_after_s=1)
     sessions = {"a": 6, "b": 7}
     for number, (deed, name) in enumerate(history):
         there = desk.hub.members.named(name)

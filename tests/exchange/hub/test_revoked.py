@@ -97,7 +97,7 @@ def test_a_revoked_member_is_expelled_at_once_and_sent_nothing_more():
 
 
 def test_a_revoked_key_has_no_way_back_also_after_a_restart():
-    desk = Keyed(gone_s=1)
+    desk = Keyed(lost_after_s=1)
     lost(desk, at("b"))  # away
     desk.revoke("bc", "a")
     assert [r for r in desk.disk.records() if isinstance(r, Departed) and r.final] != []
@@ -116,7 +116,7 @@ def test_members_without_a_key_cannot_be_revoked():
 
 
 def test_a_job_whose_only_member_is_revoked_waits_for_another():
-    desk = Keyed("a", return_s=5, deserted_s=30)
+    desk = Keyed("a", rejoin_s=5, empty_after_s=30)
     desk.revoke("a", "")
     assert not desk.hub.finished
     assert not desk.restored().finished
@@ -164,7 +164,7 @@ def test_one_key_has_one_place():
 
 
 def test_a_member_that_is_away_does_not_come_back_beside_another_of_its_key():
-    desk = Keyed("abc", gone_s=1)
+    desk = Keyed("abc", lost_after_s=1)
     lost(desk, at("c"))
     assert the(Welcome, desk.join(at("c", "2"), name="x")[at("c", "2")])
     code, _ = refusal(desk, back(desk, at("c", "3"), name="c", session=3), at("c", "3"))
@@ -173,7 +173,7 @@ def test_a_member_that_is_away_does_not_come_back_beside_another_of_its_key():
 
 
 def test_whoever_started_anew_under_another_name_takes_the_place_of_its_lost_connection():
-    desk = Keyed("abc", gone_s=50)
+    desk = Keyed("abc", lost_after_s=50)
     desk.take(desk.hub.unreachable(at("c").encode(), desk.now))
     assert the(Start, desk.join(at("c", "2"), name="x")[at("c", "2")])
     assert desk.hub.present == ["a", "b", "x"]
@@ -184,7 +184,7 @@ DEEDS = st.sampled_from(["join", "anew", "leave", "lost", "back", "tick"])
 
 @given(st.lists(st.tuples(DEEDS, st.sampled_from("abcd"), st.sampled_from("stuv")), max_size=30))
 def test_no_history_gives_a_key_two_places(history):
-    desk = Keyed("abc", gone_s=1)
+    desk = Keyed("abc", lost_after_s=1)
     for number, (deed, letter, name) in enumerate(history):
         where = at(letter, str(number))
         there = next((m for m in desk.hub.members if m.sender[1:33] == key_of(letter)), None)
@@ -254,7 +254,7 @@ def test_a_device_that_is_revoked_while_it_trains_is_gone_within_a_second(tmp_pa
         ring.allow(pair.public, f"pi-{number}")
     gate = Gate(ring)
     socket = HubSocket("tcp://127.0.0.1:0", gate=gate)
-    hub = Hub(Terms(find("local-sgd"), 1), Policy(2, beat_s=0.1), Mean(), Dense(), Dense())
+    hub = Hub(Terms(find("local-sgd"), 1), Policy(2, heartbeat_s=0.1), Mean(), Dense(), Dense())
     closed, over = [], threading.Event()
 
     def observe(effect):
@@ -268,7 +268,7 @@ def test_a_device_that_is_revoked_while_it_trains_is_gone_within_a_second(tmp_pa
     try:
         for number, pair in enumerate(pairs):
             end = MemberSocket(socket.address, credentials=Credentials(pair, hub_key))
-            links.append(Link(end, time.monotonic, outage_s=20))
+            links.append(Link(end, time.monotonic, hub_timeout_s=20))
             join = lambda link=links[-1], n=number: link.join(  # noqa: E731
                 Request("model", f"m{n}"),
                 np.zeros(3, np.float32),

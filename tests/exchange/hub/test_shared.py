@@ -280,6 +280,6 @@ def test_a_hub_of_several_waits_for_those_that_it_alone_has_lost(stretch, reason
     found.handle(b"m0", Leave(reason), 1.0)
     assert not found.members
     assert found.finished == ends
-    for now in (2.0, 2.0 + found.policy.deserted_s):
+    for now in (2.0, 2.0 + found.policy.empty_after_s):
         found.tick(now)
     assert found.finished

@@ -111,7 +111,7 @@ class LateFleet(Fleet):
     seed=st.integers(0, 1 << 30),
 )
 def test_late_ones_take_part_and_all_end_with_one_base(strategy, seed):
-    policy = Policy(4, start_with=2, start_after_s=10.0, gone_s=1e9)
+    policy = Policy(4, start_with=2, start_after_s=10.0, lost_after_s=1e9)
     fleet = LateFleet(strategy, 4, 2, 2, 12, rng=random.Random(seed), policy=policy).run()
     assert [member.state for member in fleet.members] == ["done"] * 4
     checksums = {}

@@ -101,7 +101,7 @@ def test_a_contribution_during_a_pause_counts_as_if_it_came_at_its_beginning():
 
 
 def test_members_that_cannot_be_reached_keep_their_place_while_a_job_is_paused():
-    desk = begun(3, gone_s=5.0)
+    desk = begun(3, lost_after_s=5.0)
     desk.order("pause")
     lost(desk, "b")
     desk.tick(1000)
@@ -349,7 +349,7 @@ def with_session_of_two():
 
 
 def test_a_job_that_is_ended_takes_nobody_in_and_waits_for_nobody_that_is_gone():
-    desk = begun(3, gone_s=5.0)
+    desk = begun(3, lost_after_s=5.0)
     desk.order("stop")
     assert refusal(desk, desk.join("z"), "z")[0] == "ended"
     for who in "ab":

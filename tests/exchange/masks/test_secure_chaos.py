@@ -250,7 +250,7 @@ def test_a_restored_hub_knows_what_does_not_follow_from_replies(words, tmp_path)
 
 def test_too_few_members_learn_nothing_together_and_the_job_ends(confided, tmp_path):
     gone = tuple(Happening(6.0, "power", 1000.0, (member,)) for member in (1, 3))
-    ended = run(tmp_path, gone, "steps=150", "deadline_s=5", "hub.return_s=30")
+    ended = run(tmp_path, gone, "steps=150", "deadline_s=5", "hub.rejoin_s=30")
     assert not broken_laws(ended, confided)
     assert ended.error == "3 of at least 4 members are left"
     said = [e["t"] for e in ended.events if "is given up" in e["reason"]]
@@ -292,7 +292,7 @@ def test_members_go_below_the_threshold(seed, confided, tmp_path):
     ]
     drawn = (*schedule.draw(seed, MEMBERS, 8.0, 2), *gone)
     ended = run(
-        tmp_path, drawn, "steps=80", "deadline_s=3", "hub.gone_s=1", "hub.return_s=20",
-        "hub.deserted_s=300",
+        tmp_path, drawn, "steps=80", "deadline_s=3", "hub.lost_after_s=1", "hub.rejoin_s=20",
+        "hub.empty_after_s=300",
     )  # fmt: skip
     assert not broken_laws(ended, confided), [str(each) for each in drawn]

@@ -17,7 +17,7 @@ from edgetrain.vectors.ranges import Ranges
 def welcome(**other):
     fields = {
         "name": "a", "index": 0, "members": 5, "strategy": "dga", "local_steps": 1, "delay": 0,
-        "codec": "fp32", "reply_codec": "fp32", "beat_s": 1.0, "upload": False, "epoch": 3,
+        "codec": "fp32", "reply_codec": "fp32", "heartbeat_s": 1.0, "upload": False, "epoch": 3,
         "threshold": 4, "span": 8.0,
     }  # fmt: skip
     return Welcome(**(fields | other))

@@ -143,7 +143,10 @@ def join_all(links: list[Link], agreed: MaskTerms | Literal[False]) -> list[Entr
 def test_no_single_contribution_is_in_the_memory_or_journal_of_a_hub(strategy, secure, tmp_path):
     table = {"name": strategy, "local_steps": 1, "reply_codec": "bf16", "secure": secure}
     job = write_tiny(
-        tmp_path, fleet={"members": MEMBERS}, strategy=table, hub={"beat_s": 0.05, "fsync": "never"}
+        tmp_path,
+        fleet={"members": MEMBERS},
+        strategy=table,
+        hub={"heartbeat_s": 0.05, "fsync": "never"},
     )
     address = f"tcp://127.0.0.1:{free_port()}"
     words = "hub", job, "--bind", address, "--any-job"

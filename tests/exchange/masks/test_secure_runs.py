@@ -37,7 +37,7 @@ def job_in(folder: Path, **strategy: object) -> str:
         fleet={"members": MEMBERS, "pace_s": 0.01},
         train={"steps": STEPS, "batch": BATCH, "optimizer": {"name": "sgd", "lr": 0.05}},
         strategy={"local_steps": EVERY, "secure": True, **strategy},
-        hub={"beat_s": 0.1, "gone_s": 0.4, "fsync": "never"},
+        hub={"heartbeat_s": 0.1, "lost_after_s": 0.4, "fsync": "never"},
     )
 
 
@@ -141,7 +141,7 @@ def test_a_hub_with_too_few_members_left_answers_sigterm(tmp_path):
 
 
 def test_a_job_with_too_few_members_left_ends_and_can_be_resumed(tmp_path):
-    with one_too_few(tmp_path, "hub.return_s=1") as (hub, members, _):
+    with one_too_few(tmp_path, "hub.rejoin_s=1") as (hub, members, _):
         assert hub.finish() == 2
         assert "2 of at least 3 members are left" in hub.said.splitlines()[-1]
         assert "go on with: edgetrain hub --resume" in hub.said

@@ -76,7 +76,7 @@ def test_every_strategy_trains_to_one_base(strategy, wires):
     row = strategies.find(strategy)
     local_steps, doubled = 3 if row.has_local_steps else 1, row.has_variates
     with HubThread(
-        hub_end, strategy, members=2, local_steps=local_steps, policy={"gone_s": 30.0}
+        hub_end, strategy, members=2, local_steps=local_steps, policy={"lost_after_s": 30.0}
     ).serving():
         found = in_threads(*[lambda i=i: train(connect(), i, 7, doubled) for i in range(2)])
     (a, first), (b, second) = found

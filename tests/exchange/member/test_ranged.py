@@ -29,7 +29,7 @@ from edgetrain.vectors.vector import checksum
 pytestmark = pytest.mark.real
 
 RANGES, ELEMENTS = 16, 16 * 256 + 100
-PATIENT = {"gone_s": 30.0, "beat_s": 0.05}
+PATIENT = {"lost_after_s": 30.0, "heartbeat_s": 0.05}
 
 
 class Descent:
@@ -199,11 +199,11 @@ def test_a_member_that_one_hub_has_left_behind_goes_on_from_one_base():
             for _ in range(8):
                 step(driver)
             assert ready.wait(30)
-            hub.policy = replace(hub.policy, gone_s=0.0)
+            hub.policy = replace(hub.policy, lost_after_s=0.0)
             hub.members.named("m1").mark_unreachable(0.0)
             while hub.members.named("m1") is not None:
                 time.sleep(0.01)
-            hub.policy = replace(hub.policy, gone_s=30.0)
+            hub.policy = replace(hub.policy, lost_after_s=30.0)
             lost.set()
             while hub.round < fleet.threads[0].hub.round + 1:  # that one waits for it
                 time.sleep(0.01)

@@ -260,18 +260,20 @@ def test_a_silent_hub_is_reconnected_with_growing_pauses_and_then_given_up():
 
 
 @given(st.integers(2, 12), st.floats(0.05, 10.0))
-def test_all_addresses_of_a_silent_hub_are_tried_within_a_minute(addresses, beat_s):
+def test_all_addresses_of_a_silent_hub_are_tried_within_a_minute(addresses, heartbeat_s):
     wire = Wire()
     wire.addresses = dict.fromkeys(range(addresses), "")
     silence = Silence(wire, wire.clock, 30.0, 600.0)
-    silence.set_beat(beat_s)
+    silence.set_beat(heartbeat_s)
     at = []
     while wire.now < 600:
         if silence.reconnect_if_silent():
             silence.note_question()
             at.append(wire.now)
         wire.now += 0.125
-    assert at[0] == pytest.approx(4 * (beat_s + 1), abs=0.25), "no sooner than with one address"
+    assert at[0] == pytest.approx(4 * (heartbeat_s + 1), abs=0.25), (
+        "no sooner than with one address"
+    )
     for first, last in zip(at, at[addresses:], strict=False):
         assert last - first <= 60 + 0.25 * addresses
 

@@ -97,7 +97,7 @@ class Deaths(DirectRoom):
 
     def __init__(self, deaths, *args, **other):
         members = args[1]
-        policy = Policy(members, beat_s=0.1, gone_s=0.3, return_s=5.0, deadline_s=30.0)
+        policy = Policy(members, heartbeat_s=0.1, lost_after_s=0.3, rejoin_s=5.0, deadline_s=30.0)
         super().__init__(*args, policy=policy, **other)
         self.deaths = deaths
 
@@ -199,7 +199,7 @@ def test_a_hub_that_is_started_again_goes_on_with_the_same_map_and_bits(
     strategy, clients, other, tmp_path
 ):
     star = DirectRoom(strategy, 4, 16, star=True, **other).run()
-    policy = Policy(4, beat_s=0.1, return_s=30.0)
+    policy = Policy(4, heartbeat_s=0.1, rejoin_s=30.0)
     room = Crashes(strategy, 4, 16, clients=clients, policy=policy, **other)
     room.keep_journal(tmp_path / "journal")
     params = room.run()

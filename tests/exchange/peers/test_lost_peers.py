@@ -23,7 +23,7 @@ STEPS, EVERY = 8, 2
 
 
 def policy(members):
-    return Policy(members, beat_s=0.1, gone_s=0.4)
+    return Policy(members, heartbeat_s=0.1, lost_after_s=0.4)
 
 
 def left_of(room):

@@ -53,7 +53,7 @@ ZEROS = np.zeros(ELEMENTS, np.float32)
 
 def parts(members):
     terms = Terms(strategies.find("fedavg"), 1, job="job-a")
-    policy = Policy(members, beat_s=0.2)
+    policy = Policy(members, heartbeat_s=0.2)
     return terms, policy, Mean(True), codecs.Dense(), codecs.Dense()
 
 

@@ -60,7 +60,7 @@ class Served:
 
     def __init__(self, topology, strategy, local_steps):
         terms = Terms(strategies.find(strategy), local_steps, job="job")
-        policy = Policy(MEMBERS, beat_s=0.1, gone_s=1.0)
+        policy = Policy(MEMBERS, heartbeat_s=0.1, lost_after_s=1.0)
         dense = codecs.Dense()
         self.hub = CollectivePart(topology, 1).attach(Hub(terms, policy, Mean(), dense, dense))
         self.socket, self.seen, self.stopped = HubSocket("tcp://127.0.0.1:0"), [], False

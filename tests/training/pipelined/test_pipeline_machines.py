@@ -22,7 +22,7 @@ JOB = {
     "fleet": {"members": 4, "placement": "pipeline=4 microbatches=6 cuts=1,3,4", "pace_s": 0.02},
     "train": {"steps": 30, "batch": 6, "evaluate_every": 10},
     "strategy": {"name": "sync-sgd"},
-    "hub": {"snapshot_every": 5, "beat_s": 0.1},
+    "hub": {"snapshot_every": 5, "heartbeat_s": 0.1},
 }
 
 

@@ -152,8 +152,8 @@ class Fleet:
         self.members = folder / "members"
         self.members.mkdir()
         job = load(None, [f"servers.after_s={AFTER_S}", f"servers.back_s={BACK_S}",
-                          f"hub.gone_s={GONE_S}", "hub.beat_s=0.2", "servers.snapshot_every=20",
-                          "hub.status_s=1", *words])  # fmt: skip
+                          f"hub.lost_after_s={GONE_S}", "hub.heartbeat_s=0.2",
+                          "servers.snapshot_every=20", "hub.status_s=1", *words])  # fmt: skip
         self.planned = plan(job, folder)
         here = f"tcp://127.0.0.1:{free_port()}" if links is None else links.hub_address
         ways = [
@@ -317,12 +317,14 @@ def test_a_group_steps_in_for_slow_devices_until_they_are_as_fast_as_it(tmp_path
 
 
 def check_waits(members, outages):
-    """No device waits longer than `hub.gone_s` and a trip, the hub's own restart apart."""
+    """No device waits longer than `hub.lost_after_s` and a trip, the hub's own restart apart."""
     # Before its first step a device waits for the fleet to begin.
     steps = [line for line in read_metrics(members, "step") if line["step"] > 1]
     longest = max(line["wait_s"] for line in steps if line["member"] in ("m0", "m1"))
     restart_s = max((end - start for start, end in outages), default=0.0)
-    print(f"longest wait of a device: {longest:.1f} s (gone_s {GONE_S:g}, restart {restart_s:.1f})")
+    print(
+        f"longest wait of a device: {longest:.1f} s (lost after {GONE_S:g}, hub {restart_s:.1f})"
+    )
     assert longest <= GONE_S + restart_s + 1.0
 
 

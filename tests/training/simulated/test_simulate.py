@@ -87,7 +87,7 @@ def test_a_function_of_ones_own_draws_of_those_that_are_there(tmp_path, monkeypa
     monkeypatch.setitem(extensions.loaded, "own:last_two", Extension(last_two, sys, ""))
     words = [*DIGITS, "strategy=local-sgd", "steps=20", "local_steps=2", "cohort=2", "pace_s=1"]
     words += ["strategy.sampling=own:last_two", "absences=[{at_s=9.5, for_s=100, members=[7]}]"]
-    _, folder = simulated(tmp_path, *words, "hub.deadline_s=1", "hub.gone_s=1")
+    _, folder = simulated(tmp_path, *words, "hub.deadline_s=1", "hub.lost_after_s=1")
     rosters = [each["members"] for each in read_metrics(folder, "round")]
     assert asked[0] == (tuple(range(8)), (1.0,) * 8, 2, 0)
     assert asked[9][0] == tuple(range(7))
@@ -219,7 +219,7 @@ def test_what_is_kept_is_the_base_of_those_that_ended_last(tmp_path):
         fleet={"members": 4, "pace_s": 0.1, "network": "wan-200ms"},
         train={"steps": 120},
         strategy={"name": "dga"},
-        hub={"beat_s": 0.3, "quorum": 1},
+        hub={"heartbeat_s": 0.3, "quorum": 1},
         faults=[{"kind": "down", "members": [2, 3], "at_s": 9.0, "for_s": 9.0}],
     )
     _, folder = simulated(tmp_path, path=tmp_path / job, beside=tmp_path)

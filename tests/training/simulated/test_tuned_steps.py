@@ -47,7 +47,13 @@ def test_batched_members_accumulate_and_scale_each_tensor_as_one_by_one(tmp_path
 
 def test_a_member_that_starts_again_is_where_the_others_are(tmp_path):
     """Its rate would be that of the warm-up's first step again, and the run's end differ."""
-    words = ("strategy=fedavg", "local_steps=5", "network=rtt-50ms", "pace_s=0.1", "gone_s=0.5")
+    words = (
+        "strategy=fedavg",
+        "local_steps=5",
+        "network=rtt-50ms",
+        "pace_s=0.1",
+        "lost_after_s=0.5",
+    )
     away = "absences=[{members = [1], at_s = 1.2, for_s = 0.4}]"
     one = trained(tmp_path, "one", *words, away, batched=False)
     many = trained(tmp_path, "many", *words, away, batched=True)
