@@ -140,6 +140,15 @@ RENAMED = {
     "return_s": "rejoin_s",
     "deserted_s": "empty_after_s",
     "outage_s": "hub_timeout_s",
+    "most_mb": "max_model_mb",
+    "rate_for": "lr_reference_batch",
+    "fixed": "frozen",
+    "start_with": "min_members",
+    "weigh": "weighting",
+    "when_full": "on_disk_full",
+    "stays_s": "online_s",
+    "away_s": "offline_s",
+    "span": "clip_range",
 }
 """Former names of keys, values and verbs: errors say what they are called now."""
 

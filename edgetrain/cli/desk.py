@@ -229,7 +229,7 @@ def run_on_cluster(arguments: argparse.Namespace) -> int:
             if here < few:
                 raise ConfigError(
                     f"{here} of {len(members)} devices have the job, and it begins with {few}",
-                    "the same command again; or hub.start_with in the job, to begin with fewer",
+                    "the same command again; or hub.min_members in the job, to begin with fewer",
                 )
             folder = hub.folder()
             common.say(f"hub {hub.pid}; run folder: {folder}")

@@ -238,7 +238,7 @@ class Welcome(_Kind, kind=b"W"):
     upload: Flag
     epoch: Count32 = 0
     threshold: Count20 = 0
-    span: Weight = 1.0
+    clip_range: Weight = 1.0
     status_ms: Annotated[int, whole(0, 3_600_000)] = 0
     ranges: Annotated[int, whole(1, 1 << 20)] = _optional(1)
     first: Count20 = _optional(0)

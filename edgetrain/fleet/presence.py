@@ -27,25 +27,26 @@ class Absence:
 class Presence:
     """The absences of all members.
 
-    `absences` are scheduled. In addition a member stays for exponential times of mean `stays_s`
-    and is away for exponential times of mean `away_s`; if `stays_s` is 0, only the schedule counts.
+    `absences` are scheduled. In addition a member stays for exponential times of mean `online_s`
+    and is away for exponential times of mean `offline_s`; if `online_s` is 0, only the schedule
+    counts.
     """
 
     absences: tuple[Absence, ...] = ()
-    stays_s: float = 0.0
-    away_s: float = 0.0
+    online_s: float = 0.0
+    offline_s: float = 0.0
     seed: int = 0
 
     @property
     def is_steady(self) -> bool:
-        return not self.absences and not self.stays_s
+        return not self.absences and not self.online_s
 
     def is_off_at_first(self, member: int) -> bool:
         mine = (each for each in self.absences if not each.members or member in each.members)
         return any(absence.at_s == 0 for absence in mine)
 
     def of(self, member: int) -> Iterator[tuple[float, float]]:
-        """Yield (leaves, returns) of a member in time order; endless if `stays_s` is not 0."""
+        """Yield (leaves, returns) of a member in time order; endless if `online_s` is not 0."""
         planned = sorted(
             (absence.at_s, absence.at_s + absence.for_s)
             for absence in self.absences
@@ -56,9 +57,9 @@ class Presence:
     def _by_chance(self, member: int) -> Iterator[tuple[float, float]]:
         rng = random.Random(f"{self.seed} {member} presence")
         now = 0.0
-        while self.stays_s:
-            goes = now + rng.expovariate(1 / self.stays_s)
-            now = goes + rng.expovariate(1 / self.away_s) if self.away_s else goes
+        while self.online_s:
+            goes = now + rng.expovariate(1 / self.online_s)
+            now = goes + rng.expovariate(1 / self.offline_s) if self.offline_s else goes
             yield goes, now
 
 

@@ -108,11 +108,11 @@ def _policy(job: Job, most_elements: int, site: int = 0) -> Policy:
         job.hub.heartbeat_s,
         job.hub.rejoin_s,
         job.hub.empty_after_s,
-        int(250_000 * job.hub.most_mb) or most_elements,
+        int(250_000 * job.hub.max_model_mb) or most_elements,
         job.hub.status_s,
         job.hub.deadline_s == AUTO,
         job.fleet.members,
-        0 if site else job.hub.start_with,
+        0 if site else job.hub.min_members,
         job.hub.start_after_s,
         NAME if steps_in(job) else "",
     )

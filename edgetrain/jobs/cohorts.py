@@ -41,7 +41,7 @@ def check_cohort(found: Resolved) -> None:
          "'poisson': how many are drawn is left to chance", "leave cohort_extra out"),
         (drawn.sampling == "weighted" and not found.strategy.weighted,
          f"strategy.sampling = 'weighted' and {found.strategy.spelled}: members count alike",
-         "say weigh = 'samples', or sampling = 'uniform'"),
+         "say weighting = 'samples', or sampling = 'uniform'"),
         (job.hub.quorum > drawn.size, f"hub.quorum = {job.hub.quorum}: a round has only "
          f"{drawn.size} members", f"say hub.quorum={drawn.size} or less"),
     )  # fmt: skip

@@ -31,7 +31,7 @@ COLLECTIVES = ("ring", "butterfly", "tree")
 TOPOLOGIES = ("star", DIRECT, *COLLECTIVES, AUTO)
 """Who adds up contributions, as `fleet.topology` spells it."""
 
-FIXED = ("equal", "first", "own")
+FROZEN = ("equal", "first", "own")
 BUFFERS = ("mean", "local")
 WEIGHTS = ("", "alike", "samples", "shares")
 FALLBACKS = ("never", "when-needed", "when-faster")
@@ -56,8 +56,8 @@ class Fleet:
     gateways: bool = key(False, "a site may merge its rounds first: `edgetrain gateway`")
     congestion: str = key("cubic", "TCP's congestion control on all links: cubic, reno, bbr, …")
     pace_s: float = ranged(0.0, 0.0, 3600.0, "seconds a step takes; 0: as the device profile says")
-    stays_s: float = ranged(0.0, 0.0, 1e9, "simulated: mean seconds until a device goes; 0: never")
-    away_s: float = ranged(60.0, 0.0, 1e9, "simulated: mean seconds until it starts anew")
+    online_s: float = ranged(0.0, 0.0, 1e9, "simulated: mean seconds until a device goes; 0: never")
+    offline_s: float = ranged(60.0, 0.0, 1e9, "simulated: mean seconds until it starts anew")
     backend: str = key("auto", "how the network is emulated: auto, packet, tc, stream or none")
     topology: str = key("star", "who adds up (star: the hub)", choices=TOPOLOGIES)
     topology_trust: bool = key(
@@ -77,7 +77,7 @@ class Train:
     batch: int = ranged(16, 1, 10**6, "samples in a step, per member")
     accumulate: int = ranged(1, 1, 10**6, "batches whose mean gradient is a step's")
     optimizer: dict[str, Any] = key(_sgd, "sgd, adamw, …: torch's, or lars, lamb")
-    rate_for: int = ranged(
+    lr_reference_batch: int = ranged(
         0, 0, 10**9, "samples in a step of all members that lr is for; it grows with them; 0: as is"
     )
     schedule: str = key(
@@ -89,7 +89,7 @@ class Train:
     target: float = ranged(0.0, 0.0, 1e12, "figure that counts as trained; 0: the task's own")
     threads: int = ranged(1, 1, 1024, "torch threads of each member")
     accelerator: str = key("auto", "where the model is", choices=("auto", "cpu", "cuda"))
-    fixed: str = key("equal", "frozen weights and buffers", choices=FIXED)
+    frozen: str = key("equal", "frozen weights and buffers", choices=FROZEN)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class StrategyTable:
     ranges: int = ranged(
         1, 1, 1 << 20, "ranges of the vector that hubs share; codecs are cut at their borders"
     )
-    weigh: str = key("", "what a member counts for ('': as the strategy says)", choices=WEIGHTS)
+    weighting: str = key("", "what a member counts for ('': as the strategy says)", choices=WEIGHTS)
     cohort: float = ranged(
         0.0, 0.0, 100_000.0, "members drawn for a round: a number, or a share below 1; 0: all"
     )
@@ -128,7 +128,9 @@ class StrategyTable:
     secure: bool = key(False, "mask contributions, so that the hub learns only their sum")
     threshold: int = ranged(0, 0, 100_000, "secure: members that a sum takes; 0: more than 2/3")
     honest_hub: bool = key(False, "secure: the hub is trusted, thresholds may be above 1/2")
-    span: float = ranged(8.0, 2**-20, 2**20, "secure: elements are sent within [-span, span]")
+    clip_range: float = ranged(
+        8.0, 2**-20, 2**20, "secure: elements are sent within [-clip_range, clip_range]"
+    )
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class HubTable:
     """How patient the hub is."""
 
     quorum: int = ranged(1, 1, 100_000, "contributions a round needs to close at its deadline")
-    start_with: int = ranged(0, 0, 100_000, "members that are enough to begin; 0: all")
+    min_members: int = ranged(0, 0, 100_000, "members that are enough to begin; 0: all")
     start_after_s: float = ranged(60.0, 0.0, 10**7, "once they are here, wait so for the others")
     deadline_s: float | Literal["auto"] = ranged(
         60.0, 0.01, 86_400.0, "then a round closes without the late ones; 'auto': from arrivals"
@@ -144,11 +146,13 @@ class HubTable:
     lost_after_s: float = ranged(5.0, 0.1, 86_400.0, "an unreachable member is dropped after")
     heartbeat_s: float = ranged(1.0, 0.05, 60.0, "the hub sends to every member this often")
     hub_timeout_s: float = ranged(600.0, 1.0, 10**7, "members wait so long for the hub")
-    most_mb: float = ranged(0.0, 0.0, 1e9, "largest model it takes, as float32; 0: by free memory")
+    max_model_mb: float = ranged(
+        0.0, 0.0, 1e9, "largest model it takes, as float32; 0: by free memory"
+    )
     rejoin_s: float = ranged(60.0, 1.0, 10**7, "a restored hub waits so for the others")
     empty_after_s: float = ranged(3600.0, 1.0, 10**7, "and so for the first, or for any")
     fsync: str = key("always", "when the journal reaches the disk: always, round-every N, never")
-    when_full: str = key(
+    on_disk_full: str = key(
         "stop", "on a full disk (go on: without the journal)", choices=("stop", "go on")
     )
     snapshot_every: int = ranged(0, 0, 10**9, "rounds between snapshots of the base; 0: by size")
@@ -236,7 +240,7 @@ class Job:
     @property
     def first_members(self) -> int:
         """Members with which training may begin."""
-        return self.hub.start_with or self.fleet.members
+        return self.hub.min_members or self.fleet.members
 
     @property
     def cohort(self) -> Cohort | None:
@@ -261,7 +265,7 @@ class Job:
             "data": data,
             "members": self.fleet.members,
             "train": _agreed(
-                self.train, "threads", "evaluate_every", "target", "accelerator", "fixed"
+                self.train, "threads", "evaluate_every", "target", "accelerator", "frozen"
             ),
             "strategy": _agreed(self.strategy),
             "privacy": dataclasses.asdict(self.privacy),

@@ -120,9 +120,9 @@ def tuning_of(job: Job) -> Tuning:
         from edgetrain.jobs import schedule
 
         found = schedule.parse(train.schedule, train.steps)
-    if not train.rate_for:
+    if not train.lr_reference_batch:
         return Tuning(None if found is None else found.factor, train.clip)
-    scale = job.fleet.members * train.batch * train.accumulate / train.rate_for
+    scale = job.fleet.members * train.batch * train.accumulate / train.lr_reference_batch
     factor = (lambda step: scale) if found is None else (lambda step: scale * found.factor(step))
     return Tuning(factor, train.clip)
 
@@ -276,7 +276,7 @@ def rehearse_private(found: Resolved, task: Task, index: int = 0) -> None:
         job = replace(job, train=replace(job.train, batch=max(job.train.batch, 16)))
     with generators_kept():
         model, has_mean = model_of(task, job.seed), buffers_of(found) == "mean"
-        flat = FlatModel(model, fixed="own", statistics=has_mean)
+        flat = FlatModel(model, frozen="own", statistics=has_mean)
         optimizer = optimizer_for(model, job.train.optimizer, task)
         check = unnoised_check(model, has_mean, job.privacy.unit)
         work = work_of(job, task, model, flat, index, system)

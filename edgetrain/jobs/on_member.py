@@ -151,18 +151,18 @@ def _why_not(found: Resolved) -> Refusal | None:
 
 
 def _why_not_span(found: Resolved) -> Refusal | None:
-    """Masked elements beyond the span are cut. That spares the promise, and not the learning."""
+    """Masked elements beyond the range are cut. That spares the promise, and not the learning."""
     from edgetrain.jobs.privacy.promise import ROOM
 
-    table, span = found.job.privacy, found.job.strategy.span
+    table, clip_range = found.job.privacy, found.job.strategy.clip_range
     deviation = table.noise * table.clip
     needed = table.clip + ROOM * deviation
-    if not table.noise or span >= needed:
+    if not table.noise or clip_range >= needed:
         return None
     return (
-        f"strategy.span = {span:g} with noise of deviation {deviation:g}: masked elements are cut "
-        f"to the span, and these reach {needed:g}",
-        f"span = {needed:g}, or less noise, or a smaller clip",
+        f"strategy.clip_range = {clip_range:g} with noise of deviation {deviation:g}: masked "
+        f"elements are cut to the range, and these reach {needed:g}",
+        f"clip_range = {needed:g}, or less noise, or a smaller clip",
     )
 
 

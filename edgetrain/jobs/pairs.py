@@ -87,7 +87,7 @@ def _choices(found: Resolved) -> Iterator[JobChoice]:
     job, strategy, table = found.job, found.strategy, found.job.strategy
     hub, unit, codec, merge = job.hub, job.privacy.unit, found.codec, found.merge
     cuts = unit == "member" and job.privacy.where == "hub"
-    another, few = "choose dga or fedavg", hub.start_with
+    another, few = "choose dga or fedavg", hub.min_members
     rows: tuple[tuple[object, str, str, str, str], ...] = (
         (job.cohort, f"strategy.cohort = {table.cohort:g}", "leave cohort out", "drawn", ""),
         (found.mask_terms, "strategy.secure", "leave secure out", "hidden", "compares drawn"),
@@ -105,7 +105,7 @@ def _choices(found: Resolved) -> Iterator[JobChoice]:
         (job.fleet.placement, f"fleet.placement = '{job.fleet.placement}'", "leave placement out",
          "staged", "private hidden apart local deals compares few replica group rated drawn"),
         (not strategy.allows_late_join, strategy.name, another, "closed", "drawn"),
-        (0 < few < job.fleet.members, f"hub.start_with = {few}", "leave start_with out", "few",
+        (0 < few < job.fleet.members, f"hub.min_members = {few}", "leave min_members out", "few",
          "closed"),
         (table.ranges > 1, f"strategy.ranges = {table.ranges}", "leave ranges out", "ranged",
          "fragments hidden drawn"),
@@ -122,8 +122,9 @@ def _choices(found: Resolved) -> Iterator[JobChoice]:
          "private staged deals group lengths drawn"),
         (job.train.hold_out, f"train.hold_out = {job.train.hold_out:g}", "leave hold_out out", "",
          "deals staged group"),
-        (job.train.rate_for, f"train.rate_for = {job.train.rate_for}", "leave rate_for out",
-         "rated", "drawn"),
+        (job.train.lr_reference_batch,
+         f"train.lr_reference_batch = {job.train.lr_reference_batch}",
+         "leave lr_reference_batch out", "rated", "drawn"),
         (codec.sums_only or codec.two_trips, f"strategy.codec = '{codec.name}'",
          "choose fp16, int8 or topk", "bound", "compares" if codec.sums_only else ""),
         (codec.few_elements, f"strategy.codec = '{codec.name}'", "send all (int8, sign)", "zeros",

@@ -97,12 +97,13 @@ def check_stages(job: Job) -> None:
     table, train = job.strategy, job.train
     refused = (
         (table.codec != "fp32" or table.reply_codec not in ("", "fp32") or table.outer
-         or table.correction or table.weigh or table.ranges > 1,
+         or table.correction or table.weighting or table.ranges > 1,
          "a codec or an outer rule: no contributions are exchanged"),
         (train.accumulate > 1, f"train.accumulate = {train.accumulate}: microbatches=… adds up"),
         (train.evaluate_every % save_every(job), f"train.evaluate_every = {train.evaluate_every}: "
          f"the whole model is at the hub every {save_every(job)} steps (hub.snapshot_every)"),
-        (train.fixed != "equal", f"train.fixed = '{train.fixed}': no member has the whole model"),
+        (train.frozen != "equal",
+         f"train.frozen = '{train.frozen}': no member has the whole model"),
         (train.accelerator == "cuda", "train.accelerator = 'cuda': stages compute on CPUs yet"),
         (job.hub.quorum > 1, "hub.quorum: every stage is needed"),
         (job.servers != ServersTable(), "[servers]: the job runs on its devices"),

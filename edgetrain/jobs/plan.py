@@ -46,7 +46,7 @@ def check(job: Job) -> Resolved:
     faults = networks.parse_faults(job.faults, count, len(hub_links))
     networks.refuse_idle(faults, by_node([profiles[name] for name in links], hub_links))
     absences = parse_absences(job.absences, count)
-    presence = Presence(absences, job.fleet.stays_s, job.fleet.away_s, job.seed)
+    presence = Presence(absences, job.fleet.online_s, job.fleet.offline_s, job.seed)
     _refuse_absences(job, found.strategy, presence)
     found = replace(
         found,
@@ -162,14 +162,14 @@ def _refuse_absences(job: Job, strategy: Strategy, presence: Presence) -> None:
         here = sum(not presence.is_off_at_first(index) for index in range(here))
     comes_back, topology = not presence.is_steady, job.fleet.topology
     refuse_first(
-        (job.hub.start_with and here < job.first_members, f"absences: {here} devices are there at "
-         f"first, and hub.start_with is {job.hub.start_with}: training would never begin",
-         f"say hub.start_with={here}, or let absences begin later"),
+        (job.hub.min_members and here < job.first_members, f"absences: {here} devices are there at "
+         f"first, and hub.min_members is {job.hub.min_members}: training would never begin",
+         f"say hub.min_members={here}, or let absences begin later"),
         (comes_back and not strategy.allows_late_join, f"{strategy.name}: a device that comes back "
          "cannot join, the optimizer's state is only in the members",
-         "leave absences and stays_s out, or choose dga or fedavg"),
+         "leave absences and online_s out, or choose dga or fedavg"),
         (comes_back and topology in COLLECTIVES and strategy.outer_rule() is not None,
          f"{strategy.name} in a {topology}: a device that comes back cannot join: what the outer "
          "rule remembers is only in the members",
-         "leave absences and stays_s out, or choose dga or fedavg, or topology = 'star'"),
+         "leave absences and online_s out, or choose dga or fedavg, or topology = 'star'"),
     )  # fmt: skip

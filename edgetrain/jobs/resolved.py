@@ -150,7 +150,7 @@ class Resolved:
 
     def is_off_at_first(self, member: int) -> bool:
         """Whether a simulation, whose training begins without some, begins without this member."""
-        return self.job.hub.start_with > 0 and self.presence.is_off_at_first(member)
+        return self.job.hub.min_members > 0 and self.presence.is_off_at_first(member)
 
     def reducers_in_words(self, site: int = 0) -> str:
         """Who adds up what, for people; "": one hub adds up everything. `site`: the members of the
@@ -247,8 +247,8 @@ def look_up(job: Job) -> Resolved:
     load_own_of(job)
     table = job.strategy
     strategy, merge = strategy_of(table), merging.find(table.merge)
-    if table.weigh:
-        strategy = replace(strategy, weighted=table.weigh != "alike")
+    if table.weighting:
+        strategy = replace(strategy, weighted=table.weighting != "alike")
     if job.privacy.unit == "member" or strategy.outer or not merge.sum_only:
         # A reply is not the mean of the members' own contributions.
         strategy = strategy.without_choice()
@@ -375,7 +375,7 @@ def strategy_of(table: StrategyTable) -> Strategy:
 def journal_settings(job: Job) -> JournalSettings:
     from edgetrain.exchange.hub.journal import Fsync, JournalSettings  # members have no journal
 
-    stop = job.hub.when_full == "stop"
+    stop = job.hub.on_disk_full == "stop"
     return JournalSettings(Fsync.parse(job.hub.fsync), stop, job.hub.snapshot_every)
 
 
@@ -386,4 +386,4 @@ def mask_terms_of(job: Job) -> MaskTerms | None:
         return None
     from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 
-    return MaskTerms(members, table.threshold or default_threshold(members), table.span)
+    return MaskTerms(members, table.threshold or default_threshold(members), table.clip_range)

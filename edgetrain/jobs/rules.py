@@ -98,14 +98,14 @@ def refuse_fallback(job: Job, what: str) -> None:
 
 
 def _check_weights(found: Resolved) -> None:
-    job, shares, weigh = found.job, found.job.servers.shares, found.job.strategy.weigh
+    job, shares, weighting = found.job, found.job.servers.shares, found.job.strategy.weighting
     members = job.fleet.members
     refuse_first(
         (shares > 1 and not has_group(job), f"servers.shares = {shares}, and no member is a group",
          "name it, as in fleet.device = 'raspberry-pi-4b:6, servers'"),
         (shares > members, f"servers.shares = {shares}: the job has only {members} members",
          f"allowed are 1 to {members}"),
-        (weigh and not found.strategy.in_step, f"strategy.weigh = '{weigh}': "
+        (weighting and not found.strategy.in_step, f"strategy.weighting = '{weighting}': "
          f"{found.strategy.name} says itself what a contribution counts for",
          "leave it out, or choose dga or fedavg"),
     )  # fmt: skip
@@ -169,8 +169,9 @@ def _check_replica(found: Resolved) -> None:
          f"hub.quorum = {job.hub.quorum} and hub.replica: fewer than half of the members would "
          "close rounds, and more than half decide who goes on",
          f"say hub.quorum={job.fleet.members // 2 + 1} or more, of {job.fleet.members} members"),
-        (job.hub.when_full != "stop", f"hub.when_full = '{job.hub.when_full}' and hub.replica: a "
-         "replica holds what the hub's journal has", "say hub.when_full=stop"),
+        (job.hub.on_disk_full != "stop",
+         f"hub.on_disk_full = '{job.hub.on_disk_full}' and hub.replica: a "
+         "replica holds what the hub's journal has", "say hub.on_disk_full=stop"),
     )  # fmt: skip
 
 
@@ -226,14 +227,14 @@ def _shown(value: float | str) -> str:
 
 
 def _check_start(found: Resolved) -> None:
-    job, few = found.job, found.job.hub.start_with
+    job, few = found.job, found.job.hub.min_members
     least = found.mask_terms.threshold if found.mask_terms else 0
     refuse_first(
         (few > job.fleet.members,
-         f"hub.start_with = {few}: the job has only {job.fleet.members} members",
+         f"hub.min_members = {few}: the job has only {job.fleet.members} members",
          "leave it out: 0 begins with all of them"),
-        *((0 < few < fewest, f"hub.start_with = {few} and {key} = {fewest}: rounds could not "
-           "close until more have come", f"say hub.start_with={fewest} or more")
+        *((0 < few < fewest, f"hub.min_members = {few} and {key} = {fewest}: rounds could not "
+           "close until more have come", f"say hub.min_members={fewest} or more")
           for key, fewest in (("hub.quorum", quorum_of(job)), ("strategy.threshold", least))),
     )  # fmt: skip
 
@@ -381,7 +382,8 @@ def _check_dealt(found: Resolved) -> None:
         (job.privacy.unit != "none", f"privacy.unit = '{job.privacy.unit}' and {name}: a search "
          "looks at the same data again and again, and epsilon does not count that",
          "choose dga or local-sgd"),
-        (table.weigh, f"strategy.weigh = '{table.weigh}' and {name}: slices count by their "
+        (table.weighting,
+         f"strategy.weighting = '{table.weighting}' and {name}: slices count by their "
          "samples", "leave it out"),
         (job.hub.quorum > 1, f"hub.quorum = {job.hub.quorum} and {name}: a round has every slice, "
          "whoever computes it", "leave it out"),
@@ -389,7 +391,7 @@ def _check_dealt(found: Resolved) -> None:
          "slice is computed train.batch samples at a time", "leave it out"),
         *((getattr(job.train, key), f"train.{key} = {getattr(job.train, key)!r} and {name}: the "
            "hub's search says how long a step is, and members' optimizers take none",
-           "leave it out") for key in ("clip", "schedule", "rate_for")),
+           "leave it out") for key in ("clip", "schedule", "lr_reference_batch")),
     )  # fmt: skip
 
 

@@ -66,4 +66,4 @@ def shares_of(job: Job, index: int, missing: tuple[int, ...] = ()) -> DataShares
 
 def weight_of(job: Job, task: Task, own: DataShares) -> float:
     """What a member counts for, where members are weighed."""
-    return float(own.count if job.strategy.weigh == "shares" else own.samples(task))
+    return float(own.count if job.strategy.weighting == "shares" else own.samples(task))

@@ -164,7 +164,7 @@ def _checked(named: Named) -> Named:
         if kind := next((kind for kind, so in kinds.items() if so), ""):
             raise ConfigError(
                 f"'{name}' is not trained and {kind}: it cannot be handed to other members",
-                "fixed = 'equal' (it is compared) or 'own'",
+                "frozen = 'equal' (it is compared) or 'own'",
             )
     return named
 

@@ -74,9 +74,9 @@ class FlatModel:
     """
 
     def __init__(
-        self, model: torch.nn.Module, *, fixed: str = "equal", statistics: bool = False
+        self, model: torch.nn.Module, *, frozen: str = "equal", statistics: bool = False
     ) -> None:
-        """What is not in the vector is `fixed` "equal" on all members, the "first" one's, or each
+        """What is not in the vector is `frozen` "equal" on all members, the "first" one's, or each
         member's "own". With `statistics` running means and variances are in the vector, for
         strategies that exchange displacements: an optimizer does not move them."""
         named, mine = trained_of(model), personal_of(model)
@@ -110,14 +110,14 @@ class FlatModel:
             for _, members in runs
             for name, tensor in members
         ]
-        self.fixed_tensors = fixed_part_of(model) if fixed == "first" else None
+        self.fixed_tensors = fixed_part_of(model) if frozen == "first" else None
         """What the first member hands to all others; None: nothing."""
         others = self.fixed_tensors.tensors if self.fixed_tensors is not None else []
         self.description = layouts.describe(described, others)
         """Names, shapes and dtypes, as the hub is told them."""
         self.digest = layouts.digest(self.description)
         """Of the description."""
-        self.fixed = digest_of_fixed(model) if fixed == "equal" else ""
+        self.fixed = digest_of_fixed(model) if frozen == "equal" else ""
         """A digest of the values that are not in the vector; "": not to be compared."""
         self._model = model
         (dtype, device), _ = runs[0]
@@ -318,9 +318,9 @@ def with_parameters(model: torch.nn.Module, params: Vector) -> torch.nn.Module:
     """A copy of a model with other parameters, [elements] in the order of FlatModel; where there
     are more, with its statistics, as they are shown."""
     found = copy.deepcopy(model)
-    flat = FlatModel(found, fixed="own")
+    flat = FlatModel(found, frozen="own")
     if params.size != flat.elements:
-        flat = FlatModel(found, fixed="own", statistics=True)
+        flat = FlatModel(found, frozen="own", statistics=True)
     flat.params[:] = params
     flat.push_params()
     flat.release()

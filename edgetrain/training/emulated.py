@@ -71,7 +71,7 @@ def run(
         planned = replace(planned, stages=plan_stages(planned))
     if not planned.presence.is_steady:
         raise ConfigError(
-            "absences and stays_s: devices that come and go are simulated only",
+            "absences and online_s: devices that come and go are simulated only",
             "add --simulate, or leave them out",
         )
     refuse_gateways(job)

@@ -126,7 +126,7 @@ class HubRequest:
         if self.spare:
             return "ranges: edgetrain tell RUN add-hub ADDRESS, at the lead"
         at = self.job.hub.replica
-        few, after_s = self.job.hub.start_with, self.job.hub.start_after_s
+        few, after_s = self.job.hub.min_members, self.job.hub.start_after_s
         is_hub = few and self.uplink is None  # a site begins whole
         enough = f" (or {few}, {after_s:g} s after they are here)" if is_hub else ""
         return f"{self.members} members{enough}{f', and the replica at {at}' if at else ''}"

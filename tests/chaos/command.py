@@ -52,7 +52,7 @@ examples:
 
 what goes wrong (--kinds):
   hub            the hub is killed, and started again from its journal
-  disk           the disk of the journal is full for a while (hub.when_full says what then)
+  disk           the disk of the journal is full for a while (hub.on_disk_full says what then)
   kill, power    a member's process is killed; its device loses power; it starts anew
   blackout       the hub and all members lose power at once
   pause, clock   a member's process stands still; a clock jumps ahead

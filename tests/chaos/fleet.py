@@ -119,9 +119,9 @@ class Setting:
                 "work, and the verdict reads what members contribute",
                 "leave out --processes",
             )
-        if self.job.hub.when_full != "stop":
+        if self.job.hub.on_disk_full != "stop":
             raise ConfigError(
-                "chaos with real processes and hub.when_full = 'go on': the verdict is over the "
+                "chaos with real processes and hub.on_disk_full = 'go on': the verdict is over the "
                 "journal, which then has gaps",
                 "leave it at 'stop'",
             )

@@ -288,7 +288,7 @@ def judge_replies(
             assert own.search is not None
             own.search.summed_in = np.float64 if stretch.count > 1 else np.float32
         judged.append(laws.Judged(rounds, seen.witness[hub], own, initial, answers))
-        if planned.job.hub.when_full == "stop":  # else it has what came after the last gap
+        if planned.job.hub.on_disk_full == "stop":  # else it has what came after the last gap
             broken += _missing_in_journal(_journal_of(folder, hub), rounds)
             if answers is not None:
                 broken += _replayed(planned, hub, _journal_of(folder, hub), rounds)

@@ -52,7 +52,7 @@ def test_real_processes_have_a_share_of_the_time_by_the_patience_of_their_hub():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["when_full=go on"], "journal, which then has gaps"),
+        (["on_disk_full=go on"], "journal, which then has gaps"),
         (["strategy=sync-sgd"], "cannot join"),
         (["merge=krum(1)", "members=5"], "leave it at 'mean'"),
         (["secure=true"], "leave secure out"),

@@ -185,7 +185,7 @@ def line_of(process):
         (["--at-once", "2"], "add --processes"),
         (["--seconds", "3"], "add --processes"),
         (["--processes", "--seconds", "0"], "allowed is more than 0"),
-        (["--processes", "when_full=go on"], "leave it at 'stop'"),
+        (["--processes", "on_disk_full=go on"], "leave it at 'stop'"),
         (["--schedules", "0"], "starts at 1"),
     ],
 )

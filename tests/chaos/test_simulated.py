@@ -233,18 +233,18 @@ def test_each_kind_breaks_no_law(tmp_path, happenings):
 
 def test_a_job_may_go_on_without_its_journal(tmp_path):
     """And a kill while it has none is left out: what that loses the job has chosen to lose."""
-    planned = fleet(tmp_path, hub={"fsync": "never", "when_full": "go on"})
+    planned = fleet(tmp_path, hub={"fsync": "never", "on_disk_full": "go on"})
     happenings = [Happening(3.0, "disk", 4.0), Happening(4.0, "hub", 0.3)]
     full = simulated.run(planned, 0, happenings, 15.0)
     assert full.broken == ()
     assert full.seconds < 16, "nobody waited for the disk"
 
 
-@pytest.mark.parametrize("when_full", ["stop", "go on"])
-def test_a_full_disk_shows(tmp_path, monkeypatch, when_full):
+@pytest.mark.parametrize("on_disk_full", ["stop", "go on"])
+def test_a_full_disk_shows(tmp_path, monkeypatch, on_disk_full):
     """A journal that forgets what did not fit breaks a law."""
     monkeypatch.setattr(Journal, "append", lambda journal, record: None)
-    planned = fleet(tmp_path, hub={"fsync": "never", "when_full": when_full})
+    planned = fleet(tmp_path, hub={"fsync": "never", "on_disk_full": on_disk_full})
     broken = simulated.run(planned, 0, [Happening(4.0, "hub", 0.3)], 15.0).broken
     assert any("lost" in law or "not what members" in law for law in broken), broken
 

@@ -57,7 +57,7 @@ def fleet(tmp_path, monkeypatch):
         fleet={"members": 3, "pace_s": 0.01},
         train={"steps": 30},
         strategy={"name": "dga", "local_steps": 2, "delay": 2, "final_sync": 0.0},
-        hub={"heartbeat_s": 0.2, "fsync": "never", "start_with": 2, "start_after_s": 0.3},
+        hub={"heartbeat_s": 0.2, "fsync": "never", "min_members": 2, "start_after_s": 0.3},
     )
     for name in NAMES:
         flashed(tmp_path / "devices" / name)

@@ -358,7 +358,7 @@ class Kind:
     """Words in the hub's log by which it is refused; "": nobody is."""
     seconds: float = 0.0
     """What it takes at least."""
-    most_mb: float = 0.0
+    max_model_mb: float = 0.0
     """Memory that it may make the hub keep, see docs/security.md. Such an attack keeps two cores
     busy, whichever hub it is on."""
 
@@ -526,18 +526,18 @@ def attack_all(
         held_bytes, held_files = hub.bytes(), hub.descriptors()
         after = quiet(fleet, seconds)
         ratio, beside = during / statistics.mean((before, after)), 1.0
-        if kind.most_mb:
+        if kind.max_model_mb:
             _, during_other = under(kind.attack, elsewhere, fleet, seconds)
             before, after = after, quiet(fleet, seconds)
             beside = during_other / statistics.mean((before, after))
         before = after
         rows.append(
             {"attack": name, "done": done, "hub_bytes": held_bytes, "ratio": ratio}
-            | ({"beside": beside} if kind.most_mb else {})
+            | ({"beside": beside} if kind.max_model_mb else {})
         )
         print(
             f"{name:16} {done:9,} {held_bytes / 1e6:7.1f} {held_files:6} {1000 * during:8.2f} "
-            f"{ratio:6.2f}" + (f" {beside:6.2f}" if kind.most_mb else ""),
+            f"{ratio:6.2f}" + (f" {beside:6.2f}" if kind.max_model_mb else ""),
             flush=True,
         )
     time.sleep(1.0)
@@ -553,7 +553,7 @@ def attack_all(
         for name in chosen
         if ATTACKS[name].said not in log and not (name in CROWDS and CROWDED in log)
     ]
-    allowed = MOST_GROWTH * began + 1e6 * max(ATTACKS[name].most_mb for name in chosen)
+    allowed = MOST_GROWTH * began + 1e6 * max(ATTACKS[name].max_model_mb for name in chosen)
     print(f"{'after':16} {'':9} {ended / 1e6:7.1f}   {ended / began - 1:+.1%}")
     print(f"hub's log: {len(log.splitlines())} lines, {log.count('refused')} of them refusals")
     slower = [

@@ -79,7 +79,7 @@ def test_a_journal_opens_its_files_from_the_reserve(tmp_path):
 def test_a_snapshot_without_a_descriptor_waits_and_no_round_is_lost(tmp_path, monkeypatch, stop):
     said = []
     journal = Journal(
-        tmp_path / "journal", JournalSettings(stop_when_full=stop, snapshot_every=1), said.append
+        tmp_path / "journal", JournalSettings(stop_on_disk_full=stop, snapshot_every=1), said.append
     )
     journal.save(state(0))
     with monkeypatch.context() as patch, none_left():
@@ -101,7 +101,7 @@ def test_a_snapshot_without_a_descriptor_waits_and_no_round_is_lost(tmp_path, mo
 def test_a_journal_that_cannot_begin_for_lack_of_descriptors_does_not_speak_of_a_disk(
     tmp_path, monkeypatch
 ):
-    journal = Journal(tmp_path, JournalSettings(stop_when_full=False))
+    journal = Journal(tmp_path, JournalSettings(stop_on_disk_full=False))
     monkeypatch.setattr(journal_module, "reserve", contextlib.nullcontext)
     with none_left(), pytest.raises(EdgetrainError, match=r"Too many open files.*ulimit -n"):
         journal.save(state(0))

@@ -138,7 +138,8 @@ NIGHTLY = {
     "edgetrain run examples/edge-pipeline.toml": "run folder",
     "edgetrain run examples/edge-pipeline.toml --simulate": "run folder",
     "edgetrain run examples/mixed-fleet.toml": "run folder",
-    "edgetrain run examples/mixed-fleet.toml servers.shares=4 strategy.weigh=shares": "run folder",
+    "edgetrain run examples/mixed-fleet.toml servers.shares=4"
+    " strategy.weighting=shares": "run folder",
     "edgetrain run examples/fallback.toml": "run folder",
     "edgetrain run examples/private.toml": "epsilon",
     "edgetrain run examples/llama.toml": "run folder",

@@ -76,7 +76,7 @@ def _alone(job: Job, index: int) -> Made:
     model = task.model()
     optimizer = optimizer_for(model, job.train.optimizer, task)
     tune(optimizer, tuning_of(job))
-    flat = bind(model, optimizer, job.train.fixed, buffers_of(look_up(job)))
+    flat = bind(model, optimizer, job.train.frozen, buffers_of(look_up(job)))
 
     def work(source, begins_at, taken):
         begin_at(optimizer, begins_at)

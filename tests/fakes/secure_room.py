@@ -22,8 +22,10 @@ PART = 8
 class Room:
     """`members` maskers and their hub."""
 
-    def __init__(self, members: int, threshold: int, elements: int = 20, span: float = 8.0) -> None:
-        self.terms = MaskTerms(members, threshold, span)
+    def __init__(
+        self, members: int, threshold: int, elements: int = 20, clip_range: float = 8.0
+    ) -> None:
+        self.terms = MaskTerms(members, threshold, clip_range)
         self.elements = elements
         self.hub = Aggregator(self.terms)
         self.hub.start_masks(0)
@@ -82,7 +84,7 @@ class Room:
 
     def expected(self, vectors: dict[str, np.ndarray]) -> np.ndarray:
         """The mean of what these vectors are as integers, added up where everyone can see it."""
-        fixed = FixedPoint(self.terms.span, self.terms.members)
+        fixed = FixedPoint(self.terms.clip_range, self.terms.members)
         unit = self.hub.blocks[-1].unit
         total, weight = np.zeros(self.elements, np.uint32), 0.0
         for name, vector in sorted(vectors.items()):

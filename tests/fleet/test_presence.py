@@ -19,13 +19,13 @@ TIMES = st.floats(0, 100, allow_nan=False)
     st.floats(0, 20).filter(lambda s: s == 0 or s > 0.5),
     st.integers(0, 5),
 )
-def test_absences_come_in_order_and_do_not_touch(planned, stays_s, seed):
-    presence = Presence(tuple(Absence(at, long) for at, long in planned), stays_s, 3.0, seed)
+def test_absences_come_in_order_and_do_not_touch(planned, online_s, seed):
+    presence = Presence(tuple(Absence(at, long) for at, long in planned), online_s, 3.0, seed)
     found = list(itertools.islice(presence.of(2), 30))
     for (goes, comes), (again, _) in itertools.pairwise(found):
         assert goes <= comes < again
     inside = [any(goes <= at <= comes for goes, comes in found) for at, _ in planned]
-    assert all(inside) or stays_s
+    assert all(inside) or online_s
     assert found == list(itertools.islice(presence.of(2), 30))
 
 

@@ -212,7 +212,7 @@ def test_files(tmp_path):
 AGREED = ["seed=1", "task=a:b", "members=9", "steps=9", "batch=9", "lr=0.9", "optimizer=adam",
           "strategy=fedavg", "local_steps=9", "delay=9", "codec=bf16", "reply_codec=bf16",
           "data.partition=iid", "schedule=cosine", "train.clip=1", "final_sync=0", "ranges=2",
-          "weigh=alike", "correction=predict", "outer=sgd"]  # fmt: skip
+          "weighting=alike", "correction=predict", "outer=sgd"]  # fmt: skip
 LOCAL = ["data.folder=/somewhere", "data.download=true", "network=wifi", "device=laptop",
          "name=x", "target=0.9", "pace_s=1", "backend=none", "lost_after_s=9", "deadline_s=9",
          "heartbeat_s=2", "quorum=2", "sites=home-fixed: 0-1", "congestion=reno",

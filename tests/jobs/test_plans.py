@@ -72,8 +72,8 @@ def test_a_verdict_over_masked_contributions_is_refused():
 
 
 def test_what_a_secure_job_agrees_on():
-    agreed = mask_terms_of(load(None, ["secure=true", "members=10", "span=2"]))
-    assert (agreed.members, agreed.threshold, agreed.span) == (10, 7, 2.0)
+    agreed = mask_terms_of(load(None, ["secure=true", "members=10", "clip_range=2"]))
+    assert (agreed.members, agreed.threshold, agreed.clip_range) == (10, 7, 2.0)
     assert mask_terms_of(load(None)) is None
 
 

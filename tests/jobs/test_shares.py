@@ -29,7 +29,7 @@ def test_every_share_of_the_data_is_one_members(groups, shares):
     held = [share for each in found for share in each.held]
     assert held == list(range(found[0].of))
     assert [each.count for each in found] == [shares if group else 1 for group in groups]
-    weighed = replace(job, strategy=replace(job.strategy, weigh="shares"))
+    weighed = replace(job, strategy=replace(job.strategy, weighting="shares"))
     assert weight_of(weighed, Sized(), found[0]) == found[0].count
     assert weight_of(job, Sized(), found[0]) == sum(10 + share for share in range(found[0].count))
 
@@ -50,8 +50,11 @@ def test_whether_members_are_weighed_travels_with_the_strategys_name(name):
 
 
 def test_weigh_says_whether_members_are_weighed_and_is_agreed_on():
-    plain, alike = load(None, ["strategy=fedavg"]), load(None, ["strategy=fedavg", "weigh=alike"])
+    plain, alike = (
+        load(None, ["strategy=fedavg"]),
+        load(None, ["strategy=fedavg", "weighting=alike"]),
+    )
     assert look_up(plain).strategy.weighted
     assert not look_up(alike).strategy.weighted
-    assert look_up(load(None, ["strategy=dga", "weigh=shares"])).strategy.weighted
+    assert look_up(load(None, ["strategy=dga", "weighting=shares"])).strategy.weighted
     assert plain.digest() != alike.digest()

@@ -1,4 +1,4 @@
-"""`hub.start_with`: what it does not go together with."""
+"""`hub.min_members`: what it does not go together with."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ HUBS = "hub.hubs=['tcp://a:1', 'tcp://b:1']"
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["start_with=5"], "hub.start_with = 5: the job has only 4 members"),
-        (["start_with=3", "strategy=sync-sgd"], "sync-sgd and hub.start_with = 3: no member"),
-        (["start_with=2", "quorum=3"], "hub.start_with = 2 and hub.quorum = 3"),
-        (["start_with=2", "secure=true"], "hub.start_with = 2 and strategy.threshold = 3"),
-        (["start_with=3", "ranges=4", HUBS], "hub.hubs with 2 hubs and hub.start_with = 3"),
-        (["start_with=3", "fleet.gateways=true"], "hub.start_with = 3: members begin together"),
-        (["start_with=2", "strategy=fedbuff(3, 0.5)"], "with 2 members"),
-        (["start_with=2", "merge=multi-krum(1)"], "the job has 2"),
+        (["min_members=5"], "hub.min_members = 5: the job has only 4 members"),
+        (["min_members=3", "strategy=sync-sgd"], "sync-sgd and hub.min_members = 3: no member"),
+        (["min_members=2", "quorum=3"], "hub.min_members = 2 and hub.quorum = 3"),
+        (["min_members=2", "secure=true"], "hub.min_members = 2 and strategy.threshold = 3"),
+        (["min_members=3", "ranges=4", HUBS], "hub.hubs with 2 hubs and hub.min_members = 3"),
+        (["min_members=3", "fleet.gateways=true"], "hub.min_members = 3: members begin together"),
+        (["min_members=2", "strategy=fedbuff(3, 0.5)"], "with 2 members"),
+        (["min_members=2", "merge=multi-krum(1)"], "the job has 2"),
         *(
-            (["start_with=3", f"topology={name}", "strategy=fedavg"], "members begin together")
+            (["min_members=3", f"topology={name}", "strategy=fedavg"], "members begin together")
             for name in COLLECTIVES
         ),
-        (["start_with=3", "topology=direct", "ranges=4"], "members begin together"),
+        (["min_members=3", "topology=direct", "ranges=4"], "members begin together"),
     ],
 )
 def test_what_it_does_not_go_with_is_one_line(words, said):
@@ -41,8 +41,8 @@ def test_what_it_does_not_go_with_is_one_line(words, said):
     "words", [["sync-sgd"], ["fedavg", "topology=ring"], ["dga", "ranges=4", "topology=direct"]]
 )
 def test_all_of_them_is_no_restriction(words):
-    resolve(load(None, ["members=4", "start_with=4", f"strategy={words[0]}", *words[1:]]))
+    resolve(load(None, ["members=4", "min_members=4", f"strategy={words[0]}", *words[1:]]))
 
 
 def test_it_is_not_in_the_digest():
-    assert load(None, ["start_with=2", "start_after_s=1"]).digest() == load(None, []).digest()
+    assert load(None, ["min_members=2", "start_after_s=1"]).digest() == load(None, []).digest()

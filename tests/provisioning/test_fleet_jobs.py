@@ -30,7 +30,7 @@ local_steps = 5
 delay = 5
 [hub]
 heartbeat_s = 0.5
-start_with = 7
+min_members = 7
 start_after_s = 1
 """
 

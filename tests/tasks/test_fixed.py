@@ -100,10 +100,10 @@ def test_a_sparse_tensor_is_compared_by_what_it_stores(kind):
 
 
 def test_the_first_ones_values_need_equal_names_shapes_and_dtypes():
-    def described(dtype=torch.float32, fixed="first"):
+    def described(dtype=torch.float32, frozen="first"):
         model = nn.Linear(2, 2)
         model.register_buffer("table", torch.zeros(3, 5, dtype=dtype))
-        return FlatModel(model, fixed=fixed)
+        return FlatModel(model, frozen=frozen)
 
     assert (
         described().description == b"float32 2x2 weight\nfloat32 2 bias\nfixed float32 3x5 table\n"
@@ -113,7 +113,7 @@ def test_the_first_ones_values_need_equal_names_shapes_and_dtypes():
     differs = layout.first_difference(described(torch.int64).description, described().description)
     assert "'fixed int64 3x5 table' and 'fixed float32 3x5 table'" in differs
     assert layout.read(described().description, 6) == (("weight", 0, (2, 2)), ("bias", 4, (2,)))
-    assert described(fixed="own").fixed_tensors is None
+    assert described(frozen="own").fixed_tensors is None
     for bad in (b"fixed float32 3 a\nfloat32 6 b\n", b"float32 6 a\nfixed 3 b\n"):
         with pytest.raises(BadMessage, match="is not 'dtype shape name'"):
             layout.read(bad, 6)

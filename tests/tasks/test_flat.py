@@ -316,7 +316,7 @@ def test_what_is_not_exchanged_has_a_digest():
     assert fixed(lambda m: m.half()) != fixed()
     assert fixed(lambda m: m[0].weight.data[0, 0].add_(1e-3)) != fixed()
     assert fixed(lambda m: m.table[3].add_(1)) != fixed()
-    assert fixed(fixed="own") == ""
+    assert fixed(frozen="own") == ""
     assert FlatModel(small()).fixed == ""
 
 

@@ -126,17 +126,20 @@ def test_an_accumulated_gradient_is_that_of_one_large_batch(accumulate):
 
 
 def test_the_rate_grows_with_the_samples_of_a_step():
-    words = ["members=8", "batch=4", "accumulate=2", "rate_for=16", "schedule=warmup(4)"]
+    words = ["members=8", "batch=4", "accumulate=2", "lr_reference_batch=16", "schedule=warmup(4)"]
     tuning = tuning_of(job_of({}, words))
     assert [tuning.factor(step) for step in (0, 3, 50)] == [1.0, 4.0, 4.0]
-    assert tuning_of(job_of({}, [*words[:3], "rate_for=0"])).factor is None
+    assert tuning_of(job_of({}, [*words[:3], "lr_reference_batch=0"])).factor is None
 
 
 def test_all_members_agree_on_both():
     plain = job_of({}, [])
-    assert plain.digest() == job_of({}, ["accumulate=1", "rate_for=0"]).digest()
+    assert plain.digest() == job_of({}, ["accumulate=1", "lr_reference_batch=0"]).digest()
     assert (
-        len({plain.digest()} | {job_of({}, [w]).digest() for w in ("accumulate=2", "rate_for=9")})
+        len(
+            {plain.digest()}
+            | {job_of({}, [w]).digest() for w in ("accumulate=2", "lr_reference_batch=9")}
+        )
         == 3
     )
 

@@ -55,7 +55,7 @@ def all_bits(model):
 class Life:
     """One member in one process, that trains on children.batch(index, …)."""
 
-    def __init__(self, link, value, name, *, folder=None, fixed="first"):
+    def __init__(self, link, value, name, *, folder=None, frozen="first"):
         self.model = model_with_frozen_layer(value)
         optim = children.optimizer("sgd", self.model)
         keeping = None
@@ -64,7 +64,7 @@ class Life:
             keeping = keeping_of(keep, name, self.model, optim, lambda: 0.0)
         self.index = value % 10
         self.member = Member.join(
-            link, bind(self.model, optim, fixed), optim, Request("", name), keeping=keeping
+            link, bind(self.model, optim, frozen), optim, Request("", name), keeping=keeping
         )
         self.begins_with = fixed_bits(self.model)
 
@@ -213,7 +213,7 @@ PRIVATE = ("strategy=dga", "delay=2", "privacy=member", "noise=0.1")
 def test_masks_and_privacy_leave_them_as_the_first_member_gave_them(tmp_path, more):
     """They are in no contribution: nothing is clipped, no noise is added, no mask is needed."""
     job = load(None, ["task=unseeded_task:unseeded", "members=3", "steps=8", "local_steps=2",
-                      "batch=4", "network=rtt-20ms", "fixed=first",
+                      "batch=4", "network=rtt-20ms", "frozen=first",
                       "pace_s=0.01", *more])  # fmt: skip
     before = len(unseeded_task.MADE)
     summary = simulation.run(plan(job), tmp_path)
@@ -225,6 +225,6 @@ def test_masks_and_privacy_leave_them_as_the_first_member_gave_them(tmp_path, mo
 
 def test_members_that_differ_and_should_not_are_refused_and_the_simulation_ends(tmp_path):
     job = load(None, ["task=unseeded_task:unseeded", "members=3", "steps=8", "batch=4",
-                      "network=rtt-20ms", "fixed=equal", "pace_s=0.01"])  # fmt: skip
+                      "network=rtt-20ms", "frozen=equal", "pace_s=0.01"])  # fmt: skip
     with pytest.raises(EdgetrainError, match="other values than the first member's"):
         simulation.run(plan(job), tmp_path)

@@ -55,7 +55,7 @@ def test_an_emulated_run_of_two_sites_has_the_bits_of_a_simulated_one(simulated,
 
 
 def test_a_site_begins_with_its_own_members_whatever_the_job_begins_with(simulated, tmp_path):
-    summary = simulation.run(job("gateways=true", "start_with=4"), create(tmp_path, "start"))
+    summary = simulation.run(job("gateways=true", "min_members=4"), create(tmp_path, "start"))
     assert summary["status"] == "finished"
     assert summary["final"] == simulated[1]["final"]
 

@@ -495,16 +495,16 @@ def with_frozen_layer(value):
 def test_frozen_weights_that_differ_are_refused_unless_each_member_has_its_own():
     wires, refused = Loopback(), []
 
-    def train(index, fixed="equal"):
+    def train(index, frozen="equal"):
         model = with_frozen_layer(index + 1.0)
         optim = children.optimizer("sgd", model)
         link = Link(wires.connect(), time.monotonic)
         try:
             request = Request("", f"m{index}")
-            with Member.join(link, bind(model, optim, fixed), optim, request) as member:
+            with Member.join(link, bind(model, optim, frozen), optim, request) as member:
                 member.step()
         except Refused as refusal:
-            assert fixed == "equal"
+            assert frozen == "equal"
             refused.append(refusal)
             return train(index, "own")
         return children.flat(model[3])
@@ -512,7 +512,7 @@ def test_frozen_weights_that_differ_are_refused_unless_each_member_has_its_own()
     with children.HubThread(wires, "fedavg", 2).serving():
         found = children.in_threads(lambda: train(0), lambda: train(1))
     assert [refusal.code for refusal in refused] == ["fixed"]
-    assert "fixed='own' if each" in str(refused[0])
+    assert "frozen='own' if each" in str(refused[0])
     assert found[0][0] != found[1][0]
     with pytest.raises(ConfigError, match="allowed are equal, first, own"):
         bind(children.model(0), torch.optim.SGD(children.model(0).parameters(), 0.1), "any")

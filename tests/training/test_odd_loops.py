@@ -210,7 +210,7 @@ def test_what_changes_on_each_member_alone_is_told_once(make, loop, said, caplog
     assert sorted(line[:2] for line in told) == ["m0", "m1"]
     assert all(said in line for line in told)
     caplog.clear()
-    trained("fedavg", make, loop, fixed="own")
+    trained("fedavg", make, loop, frozen="own")
     trained("fedavg", children.model, plain)
     assert not [each for each in caplog.records if each.name == "edgetrain"]
 
@@ -228,7 +228,7 @@ def test_a_teacher_goes_on_from_a_checkpoint(tmp_path):
             optimizer = torch.optim.SGD(model["student"].parameters(), lr=0.1)
             address = hub.transport.address
             member = edgetrain.join(
-                address, model, optimizer, name="m", checkpoint=keep, fixed="own"
+                address, model, optimizer, name="m", checkpoint=keep, frozen="own"
             )
             found.append(bits(model["teacher"]))
             with contextlib.suppress(KeyboardInterrupt), member:

@@ -136,7 +136,7 @@ def test_personal_and_shared_parameters_are_those_of_a_naive_loop(strategy):
 @pytest.mark.usefixtures("own_imports")
 def test_bytes_are_those_of_the_shared_part_alone(tmp_path):
     (tmp_path / "parts.py").write_text(PARTS)
-    words = "task=parts:Parts", "local_steps=3", "strategy=fedavg", "fixed=own", "buffers=local"
+    words = "task=parts:Parts", "local_steps=3", "strategy=fedavg", "frozen=own", "buffers=local"
     sent = [
         simulated(tmp_path, name, *words, *more)["sent_bytes"]
         for name, more in {

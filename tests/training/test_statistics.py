@@ -167,7 +167,7 @@ def test_the_fleets_variance_is_that_of_all_data(strategy, momentum, how, monkey
     monkeypatch.setitem(here, "normalised", layers)
     (one, a), _ = fleet("mean", strategy, steps=60, **how)
     base = a.half.base.copy()
-    with FlatModel(found := layers(), fixed="own", statistics=True).holding(base):
+    with FlatModel(found := layers(), frozen="own", statistics=True).holding(base):
         shown = statistics(found)
     np.testing.assert_allclose(shown[6:], 37.0, rtol=0.05)
     assert statistics(with_parameters(layers(), base)).tobytes() == shown.tobytes(), "simulated"

@@ -242,7 +242,7 @@ def test_a_job_without_it_is_what_it_was():
         (["topology=direct", "strategy.ranges=4"], "joins one hub yet"),
         (["strategy.secure=true", "strategy=local-sgd"], "masks are removed from the sum"),
         (["privacy=example", "noise=1"], "members' data are private"),
-        (["train.rate_for=64"], "ranks or stages are not members"),
+        (["train.lr_reference_batch=64"], "ranks or stages are not members"),
         (["hub.replica=tcp://b:1", "hub.quorum=4"], "a replica stands in for one hub"),
     ],
 )

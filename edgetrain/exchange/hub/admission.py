@@ -232,7 +232,9 @@ class Admission:
             f"the member's {told.model[:12]} with {told.elements:,}"
         )
         if isinstance(told, Join) and bool(told.fixed_bytes) != bool(self.model.fixed_bytes):
-            reason += "; one takes the first member's fixed tensors (fixed = 'first'), one does not"
+            reason += (
+                "; one takes the first member's fixed tensors (frozen = 'first'), one does not"
+            )
         payload = told.payload if isinstance(told, Join) else b""
         differs = layouts.first_difference(self.model.description, payload)
         return "model", f"{reason}; {differs}" if differs else reason
@@ -245,8 +247,8 @@ class Admission:
         fixed = f" and {1e-6 * told.fixed_bytes:,.0f} MB of fixed tensors"
         return "large", (
             f"the member's model has {told.elements:,} parameters, {takes:,.0f} MB"
-            f"{fixed if told.fixed_bytes else ''}; this hub takes {most:,.0f} MB: hub.most_mb in "
-            "its job, or more free memory"
+            f"{fixed if told.fixed_bytes else ''}; this hub takes {most:,.0f} MB: "
+            "hub.max_model_mb in its job, or more free memory"
         )
 
     def _other_protocol(self, told: Join | Resume) -> WhyNot:

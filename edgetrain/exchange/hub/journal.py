@@ -77,7 +77,7 @@ class JournalSettings:
     """How a journal is kept."""
 
     fsync: Fsync = Fsync(1)
-    stop_when_full: bool = True
+    stop_on_disk_full: bool = True
     """Whether a full disk stops the hub, or the hub goes on without a journal until there is
     room."""
     snapshot_every: int = 0
@@ -330,7 +330,7 @@ class Journal:
 
     def _no_room(self, error: OSError) -> None:
         reason = f"the journal {self.folder} cannot be written: {error.strerror}"
-        if self._settings.stop_when_full or is_out_of_descriptors(error):
+        if self._settings.stop_on_disk_full or is_out_of_descriptors(error):
             way = "raise `ulimit -n`" if is_out_of_descriptors(error) else "make room"
             raise EdgetrainError(
                 reason, f"{way}, then go on with `edgetrain hub --resume`; nothing is lost"

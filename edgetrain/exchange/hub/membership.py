@@ -55,7 +55,7 @@ def _welcome(
         upload=uploads,
         epoch=epoch,
         threshold=masks.terms.threshold if masks else 0,
-        span=masks.terms.span if masks else 1.0,
+        clip_range=masks.terms.clip_range if masks else 1.0,
         status_ms=round(1000 * policy.status_s),
         ranges=terms.stretch.count,
         first=terms.stretch.first,
@@ -64,7 +64,7 @@ def _welcome(
 
 
 class Starting:
-    """Begin at once with `Policy.members` or, once `Policy.start_with` have been here for
+    """Begin at once with `Policy.members` or, once `Policy.min_members` have been here for
     `Policy.start_after_s`, without the others, which join when they come."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Starting:
     def is_due(self, policy: Policy, here: int, now: float) -> bool:
         """Whether to begin with this many members. Call it when one comes or goes, and with each
         tick: it notes since when enough are here."""
-        if here < (policy.start_with or policy.members):
+        if here < (policy.min_members or policy.members):
             self._enough_since = None
             return False
         if self._enough_since is None:

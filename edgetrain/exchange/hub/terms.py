@@ -92,7 +92,7 @@ class Policy:
     """Whether a round closes before `deadline_s`, where contributions usually come sooner."""
     fleet: int = 0
     """Members of the whole job, where this hub is the gateway of a site; 0: `members`."""
-    start_with: int = 0
+    min_members: int = 0
     """Members that are enough to begin with, `start_after_s` after they are here; 0: `members`."""
     start_after_s: float = 0.0
     stand_in: str = ""

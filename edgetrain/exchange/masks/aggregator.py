@@ -128,7 +128,7 @@ class Aggregator:
 
     def __init__(self, terms: MaskTerms) -> None:
         self.terms = terms
-        self._fixed = FixedPoint(terms.span, terms.members)
+        self._fixed = FixedPoint(terms.clip_range, terms.members)
         self._blocks: list[HubBlock] = []
         self._numbers = 0
         self._open: dict[int, OpenSum] = {}

@@ -18,7 +18,7 @@ LARGEST = 2**31 - 1
 
 
 class FixedPoint:
-    """x as round(x * scale) modulo 2^32, for x in [-span, span].
+    """x as round(x * scale) modulo 2^32, for x in [-clip_range, clip_range].
 
     `scale` is the largest power of two with which the numbers of `members` members, each at the end
     of the range, add up to less than 2^31. So no sum overflows, and the sum of the integers is
@@ -26,19 +26,19 @@ class FixedPoint:
     and member (see `error`). Elements outside the range are moved to its end.
     """
 
-    def __init__(self, span: float, members: int) -> None:
-        if not (2.0**-20 <= span <= 2.0**20 and 1 <= members <= 2**20):
+    def __init__(self, clip_range: float, members: int) -> None:
+        if not (2.0**-20 <= clip_range <= 2.0**20 and 1 <= members <= 2**20):
             raise ConfigError(
-                f"fixed point numbers up to {span:g} of {members} members",
+                f"fixed point numbers up to {clip_range:g} of {members} members",
                 "allowed are ranges from 2^-20 to 2^20 and at most 2^20 members",
             )
-        self.span = span
+        self.clip_range = clip_range
         self.members = members
-        self.scale = 2.0 ** math.floor(math.log2(LARGEST / (members * span)))
-        if members * round(span * self.scale) > LARGEST:
+        self.scale = 2.0 ** math.floor(math.log2(LARGEST / (members * clip_range)))
+        if members * round(clip_range * self.scale) > LARGEST:
             self.scale /= 2
-        self._end = round(span * self.scale)
-        self._most = max(float(np.float32(span)), span) * self.scale
+        self._end = round(clip_range * self.scale)
+        self._most = max(float(np.float32(clip_range)), clip_range) * self.scale
 
     def encode(self, vector: Vector, out: Words, factor: float = 1.0) -> int:
         """Overwrite `out` with factor * vector; returns how many were cut. Raises Diverged."""

@@ -137,7 +137,7 @@ class Masker:
         self._terms = terms
         self._elements = elements
         self._random = random
-        self._fixed = FixedPoint(terms.span, terms.members)
+        self._fixed = FixedPoint(terms.clip_range, terms.members)
         self._blocks: dict[int, MemberBlock] = {}
         self._next = 0
         """Rounds before this one have been masked, or never will be."""

@@ -47,10 +47,10 @@ def key_list_bytes(terms: MaskTerms, unit: float, payload: Buffer) -> bytes:
     """Everything that all members of a block must have been told alike; masks are bound to its
     digest.
 
-    The unit and the terms are part of it: a hub that told one member another span or unit could
-    make the others' numbers vanish beside that member's.
+    The unit and the terms are part of it: a hub that told one member another clip_range or unit
+    could make the others' numbers vanish beside that member's.
     """
-    packed = struct.pack("<ddII", unit, terms.span, terms.members, terms.threshold)
+    packed = struct.pack("<ddII", unit, terms.clip_range, terms.members, terms.threshold)
     return packed + bytes(payload)
 
 

@@ -25,8 +25,9 @@ class MaskTerms:
     threshold: int
     """Members needed to unmask a round. Fewer of them learn nothing together without the hub; with
     it, see `colluders`."""
-    span: float
-    """Elements of weighted contributions are sent within [-span, span]; larger ones are cut."""
+    clip_range: float
+    """Elements of weighted contributions are sent within [-clip_range, clip_range]; larger ones are
+    cut."""
 
 
 def default_threshold(members: int) -> int:

@@ -195,8 +195,8 @@ class Outbox:
         if cut and not self._warned:
             self._warned = True
             log.warning(
-                "%s: contributions have elements beyond the range of strategy.span, which are "
-                "cut: raise it, or clip gradients", self._name,
+                "%s: contributions have elements beyond the range of strategy.clip_range, which "
+                "are cut: raise it, or clip gradients", self._name,
             )  # fmt: skip
 
     # -- dropping ------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def masker_of(welcome: Welcome, request: Request, elements: int) -> Masker | Non
         return None
     from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 
-    agreed = MaskTerms(welcome.members, welcome.threshold, welcome.span)
+    agreed = MaskTerms(welcome.members, welcome.threshold, welcome.clip_range)
     if isinstance(wanted, MaskTerms) and wanted != agreed:
         found = "not masked" if not welcome.threshold else f"masked with {agreed}"
         raise Refused(
@@ -266,7 +266,7 @@ def masker_of(welcome: Welcome, request: Request, elements: int) -> Masker | Non
         )
     if not welcome.threshold:
         return None
-    if not np.isfinite(welcome.span) or welcome.threshold > welcome.members:
+    if not np.isfinite(welcome.clip_range) or welcome.threshold > welcome.members:
         raise ConfigError(f"the hub wants masks by {agreed}, which cannot be")
     require("a hub that masks contributions", "private", "cryptography")
     from edgetrain.exchange.masks.masker import Masker

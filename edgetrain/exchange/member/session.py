@@ -331,8 +331,8 @@ _NOT_EQUAL = (
 )
 _HINTS = {
     "fixed": "give all members equal models before they join (the same seed or the same file), or "
-    "say fixed='first' on all of them if all are to take the first member's values, fixed='own' if "
-    "each is to have its own",
+    "say frozen='first' on all of them if all are to take the first member's values, frozen='own' "
+    "if each is to have its own",
     "name": "give each a name of its own (edgetrain gateway --name, edgetrain member --index, "
     "name= in edgetrain.join); one that has died is given up after a while",
     "peers": "join with the job's file: edgetrain member; or, where members reduce, "

@@ -65,7 +65,7 @@ def join(
     checkpoint: str | Path | Keep | None = None,
     state: Mapping[str, Stateful] | None = None,
     privacy: Privacy | None = None,
-    fixed: str = "equal",
+    frozen: str = "equal",
     buffers: str = "local",
     runs: str | Path | None = None,
     steps: int = 0,
@@ -90,7 +90,7 @@ def join(
     `state`: what else is to be in it, with `state_dict` and `load_state_dict`, put back before
     `join` returns; then step a scheduler `while scheduler.last_epoch < member.begins_at`. `privacy`
     (an edgetrain.Privacy, unit "member") clips and noises what leaves, and keeps no checkpoint.
-    Frozen parameters and buffers (not statistics of normalisation) are `fixed` "equal" on all
+    Frozen parameters and buffers (not statistics of normalisation) are `frozen` "equal" on all
     members, the "first" one's, or each one's "own". With `buffers` "mean" running statistics are
     averaged. `runs`: for a run folder. After `steps`, the same on all, the fleet ends. `personal`
     tensors (names as "head.*") are trained and kept here, never sent. Raises HubUnreachable,
@@ -102,11 +102,11 @@ def join(
     reached = _reach_hub(hub, timeout_s, keep, name, job)
     shown = credentials_for(reached.hubs, hub_key, keys, insecure=insecure)
     keeping, release = _keeping(keep, name, model, optimizers, state or {}), release_of(privacy)
-    flat, stepper = bind(model, optimizers, fixed, buffers, personal), Together(optimizers)
+    flat, stepper = bind(model, optimizers, frozen, buffers, personal), Together(optimizers)
     request = Request("", name, weight, job, secure=secure, honest_hub=honest_hub, steps=steps)
     link, request = _way(reached, shown, keys, insecure, found, request)
     member = JoinedMember.join(link, flat, stepper, request, keeping=keeping, release=release)
-    member.watch(model, buffers, None if fixed == "own" else Unexchanged(model), privacy)
+    member.watch(model, buffers, None if frozen == "own" else Unexchanged(model), privacy)
     return _recorded(member.follow(flat, optimizers), runs)
 
 
@@ -451,7 +451,7 @@ class JoinedMember(Member):
             log.warning(
                 "%s: of frozen parameters and buffers, which members do not exchange, %d changed "
                 "in training ('%s'): each member has its own. If that is meant, join with "
-                "fixed='own'",
+                "frozen='own'",
                 self.name, len(changed), changed[0],
             )  # fmt: skip
 

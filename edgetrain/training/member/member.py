@@ -33,7 +33,7 @@ from edgetrain.exchange.member.driver import Driver, Exchanged, Flat, Release, S
 from edgetrain.exchange.member.telemetry import Sums, Telemeter
 from edgetrain.exchange.seam import Entry, Exchange, LendsBase, Request
 from edgetrain.exchange.transport import Traffic
-from edgetrain.jobs.job import BUFFERS, FIXED, Privacy
+from edgetrain.jobs.job import BUFFERS, FROZEN, Privacy
 from edgetrain.runs.environment import free_memory
 from edgetrain.strategies import find
 from edgetrain.tasks.fixed import personal_of
@@ -515,13 +515,13 @@ def release_of(table: Privacy | None, source: Source = system) -> Release | None
 def bind(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-    fixed: str = "equal",
+    frozen: str = "equal",
     buffers: str = "local",
     personal: str | Sequence[str] | None = None,
 ) -> FlatModel:
     """The model as flat vectors. ConfigError for optimizers that would train other tensors.
 
-    `fixed`: what is not trained is "equal" on all members, and compared, the "first" member's, or
+    `frozen`: what is not trained is "equal" on all members, and compared, the "first" member's, or
     each member's "own".
     `buffers`: running statistics are exchanged like parameters ("mean"), or "local".
     `personal`: patterns of what this member keeps; None: as the model says.
@@ -532,8 +532,8 @@ def bind(
         make_personal(model, personal)
     if buffers not in BUFFERS:
         raise ConfigError(f"buffers = {buffers!r}", f"allowed are {' and '.join(BUFFERS)}")
-    if fixed not in FIXED:
-        raise ConfigError(f"fixed = {fixed!r}", f"allowed are {', '.join(FIXED)}")
+    if frozen not in FROZEN:
+        raise ConfigError(f"frozen = {frozen!r}", f"allowed are {', '.join(FROZEN)}")
     optimizers = plain_optimizers(optimizer)
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     stepped = [p for each in optimizers for p in parameters_of(each)]
@@ -551,4 +551,4 @@ def bind(
             "join with one module that has all of them, as "
             "torch.nn.ModuleDict({'model': model, 'loss': loss})",
         )
-    return FlatModel(model, fixed=fixed, statistics=buffers == "mean")
+    return FlatModel(model, frozen=frozen, statistics=buffers == "mean")

@@ -373,7 +373,7 @@ def prepare(
     model.to(device_for(job.train.accelerator, job.privacy.unit))
     optimizer = optimizer_for(model, job.train.optimizer, task)
     tune(optimizer, tuning_of(job))
-    flat = bind(model, optimizer, job.train.fixed, buffers_of(found))
+    flat = bind(model, optimizer, job.train.frozen, buffers_of(found))
     return model, optimizer, flat, pace
 
 

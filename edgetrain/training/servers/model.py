@@ -211,16 +211,16 @@ class Held:
         return self._model
 
     def hand_out(
-        self, task: Task, seed: int, fixed: str = "equal", statistics: bool = False
+        self, task: Task, seed: int, frozen: str = "equal", statistics: bool = False
     ) -> None:
         """Fill all ranks with the weights that a member of the job begins with. All ranks call it.
 
-        The leader keeps the whole model, in main memory: `whole` is its flat vector; `fixed` and
+        The leader keeps the whole model, in main memory: `whole` is its flat vector; `frozen` and
         `statistics` are FlatModel's.
         """
         if self.ranks.rank == 0:
             self._model = with_buffers(model_of(task, seed))
-            self.whole = FlatModel(self._model, fixed=fixed, statistics=statistics)
+            self.whole = FlatModel(self._model, frozen=frozen, statistics=statistics)
         self.scatter()
 
     @torch.no_grad()

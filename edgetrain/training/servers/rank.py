@@ -46,10 +46,10 @@ def check_training(job: Job) -> None:
             "torch 2.11 or newer, with which groups were tried; or train without a group",
         )
     train = job.train
-    if train.rate_for:
+    if train.lr_reference_batch:
         raise ConfigError(
-            f"train.rate_for = {train.rate_for} in a group of ranks: it counts the samples of "
-            "members, which a group does not have",
+            f"train.lr_reference_batch = {train.lr_reference_batch} in a group of ranks: it counts "
+            "the samples of members, which a group does not have",
             "leave it out, and write the learning rate for all data ranks' samples",
         )
 
@@ -75,7 +75,7 @@ def prepare_rank(
     parts = cut(task, placement, example_of(job, task, placement))
     dropping = dropping_of(job, parts)
     held = Held(parts, ranks, job.servers.precision, job.servers.compile, dropping)
-    held.hand_out(task, job.seed, job.train.fixed, statistics)
+    held.hand_out(task, job.seed, job.train.frozen, statistics)
     optimizer = optimizer_of(job, task, held)
     tuning = tuning_of(job)
     tune(optimizer, replace(tuning, clip=0.0))

@@ -73,7 +73,7 @@ class SimulatedHub:
         self.given_up: set[str] = set()
         self.fetch: Callable[[Sequence[int]], Sequence[tuple[bytes, Join]]] | None = None
         """See CohortPart."""
-        self.start_with = 0
+        self.min_members = 0
         """See Policy."""
         self.number, self.wire = number, network.hubs[number]
         self._found, self._world, self._network = found, world, network
@@ -100,7 +100,7 @@ class SimulatedHub:
         # The members' own lines are in the same folder, in the same virtual time.
         hub.policy = replace(hub.policy, status_s=0.0)
         if self.fetch is not None and isinstance(hub.part, CohortPart):
-            hub.policy = replace(hub.policy, start_with=self.start_with, start_after_s=0.0)
+            hub.policy = replace(hub.policy, min_members=self.min_members, start_after_s=0.0)
             hub.part.fetch = self.fetch
         return hub
 

@@ -61,7 +61,9 @@ class OneByOne:
         optimizer, its work."""
         job = self._found.job
         model = model_of(self._task, job.seed)
-        flat = FlatModel(model, fixed=job.train.fixed, statistics=buffers_of(self._found) == "mean")
+        flat = FlatModel(
+            model, frozen=job.train.frozen, statistics=buffers_of(self._found) == "mean"
+        )
         optimizer = optimizer_for(model, job.train.optimizer, self._task)
         tune(optimizer, tuning_of(job))
         work = work_of(job, self._task, model, flat, index, noise_of(job, index), taken)

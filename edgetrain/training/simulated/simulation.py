@@ -190,7 +190,7 @@ class Simulation:
         self._around = around
         if goes and (cohort := planned.job.cohort) is not None:
             first = sorted({0, *cohort.drawn(0)})
-            self.hub.fetch, self.hub.start_with = self._fetch, len(first)
+            self.hub.fetch, self.hub.min_members = self._fetch, len(first)
         self._first = len(first)
         self.members = [self._member(index) for index in first]
         """Those that are there, or were at the end."""

@@ -334,7 +334,7 @@ WORDS = ("members=20", "strategy=fedavg", "steps=50")
         (["strategy.sampling=poisson"], "strategy.sampling = 'poisson' without a cohort"),
         (["cohort=15", "cohort_extra=6"], "the job has only 20 members"),
         (["cohort=5", "cohort_extra=1", "strategy.sampling=poisson"], "is left to chance"),
-        (["cohort=5", "strategy.sampling=weighted", "weigh=alike"], "members count alike"),
+        (["cohort=5", "strategy.sampling=weighted", "weighting=alike"], "members count alike"),
         (["cohort=5", "sampling=available"], "the key 'sampling' is in several tables"),
         (["cohort=5", "strategy.sampling=availabel"], "did you mean 'available'?"),
         (["cohort=5", "strategy.sampling=poisson(2)"], "'poisson' takes no arguments, not (2)"),

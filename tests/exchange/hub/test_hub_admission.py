@@ -49,7 +49,7 @@ def test_a_model_that_is_too_large_is_refused_before_its_base_is_asked_for():
     code, reason = refusal(desk, said, "a")
     assert code == "large"
     assert "1,099,511,627,776 parameters, 4,398,047 MB" in reason
-    assert "hub.most_mb" in reason
+    assert "hub.max_model_mb" in reason
     assert the(Welcome, desk.join("b")["b"]).upload, "the next one may bring its own"
 
 

@@ -116,7 +116,7 @@ def test_base_and_bytes_together_are_bounded_before_they_are_asked_for():
     said = desk.join("a", fixed_bytes=4_000_000, fixed=OTHER)
     code, reason = refusal(desk, said, "a")
     assert code == "large"
-    assert "4 MB of fixed tensors; this hub takes 4 MB: hub.most_mb" in reason
+    assert "4 MB of fixed tensors; this hub takes 4 MB: hub.max_model_mb" in reason
     assert the(Welcome, desk.join("a", fixed_bytes=4_000_000 - 20, fixed=OTHER)["a"]).upload
 
 
@@ -148,7 +148,7 @@ def test_members_that_compare_and_that_take_over_are_not_mixed():
     desk, _ = begun()
     code, reason = refusal(desk, desk.join("c"), "c")
     assert code == "model"
-    assert "one takes the first member's fixed tensors (fixed = 'first'), one does not" in reason
+    assert "one takes the first member's fixed tensors (frozen = 'first'), one does not" in reason
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -248,7 +248,7 @@ def test_a_full_disk_stops_the_hub_and_spoils_nothing(tmp_path, monkeypatch, roo
 
 def test_a_full_disk_need_not_stop_the_hub(tmp_path, monkeypatch):
     said = []
-    journal = Journal(tmp_path, JournalSettings(stop_when_full=False), said.append)
+    journal = Journal(tmp_path, JournalSettings(stop_on_disk_full=False), said.append)
     journal.save(state())
     journal.append(merged(0))
     with monkeypatch.context() as patch:

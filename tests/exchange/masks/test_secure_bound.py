@@ -69,7 +69,7 @@ class Attack:
             pair = pair_key(key_seed, self.block.number, round, public, self.block.digest)
             primitives.add_mask(pair, -1, masked)
         found = np.empty(4, np.float32)
-        FixedPoint(self.room.terms.span, self.members).decode(masked, 1.0, found)
+        FixedPoint(self.room.terms.clip_range, self.members).decode(masked, 1.0, found)
         np.testing.assert_allclose(found, given, atol=1e-6)
         return found
 

@@ -38,9 +38,9 @@ PHASES = ("advertise", "share", "contribute", "unmask")
 @example(775, 173184.1875, [-2.0], 0.1)
 @example(1, 0.1, [2.0], 1.0)
 @example(3, 2**20 / 3, [2.0], 1.0)
-def test_numbers_within_the_span_come_back_within_half_a_step(members, span, shares, factor):
-    fixed = FixedPoint(span, members)
-    inside = np.array([share * span / 2 for share in shares], np.float32)
+def test_numbers_within_the_range_come_back_within_half_a_step(members, clip_range, shares, factor):
+    fixed = FixedPoint(clip_range, members)
+    inside = np.array([share * clip_range / 2 for share in shares], np.float32)
     words = np.empty(inside.size, np.uint32)
     assert fixed.encode(inside, words, factor) == 0
     back = np.empty_like(inside)
@@ -50,15 +50,15 @@ def test_numbers_within_the_span_come_back_within_half_a_step(members, span, sha
 
 
 @given(st.integers(1, 2**20), st.floats(2**-20, 2**20))
-def test_no_sum_overflows(members, span):
-    fixed = FixedPoint(span, members)
+def test_no_sum_overflows(members, clip_range):
+    fixed = FixedPoint(clip_range, members)
     words = np.empty(2, np.uint32)
     far = np.array([3e38, -3e38], np.float32)
     assert fixed.encode(far, words) == 2
     largest = int(words.view(np.int32)[0])
     assert words.view(np.int32)[1] == -largest
     assert largest * members <= LARGEST
-    assert abs(largest / fixed.scale - span) <= 1 / fixed.scale
+    assert abs(largest / fixed.scale - clip_range) <= 1 / fixed.scale
     assert 4 * largest * members >= LARGEST // 2, "a bit is wasted"
 
 
@@ -68,10 +68,10 @@ def test_what_is_not_a_number_is_not_sent():
         FixedPoint(8.0, 2).encode(np.array([np.nan], np.float32), words)
 
 
-@pytest.mark.parametrize(("span", "members"), [(0.0, 2), (1e9, 2), (1.0, 0)])
-def test_a_span_that_cannot_be(span, members):
+@pytest.mark.parametrize(("clip_range", "members"), [(0.0, 2), (1e9, 2), (1.0, 0)])
+def test_a_range_that_cannot_be(clip_range, members):
     with pytest.raises(ConfigError, match="allowed"):
-        FixedPoint(span, members)
+        FixedPoint(clip_range, members)
 
 
 # -- sums -----------------------------------------------------------------------------------------
@@ -358,12 +358,12 @@ def test_two_lists_of_keys_of_one_block_are_refused():
         room.maskers["m0"].answer_hub(other)
 
 
-@pytest.mark.parametrize("what", ["keys", "unit", "span"])
+@pytest.mark.parametrize("what", ["keys", "unit", "clip_range"])
 def test_members_that_were_told_different_things_share_nothing(what):
     """Masks and shares are bound to all of it: a hub that tells it twice gets noise, no sum. With
-    another unit or span it could let the contributions of all but one vanish."""
+    another unit or clip_range it could let the contributions of all but one vanish."""
     room = Room(4, 3)
-    if what == "span":
+    if what == "clip_range":
         room.maskers["m1"] = Masker(MaskTerms(4, 3, 2.0**20), room.elements)
     told = keys_of(room, ["m0", "m1", "m2"])
     first = told.payload

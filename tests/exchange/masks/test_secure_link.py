@@ -18,7 +18,7 @@ def welcome(**other):
     fields = {
         "name": "a", "index": 0, "members": 5, "strategy": "dga", "local_steps": 1, "delay": 0,
         "codec": "fp32", "reply_codec": "fp32", "heartbeat_s": 1.0, "upload": False, "epoch": 3,
-        "threshold": 4, "span": 8.0,
+        "threshold": 4, "clip_range": 8.0,
     }  # fmt: skip
     return Welcome(**(fields | other))
 
@@ -51,7 +51,7 @@ def test_masks_as_agreed(secure, told, honest_hub):
         (True, {"threshold": 2}, "threshold is 2 of 5"),
         (MaskTerms(5, 4, 8.0), {"threshold": 0}, "not masked"),
         (MaskTerms(5, 4, 8.0), {"threshold": 3}, "threshold=3"),
-        (MaskTerms(5, 4, 8.0), {"span": 100.0}, "span=100"),
+        (MaskTerms(5, 4, 8.0), {"clip_range": 100.0}, "clip_range=100"),
         (MaskTerms(5, 4, 8.0), {"members": 4}, "members=4"),
     ],
 )
@@ -80,4 +80,4 @@ def test_what_does_not_fit_into_the_span_is_told_once(caplog):
     for round in range(3):
         outbox.add_unmasked(Contribute(round, 0, 1, 1.0, 0, 0, 0, b""), memory.borrow_vector())
         assert list(outbox.mask_ready()) == [round]
-    assert caplog.text.count("beyond the range of strategy.span") == 1
+    assert caplog.text.count("beyond the range of strategy.clip_range") == 1

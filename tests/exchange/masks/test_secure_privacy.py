@@ -34,10 +34,10 @@ def noised(seed: int, clip: float, noise: float, size: float) -> dict[str, np.nd
     return found
 
 
-def through_masks(contributions, span, phases):
+def through_masks(contributions, clip_range, phases):
     """One round of ten members of whom some drop out; who counted, the mean, elements cut."""
     when = {phase: [n for n, p in phases.items() if p == phase] for phase in PHASES}
-    room = Room(MEMBERS, default_threshold(MEMBERS), ELEMENTS, span)
+    room = Room(MEMBERS, default_threshold(MEMBERS), ELEMENTS, clip_range)
     room.set_up(advertise=when["advertise"], share=when["share"])
     room.gone |= set(when["contribute"])
     counted = room.able(0)
@@ -65,30 +65,31 @@ def drop_outs(draw):
     st.floats(0.25, 64),
 )
 def test_the_mean_is_that_of_the_same_noised_contributions(phases, seed, clip, noise, size, room):
-    """`room` is the span in deviations of the noise (or lengths): from far too little to plenty."""
-    span = float(np.clip(room * max(clip * noise, clip / 4), 2.0**-20, 2.0**20))
+    """`room` is the clip_range in deviations of the noise (or lengths): from far too little to
+    plenty."""
+    clip_range = float(np.clip(room * max(clip * noise, clip / 4), 2.0**-20, 2.0**20))
     sent = noised(seed, clip, noise, size)
-    counted, mean, cut = through_masks(sent, span, phases)
+    counted, mean, cut = through_masks(sent, clip_range, phases)
     assert len(counted) >= MEMBERS - 3
-    fixed = FixedPoint(span, MEMBERS)
+    fixed = FixedPoint(clip_range, MEMBERS)
     step = 1.0 / fixed.scale
-    within = [np.clip(sent[name].astype(float), -span, span) for name in counted]
+    within = [np.clip(sent[name].astype(float), -clip_range, clip_range) for name in counted]
     exact = sum(within) / len(counted)
     # Half a step of rounding each, one of the range's end, and what float32 loses.
     bound = fixed.error(len(counted), len(counted)) + step + np.abs(exact) * 2.0**-23
     assert (np.abs(mean - exact) <= bound).all()
     for name in counted:  # each element that was cut is counted, and none that was not
         over = np.abs(sent[name].astype(float))
-        assert (over > span + step).sum() <= cut[name] <= (over > span - step).sum()
+        assert (over > clip_range + step).sum() <= cut[name] <= (over > clip_range - step).sum()
 
 
 @given(drop_outs(), st.sampled_from([2.0**-20, 0.1, 8.0, 2.0**20]), st.floats(1.1, 2.0**100))
 @settings(max_examples=20)
-def test_all_as_far_out_as_can_be_do_not_wrap_around(phases, span, far):
+def test_all_as_far_out_as_can_be_do_not_wrap_around(phases, clip_range, far):
     """Added up modulo 2^32 without being cut they would come out with another sign."""
-    out = np.where(np.arange(ELEMENTS) % 2, far * span, -far * span).astype(np.float32)
-    counted, mean, cut = through_masks({f"m{i}": out for i in range(MEMBERS)}, span, phases)
-    np.testing.assert_allclose(mean, np.sign(out) * span, rtol=1e-6)
+    out = np.where(np.arange(ELEMENTS) % 2, far * clip_range, -far * clip_range).astype(np.float32)
+    counted, mean, cut = through_masks({f"m{i}": out for i in range(MEMBERS)}, clip_range, phases)
+    np.testing.assert_allclose(mean, np.sign(out) * clip_range, rtol=1e-6)
     assert cut == dict.fromkeys(counted, ELEMENTS)
 
 
@@ -96,12 +97,14 @@ NOISY = ["strategy=dga", "secure=true", "unit=member", "clip=1", "noise=2", "mem
 
 
 def test_a_span_that_cannot_hold_the_noise_is_refused_with_one_that_can():
-    with pytest.raises(ConfigError, match=r"strategy.span = 8 .* deviation 2: .* 11 ") as refused:
-        check(resolve(parse({}, [*NOISY, "span=8"])))
-    assert "span = 11" in refused.value.hint
-    check(resolve(parse({}, [*NOISY, "span=11"])))
-    check(resolve(parse({}, [*NOISY, "span=8", "secure=false"])))
-    check(resolve(parse({}, [*NOISY, "span=8", "noise=0"])))
+    with pytest.raises(
+        ConfigError, match=r"strategy.clip_range = 8 .* deviation 2: .* 11 "
+    ) as refused:
+        check(resolve(parse({}, [*NOISY, "clip_range=8"])))
+    assert "clip_range = 11" in refused.value.hint
+    check(resolve(parse({}, [*NOISY, "clip_range=11"])))
+    check(resolve(parse({}, [*NOISY, "clip_range=8", "secure=false"])))
+    check(resolve(parse({}, [*NOISY, "clip_range=8", "noise=0"])))
 
 
 def test_with_that_span_next_to_nothing_is_cut():

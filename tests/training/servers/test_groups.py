@@ -293,7 +293,7 @@ def test_data_ranks_train_what_a_fleet_under_sync_sgd_trains(worlds, task, membe
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["rate_for=64"], ["train.rate_for = 64", "write the learning rate"]),
+        (["lr_reference_batch=64"], ["train.lr_reference_batch = 64", "write the learning rate"]),
     ],
     ids=lambda value: value[0].partition("=")[0] if value else "",
 )

@@ -54,10 +54,13 @@ def test_a_group_is_a_member_like_any_other(worlds, task, optimizer, strategy, w
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        (("strategy=fedavg", "local_steps=1", "strategy.weigh=shares"), "data=2"),
-        (("strategy=fedavg", "local_steps=1", "strategy.weigh=samples"), "data=2 shard=2 zero=3"),
-        (("strategy=sync-sgd", "strategy.weigh=shares"), "data=2"),
-        (("strategy=dga", "local_steps=1", "delay=0", "strategy.weigh=shares"), "pipeline=2"),
+        (("strategy=fedavg", "local_steps=1", "strategy.weighting=shares"), "data=2"),
+        (
+            ("strategy=fedavg", "local_steps=1", "strategy.weighting=samples"),
+            "data=2 shard=2 zero=3",
+        ),
+        (("strategy=sync-sgd", "strategy.weighting=shares"), "data=2"),
+        (("strategy=dga", "local_steps=1", "delay=0", "strategy.weighting=shares"), "pipeline=2"),
     ],
 )
 def test_a_group_of_two_shares_counts_as_two_members(worlds, strategy, words):

@@ -322,9 +322,7 @@ def check_waits(members, outages):
     steps = [line for line in read_metrics(members, "step") if line["step"] > 1]
     longest = max(line["wait_s"] for line in steps if line["member"] in ("m0", "m1"))
     restart_s = max((end - start for start, end in outages), default=0.0)
-    print(
-        f"longest wait of a device: {longest:.1f} s (lost after {GONE_S:g}, hub {restart_s:.1f})"
-    )
+    print(f"longest wait of a device: {longest:.1f} s (lost after {GONE_S:g}, hub {restart_s:.1f})")
     assert longest <= GONE_S + restart_s + 1.0
 
 

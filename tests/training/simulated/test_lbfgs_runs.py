@@ -147,7 +147,7 @@ def test_a_job_whose_loss_falls_no_further_ends(tmp_path):
         (["accumulate=2"], "train.batch samples at a time"),
         (["train.clip=1"], "train.clip = 1.0 and lbfgs: the hub's search says how long a step is"),
         (["schedule=linear"], "train.schedule = 'linear' and lbfgs"),
-        (["rate_for=64"], "train.rate_for = 64 and lbfgs"),
+        (["lr_reference_batch=64"], "train.lr_reference_batch = 64 and lbfgs"),
         (["local_steps=5"], "exchanges gradients at every step"),
         (["delay=5"], "lbfgs waits for every reply"),
     ],

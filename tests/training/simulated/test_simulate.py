@@ -173,7 +173,7 @@ def test_a_device_that_is_off_at_first_joins_those_that_began_without_it(tmp_pat
         "fleet": {"members": 4, "pace_s": 0.1, "network": "wan-50ms"},
         "train": {"steps": 400},
         "strategy": {"name": "dga", "local_steps": 5, "delay": 5},
-        "hub": {"start_with": 2, "start_after_s": 7.0},
+        "hub": {"min_members": 2, "start_after_s": 7.0},
         "absences": [{"at_s": 0.0, "for_s": 20.0, "members": [0, 3]}],
     }
     job = write_tiny(tmp_path, **tables)
@@ -192,7 +192,7 @@ def test_a_device_that_is_off_at_first_joins_those_that_began_without_it(tmp_pat
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"hub": {"start_with": 2, "start_after_s": 0.0}}, {"fleet": {"topology": "ring"}}],
+    [{}, {"hub": {"min_members": 2, "start_after_s": 0.0}}, {"fleet": {"topology": "ring"}}],
 )
 def test_what_is_kept_and_evaluated_is_the_fleet_s_where_the_first_device_is_gone(tmp_path, more):
     """It goes while it trains, or is not there at all, and comes back when the job is over."""
@@ -234,13 +234,13 @@ def test_what_is_kept_is_the_base_of_those_that_ended_last(tmp_path):
 def test_members_that_are_all_here_begin_with_the_same_bits_whatever_start_with_says(tmp_path):
     words = [*DIGITS, "strategy=dga", "delay=7", "network=wan-200ms"]
     plain, first = simulated(tmp_path, *words)
-    few, second = simulated(tmp_path, *words, "start_with=3", "start_after_s=1000")
+    few, second = simulated(tmp_path, *words, "min_members=3", "start_after_s=1000")
     assert lines(first) == lines(second)
     assert plain["sent_bytes"] == few["sent_bytes"]
 
 
 def test_a_simulation_that_could_never_begin_is_refused():
-    words = ("members=4", "start_with=3", "absences=[{at_s = 0, for_s = 9, members = [0, 1]}]")
+    words = ("members=4", "min_members=3", "absences=[{at_s = 0, for_s = 9, members = [0, 1]}]")
     with pytest.raises(ConfigError, match="2 devices are there at first, and"):
         plan(reading.load(None, words))
 
@@ -267,7 +267,8 @@ def test_devices_that_come_and_go_by_chance_end_with_one_base(tmp_path):
     job = write_tiny(
         tmp_path,
         fleet={
-            "members": 12, "pace_s": 0.1, "network": "wan-50ms", "stays_s": 60.0, "away_s": 20.0,
+            "members": 12, "pace_s": 0.1, "network": "wan-50ms", "online_s": 60.0,
+            "offline_s": 20.0,
         },
         train={"steps": 1500},
         strategy={"name": "dga", "local_steps": 5, "delay": 5},
@@ -315,7 +316,7 @@ def test_nobody_waits_for_a_member_that_is_refused_before_training(tmp_path):
     ("words", "says"),
     [
         (["device=host"], "device 'host' has no speed .*pace_s=0.02"),
-        (["strategy=sync-sgd", "delay=0", "stays_s=5"], "a device that comes back cannot join"),
+        (["strategy=sync-sgd", "delay=0", "online_s=5"], "a device that comes back cannot join"),
     ],
 )
 def test_what_cannot_be_simulated_is_said_before_it_begins(tmp_path, words, says):
@@ -324,7 +325,7 @@ def test_what_cannot_be_simulated_is_said_before_it_begins(tmp_path, words, says
 
 
 def test_absences_are_not_emulated_in_silence(tmp_path):
-    planned = plan(reading.load(None, ["stays_s=5"]))
+    planned = plan(reading.load(None, ["online_s=5"]))
     with pytest.raises(ConfigError, match="--simulate"):
         emulated.run(planned, tmp_path)
 

@@ -35,13 +35,13 @@ def test_batched_members_follow_the_schedule_as_one_by_one(tmp_path, strategy):
 def test_batched_members_accumulate_and_scale_each_tensor_as_one_by_one(tmp_path, name):
     more = ", momentum = 0.9, trust = 0.02" if name == "lars" else ""
     words = (
-        "strategy=dga", "delay=5", "accumulate=3", "steps=15", "rate_for=24", "schedule=",
+        "strategy=dga", "delay=5", "accumulate=3", "steps=15", "lr_reference_batch=24", "schedule=",
         f"optimizer={{ name = '{name}', lr = 0.02{more} }}",
     )  # fmt: skip
     one = trained(tmp_path, "one", *words, batched=False)
     many = trained(tmp_path, "many", *words, batched=True)
     assert many == pytest.approx(one, rel=1e-3)
-    for other in ("accumulate=1", "rate_for=0"):
+    for other in ("accumulate=1", "lr_reference_batch=0"):
         assert abs(trained(tmp_path, other, *words, other, batched=True) / many - 1) > 1e-3
 
 

@@ -15,7 +15,7 @@ from edgetrain.exchange.messages import Base, Evaluate, Leave, Start
 
 
 def desk(few=2, after_s=10.0):
-    found = Desk(4, start_with=few, start_after_s=after_s)
+    found = Desk(4, min_members=few, start_after_s=after_s)
     found.join("a")
     found.tell("a", Base(0, 1, raw(ZEROS)))
     return found
@@ -60,7 +60,7 @@ def test_the_wait_begins_again_if_one_of_them_goes():
 
 
 def test_it_does_not_begin_without_the_base():
-    found = Desk(4, start_with=2, start_after_s=1.0)
+    found = Desk(4, min_members=2, start_after_s=1.0)
     found.join("a")
     found.join("b")
     found.tick(100.0)
@@ -111,7 +111,7 @@ class LateFleet(Fleet):
     seed=st.integers(0, 1 << 30),
 )
 def test_late_ones_take_part_and_all_end_with_one_base(strategy, seed):
-    policy = Policy(4, start_with=2, start_after_s=10.0, lost_after_s=1e9)
+    policy = Policy(4, min_members=2, start_after_s=10.0, lost_after_s=1e9)
     fleet = LateFleet(strategy, 4, 2, 2, 12, rng=random.Random(seed), policy=policy).run()
     assert [member.state for member in fleet.members] == ["done"] * 4
     checksums = {}
@@ -128,7 +128,7 @@ def test_to_start_with_all_of_them_changes_nothing(after_s, seed):
     """The same messages in the same order, so the same bits at the same time."""
     plain, named = (
         Fleet("dga", 3, 2, 2, 10, rng=random.Random(seed), policy=policy).run()
-        for policy in (Policy(3), Policy(3, start_with=3, start_after_s=after_s))
+        for policy in (Policy(3), Policy(3, min_members=3, start_after_s=after_s))
     )
     assert plain.closed == named.closed
     assert plain.notes == named.notes
