@@ -149,6 +149,8 @@ RENAMED = {
     "stays_s": "online_s",
     "away_s": "offline_s",
     "span": "clip_range",
+    "tell": "control",
+    "go-on": "resume",
 }
 """Former names of keys, values and verbs: errors say what they are called now."""
 

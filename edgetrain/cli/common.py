@@ -101,7 +101,7 @@ def add_dashboard(parser: argparse.ArgumentParser) -> None:
         help="show it in a browser, too: a process beside this one, at an address that it prints",
     )  # fmt: skip
     parser.add_argument(
-        "--control", action="store_true", help="--dashboard with buttons: see `edgetrain tell`"
+        "--control", action="store_true", help="--dashboard with buttons: see `edgetrain control`"
     )
 
 

@@ -19,11 +19,11 @@ examples:
   edgetrain dashboard runs/20260131-142501-digits   one run
   edgetrain dashboard --bind 127.0.0.1:0            any free port
   edgetrain dashboard --bind lab:8750 --tls cert.pem key.pem
-  edgetrain dashboard --control                     with buttons, as `edgetrain tell` has words
+  edgetrain dashboard --control                     with buttons, as `edgetrain control` has words
 
 Open the address that it prints: the part behind # lets you in. It reads run folders and asks no
-process; with --control it also tells the hub of a run what you click, as `edgetrain tell` does, if
-that runs on this machine and is yours. From another machine: ssh -L 8750:127.0.0.1:8750 lab.
+process; with --control it also tells the hub of a run what you click, as `edgetrain control` does,
+if that runs on this machine and is yours. From another machine: ssh -L 8750:127.0.0.1:8750 lab.
 Ctrl-C ends it.
 """
 

@@ -24,7 +24,7 @@ examples:
   edgetrain hub job.toml --bind tcp://eth0:5555 --insecure    whoever reaches the port
   edgetrain hub members=4 strategy=dga --any-job              for loops of your own (edgetrain.join)
   edgetrain hub job.toml --number 2 --bind tcp://eth0:5555    the second of the hubs in hub.hubs
-  edgetrain hub job.toml --spare --bind tcp://eth0:5555       for `tell RUN add-hub`, later
+  edgetrain hub job.toml --spare --bind tcp://eth0:5555       for `control RUN add-hub`, later
   edgetrain hub --resume runs/20260101-120000-digits          go on after the hub has died
   edgetrain hub job.toml --bind tcp://eth0:5555 --replica-of tcp://b:5555
                                                               take over if the hub at b is gone
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--spare", action="store_true",
-        help="a hub without ranges yet, for `edgetrain tell RUN add-hub` while the job trains",
+        help="a hub without ranges yet, for `edgetrain control RUN add-hub` while the job trains",
     )  # fmt: skip
     parser.add_argument(
         "--any-job", action="store_true",

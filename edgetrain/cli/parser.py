@@ -24,7 +24,7 @@ start here:
 
 VERBS = (
     "compare", "run", "watch", "dashboard", "runs", "report", "track", "export", "init", "hub",
-    "tell", "gateway", "member", "keys", "bundle", "privacy", "strategies", "codecs",
+    "control", "gateway", "member", "keys", "bundle", "privacy", "strategies", "codecs",
     "devices", "networks", "data", "sweep", "capacity", "topology", "plan", "rank", "doctor",
     "completion",
 )  # fmt: skip
@@ -75,7 +75,7 @@ def _hand_examples_down(name: str, verb: argparse.ArgumentParser) -> None:
 MOVED = {
     "bench": "it is `python benchmarks/codecs_speed.py` in the repository now",
     "chaos": "it is `make chaos` in the repository now",
-    "hubs": "it is `edgetrain tell RUN hubs | add-hub ADDRESS | remove-hub ADDRESS` now",
+    "hubs": "it is `edgetrain control RUN hubs | add-hub ADDRESS | remove-hub ADDRESS` now",
     "networks lab": "it is `python benchmarks/lab.py` in the repository now",
     **dict.fromkeys(
         ("devices run", "devices logs", "devices reboot"),

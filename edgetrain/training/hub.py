@@ -124,7 +124,7 @@ class HubRequest:
     def awaited(self) -> str:
         """Who has to come before training begins."""
         if self.spare:
-            return "ranges: edgetrain tell RUN add-hub ADDRESS, at the lead"
+            return "ranges: edgetrain control RUN add-hub ADDRESS, at the lead"
         at = self.job.hub.replica
         few, after_s = self.job.hub.min_members, self.job.hub.start_after_s
         is_hub = few and self.uplink is None  # a site begins whole

@@ -2,7 +2,7 @@
 the hub may be down. Pure; what they reach the hub over is the caller's.
 
     happening     told as it begins        told as it heals
-    tell-pause    pause                    go-on
+    tell-pause    pause                    resume
     tell-remove   remove MEMBER            -; the caller starts its process again
     tell-stop     stop                     -
 """
@@ -42,7 +42,7 @@ class People:
     def heal(self, happening: Happening) -> None:
         """It has lasted long enough."""
         if happening.kind == "tell-pause":
-            self._unanswered.append(("go-on",))
+            self._unanswered.append(("resume",))
 
     def orders(self) -> Iterator[Order]:
         """The oldest order that was not answered yet, if there is one."""

@@ -79,7 +79,7 @@ def test_every_kind_of_happening_breaks_no_law(tmp_path):
         Happening(5.0, "tell-pause", 0.3),
         Happening(5.1, "tell-remove", 0.1, (1,)),
     )
-    # The end that people tell is in tests/cli/test_tell_cli.py.
+    # The end that people tell is in tests/cli/test_control_cli.py.
     assert {each.kind for each in happenings} == {*schedule.PROCESS_KINDS} - {"tell-stop"}
     seen = []
     outcome = fleet.run(stand_ins(), tmp_path, 0, happenings, 100.0, seen.append)

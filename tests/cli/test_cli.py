@@ -40,10 +40,10 @@ VERBS = dict(verbs(parser()))
 def test_the_verbs_are_these():
     top = {path[0] for path in VERBS if len(path) == 1}
     assert top == {
-        "bundle", "capacity", "codecs", "compare", "completion", "data", "devices",
+        "bundle", "capacity", "codecs", "compare", "completion", "control", "data", "devices",
         "doctor", "export", "gateway", "hub", "init", "keys", "member", "networks", "plan",
         "dashboard", "privacy", "rank", "report", "run", "runs", "strategies", "sweep",
-        "tell", "topology", "track", "watch",
+        "topology", "track", "watch",
     }  # fmt: skip
 
 

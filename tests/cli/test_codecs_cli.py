@@ -31,7 +31,7 @@ def test_a_typo_in_a_codec_gets_the_near_miss(capsys: pytest.CaptureFixture[str]
     [
         ("bench", "python benchmarks/codecs_speed.py"),
         ("chaos", "make chaos"),
-        ("hubs", "edgetrain tell RUN hubs | add-hub ADDRESS | remove-hub ADDRESS"),
+        ("hubs", "edgetrain control RUN hubs | add-hub ADDRESS | remove-hub ADDRESS"),
         ("networks lab", "python benchmarks/lab.py"),
     ],
 )

@@ -39,7 +39,7 @@ def write_job(cwd: Path, **strategy) -> str:
 
 def told(capsys, *words: str):
     capsys.readouterr()
-    assert main(["tell", *words]) == 0, capsys.readouterr().err
+    assert main(["control", *words]) == 0, capsys.readouterr().err
     return json.loads(capsys.readouterr().out)
 
 
@@ -77,9 +77,9 @@ def trained(cwd: Path, capsys, *, moves: bool) -> bytes:
             rows = told(capsys, str(folder), "add-hub", spare_at, "--json")["hubs"]
             spans = [(row["address"], row["first"], row["end"]) for row in rows]
             assert spans == [("", 0, 2), (spare_at, 2, 3)]
-            assert main(["tell", str(folder), "add-hub", spare_at]) == 2
+            assert main(["control", str(folder), "add-hub", spare_at]) == 2
             assert "is a hub of this job already" in capsys.readouterr().err
-            assert main(["tell", str(folder), "hubs"]) == 0
+            assert main(["control", str(folder), "hubs"]) == 0
             assert f"2 to   3  {rows[1]['bytes']:>14,}  {spare_at}" in capsys.readouterr().out
             now = len(list(read_metrics(folder, "round")))
             wait_for_rounds(folder, now + 5)
@@ -110,6 +110,6 @@ def test_a_hub_added_and_removed_by_order_changes_no_bit(tmp_path, capsys):
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(words, said, tmp_path):
-    done = edgetrain("tell", *words, cwd=tmp_path)
+    done = edgetrain("control", *words, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert said in done.stderr

@@ -44,7 +44,7 @@ RARE = {
         "ages": "members out of step, as above",
         "own_data": "data that members hold out: tests/training/test_own_evaluation.py",
         "pipeline": "a pipeline: tests/training/pipelined/test_pipeline_runs.py",
-        "members_removed": "an order of people: tests/cli/test_tell_cli.py",
+        "members_removed": "an order of people: tests/cli/test_control_cli.py",
         "gateways": "a run that plays gateways: tests/training/test_gateways.py",
     }
     | dict.fromkeys(

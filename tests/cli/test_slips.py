@@ -14,7 +14,7 @@ from command_line import EDGETRAIN, edgetrain, environment, running, write_tiny
 
 from edgetrain import strategies
 from edgetrain.__main__ import carry_out, main
-from edgetrain.cli.parser import parser
+from edgetrain.cli.parser import VERBS, parser
 from edgetrain.errors import RENAMED, ConfigError, did_you_mean, in_words
 from edgetrain.jobs.reading import keys, parse
 
@@ -58,7 +58,7 @@ def refused(tmp_path_factory):
 import contextlib, io, json, sys, time
 from edgetrain.__main__ import main
 from edgetrain import strategies
-from edgetrain.cli.parser import parser
+from edgetrain.cli.parser import VERBS, parser
 for words in {list(SLIPS)!r}:
     said, began = io.StringIO(), time.process_time()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
@@ -196,6 +196,10 @@ def test_a_former_name_is_answered_with_the_new_one(old, new, capsys):
         with pytest.raises(ConfigError) as refused:
             parse({table: {old: 1}})
         assert str(refused.value).endswith(f"'{table}.{old}' (it is called '{new}' now)")
+    elif new in (*VERBS, "resume"):
+        with pytest.raises(SystemExit):
+            main([old] if new in VERBS else ["control", "runs/a", old])
+        assert f"'{old}'; it is called '{new}' now (see" in capsys.readouterr().err
     else:
         with pytest.raises(ConfigError) as refused:
             strategies.find(f"dga({old})")
@@ -228,7 +232,7 @@ def loading(arguments):
 common.say_loading = loading
 from edgetrain.__main__ import main
 from edgetrain import strategies
-from edgetrain.cli.parser import parser
+from edgetrain.cli.parser import VERBS, parser
 main(["run"])
 """
     done = subprocess.run(

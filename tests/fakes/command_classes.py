@@ -216,7 +216,7 @@ _MACHINES = "several machines: tests/cli/test_hub_screen.py runs a hub and membe
 _INTERFACE = "an interface eth0, and members: tests/exchange/test_addresses.py"
 _SEVERAL_HUBS = "several machines: tests/cli/test_hubs_cli.py runs three hubs and members"
 _MOVING = "several machines: tests/cli/test_moving_cli.py adds a hub to a job, and removes it"
-_TOLD = "a hub and members that train: tests/cli/test_tell_cli.py"
+_TOLD = "a hub and members that train: tests/cli/test_control_cli.py"
 _REPLICA = "two machines: tests/cli/test_replica_cli.py runs a hub, its replica and members"
 _RESUMED = "a run of the reader's own: tests/training/test_sweep.py, tests/cli/test_group_cli.py"
 _RESUMED_HUB = "a hub of the reader's own that was killed: tests/cli/test_resume.py"
@@ -291,13 +291,13 @@ ELSEWHERE = {
     "edgetrain hub job.toml --bind tcp://eth0:5555": _INTERFACE,
     "edgetrain hub job.toml --number 2 --bind tcp://eth0:5555": _SEVERAL_HUBS,
     "edgetrain hub job.toml --spare --bind tcp://eth0:5555": _MOVING,
-    "edgetrain tell runs/20260101-120000-hub hubs": _MOVING,
-    "edgetrain tell runs/20260101-120000-hub add-hub tcp://c:5555": _MOVING,
-    "edgetrain tell runs/20260101-120000-hub pause": _TOLD,
-    "edgetrain tell runs/20260101-120000-hub go-on": _TOLD,
-    "edgetrain tell runs/20260101-120000-hub remove m3": _TOLD,
-    "edgetrain tell runs/20260101-120000-hub stop": _TOLD,
-    "edgetrain tell runs/20260101-120000-hub remove-hub tcp://c:5555": _MOVING,
+    "edgetrain control runs/20260101-120000-hub hubs": _MOVING,
+    "edgetrain control runs/20260101-120000-hub add-hub tcp://c:5555": _MOVING,
+    "edgetrain control runs/20260101-120000-hub pause": _TOLD,
+    "edgetrain control runs/20260101-120000-hub resume": _TOLD,
+    "edgetrain control runs/20260101-120000-hub remove m3": _TOLD,
+    "edgetrain control runs/20260101-120000-hub stop": _TOLD,
+    "edgetrain control runs/20260101-120000-hub remove-hub tcp://c:5555": _MOVING,
     "edgetrain hub job.toml --number 3 --bind tcp://eth0:5555": _SEVERAL_HUBS,
     "edgetrain member job.toml --index 0": _SEVERAL_HUBS,
     "edgetrain hub job.toml --bind tcp://eth0:5555 --replica-of tcp://b:5555": _REPLICA,

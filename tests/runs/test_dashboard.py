@@ -109,13 +109,13 @@ GOOD = {"Host": HOST, "Origin": ORIGIN, "X-Edgetrain": "1"}
         ("GET", "/runs", {"Cookie": "edgetrain-8750=wrong"}, 401),
         ("GET", "/runs", {"Cookie": "\"\x00;;=,é"}, 401),
         ("GET", "/stream/a", {"Cookie": ""}, 401),
-        ("GET", "/tell/a", {"Cookie": ""}, 401),
-        ("POST", "/tell/a", {"X-Edgetrain": None}, 403),
-        ("POST", "/tell/a", {"Origin": None}, 403),
-        ("POST", "/tell/a", {"Origin": "http://evil.example"}, 403),
-        ("POST", "/tell/a", {"Cookie": ""}, 401),
-        ("PUT", "/tell/a", {}, 405),
-        ("OPTIONS", "/tell/a", {}, 405),  # what a foreign page would have to ask first
+        ("GET", "/control/a", {"Cookie": ""}, 401),
+        ("POST", "/control/a", {"X-Edgetrain": None}, 403),
+        ("POST", "/control/a", {"Origin": None}, 403),
+        ("POST", "/control/a", {"Origin": "http://evil.example"}, 403),
+        ("POST", "/control/a", {"Cookie": ""}, 401),
+        ("PUT", "/control/a", {}, 405),
+        ("OPTIONS", "/control/a", {}, 405),  # what a foreign page would have to ask first
         ("GET", "/page/../runs", {"Cookie": "", "Host": "x"}, 421),
         ("GET", "/enter", {}, 405),
     ],
@@ -249,7 +249,7 @@ def test_the_page_loads_its_own_files_and_writes_no_markup_from_names():
     assert used
     assert all(each.removeprefix("page/") in own for each in used)
     asked = re.findall(r'(?:fetch|addressOf)\("([^"]*)"', script)
-    assert sorted(asked) == ["enter", "runs", "stream/", "tell/"]  # so below any path
+    assert sorted(asked) == ["control/", "enter", "runs", "stream/"]  # so below any path
     assert not re.search(r"style=|onclick|<script>", page)
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|https?:", script
@@ -557,13 +557,13 @@ def acting(tmp_path, *, control=True, why=None):
     return guard, GOOD | {"Cookie": cookie_of(guard)}, told
 
 
-def post(guard, headers, body, path="/tell/a", method="POST"):
+def post(guard, headers, body, path="/control/a", method="POST"):
     sent = {key: value for key, value in headers.items() if value is not None}
     return asyncio.run(ask(guard, method, path, sent, body))
 
 
 @pytest.mark.parametrize(
-    "words", [["pause"], ["go-on"], ["stop"], ["remove", "m3"], ["remove", SCRIPT]], ids=str
+    "words", [["pause"], ["resume"], ["stop"], ["remove", "m3"], ["remove", SCRIPT]], ids=str
 )
 def test_an_order_of_the_page_reaches_the_hub_of_its_run(tmp_path, words):
     guard, headers, told = acting(tmp_path)
@@ -595,19 +595,19 @@ def test_what_the_guard_refuses_tells_no_hub_anything(tmp_path, change, status):
 @pytest.mark.parametrize(
     ("body", "path", "method", "status"),
     [
-        (b'["stop"]', "/tell/a", "GET", 405),
-        (b'["stop"]', "/tell/b", "POST", 404),
-        (b'["stop"]', "/tell/../a", "POST", 404),
-        (b'["hubs", "add", "tcp://evil.example:1"]', "/tell/a", "POST", 400),
-        (b'["stop", "m0"]', "/tell/a", "POST", 400),
-        (b'["remove"]', "/tell/a", "POST", 400),
-        (b'[["stop"]]', "/tell/a", "POST", 400),
-        (b'{"order": ["stop"]}', "/tell/a", "POST", 400),
-        (b'"stop"', "/tell/a", "POST", 400),
-        (b"[" * 5000, "/tell/a", "POST", 400),
-        (b'["remove", "' + b"m" * 5000 + b'"]', "/tell/a", "POST", 400),
-        (b"\xff", "/tell/a", "POST", 400),
-        (b"", "/tell/a", "POST", 400),
+        (b'["stop"]', "/control/a", "GET", 405),
+        (b'["stop"]', "/control/b", "POST", 404),
+        (b'["stop"]', "/control/../a", "POST", 404),
+        (b'["hubs", "add", "tcp://evil.example:1"]', "/control/a", "POST", 400),
+        (b'["stop", "m0"]', "/control/a", "POST", 400),
+        (b'["remove"]', "/control/a", "POST", 400),
+        (b'[["stop"]]', "/control/a", "POST", 400),
+        (b'{"order": ["stop"]}', "/control/a", "POST", 400),
+        (b'"stop"', "/control/a", "POST", 400),
+        (b"[" * 5000, "/control/a", "POST", 400),
+        (b'["remove", "' + b"m" * 5000 + b'"]', "/control/a", "POST", 400),
+        (b"\xff", "/control/a", "POST", 400),
+        (b"", "/control/a", "POST", 400),
     ],
 )
 def test_what_is_no_order_of_a_page_tells_no_hub_anything(tmp_path, body, path, method, status):
@@ -646,9 +646,9 @@ def test_one_order_at_a_time(tmp_path):
     app = application(Hall(write_run(tmp_path / "a", SMALL)), tell)
 
     async def both():
-        first = asyncio.create_task(ask(app, "POST", "/tell/a", {}, b'["pause"]'))
+        first = asyncio.create_task(ask(app, "POST", "/control/a", {}, b'["pause"]'))
         assert await asyncio.to_thread(asked.wait, 60)
-        second = await ask(app, "POST", "/tell/a", {}, b'["stop"]')
+        second = await ask(app, "POST", "/control/a", {}, b'["stop"]')
         may_end.set()
         return (await first).status, second.status
 

@@ -35,7 +35,7 @@ STOPPED = "people ended the job"
 MOST_NAMED = 16
 """Members that a refusal names."""
 
-COURSES: dict[str, Course] = {"pause": "paused", "go-on": "", "stop": "stopped"}
+COURSES: dict[str, Course] = {"pause": "paused", "resume": "", "stop": "stopped"}
 """Where each word leads."""
 
 NEWS: dict[Course, str] = {
@@ -100,7 +100,7 @@ class Steering:
 
     def _why_not(self, words: tuple[str, ...]) -> Why | None:
         match words:
-            case ("pause" | "go-on" | "stop" as word,):
+            case ("pause" | "resume" | "stop" as word,):
                 if self._rounds.started:
                     return None
                 return f"{word}: training has not begun", "Ctrl-C, or SIGTERM, ends the hub"
@@ -110,10 +110,10 @@ class Steering:
                     few = len(names) <= MOST_NAMED
                     hint = did_you_mean(name[:200], names) if few else "`edgetrain watch` has all"
                     return f"no member '{name[:200]}' is in", hint
-                last = f"{name} is the last member", "end the job: edgetrain tell RUN stop"
+                last = f"{name} is the last member", "end the job: edgetrain control RUN stop"
                 return last if names == [name] else None
         why = f"{' '.join(words[:2])[:200]}: this hub takes no such order"
-        return why, "`edgetrain tell --help` says which there are, and where"
+        return why, "`edgetrain control --help` says which there are, and where"
 
     def turn(self, word: str, now: float) -> list[Effect]:
         """Take the course that this word leads to; nothing where it is that already."""

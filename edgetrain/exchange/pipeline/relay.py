@@ -244,7 +244,7 @@ class Relay:
         words, here = order.words, [each.name for each in self._places if each.sender]
         effects: list[Effect] = []
         match words:
-            case ("pause" | "go-on" as word,) if self._may_turn:
+            case ("pause" | "resume" as word,) if self._may_turn:
                 effects = self._turn(COURSES[word])
             case ("remove", name) if name in here:
                 place = next(each for each in self._places if each.name == name)
@@ -260,7 +260,7 @@ class Relay:
 
     def _why_not_obey(self, words: tuple[str, ...], here: list[str]) -> tuple[str, str]:
         match words:
-            case ("pause" | "go-on" as word,):
+            case ("pause" | "resume" as word,):
                 why = "the job is over" if self.finished else "training has not begun"
                 return f"{word}: {why}", "Ctrl-C, or SIGTERM, ends the hub"
             case ("remove", name):

@@ -54,7 +54,7 @@ TYPES = {
 }
 
 
-ORDERS = {"pause": 0, "go-on": 0, "stop": 0, "remove": 1}
+ORDERS = {"pause": 0, "resume": 0, "stop": 0, "remove": 1}
 """What a page may tell a hub, and how many words follow: nothing else that a hub obeys."""
 
 MOST_ORDER_BYTES = 4096
@@ -264,7 +264,7 @@ def application(hall: Hall, tell: Tell | None = None) -> Asgi:
             Route("/runs", runs),
             Route("/metrics", metrics),
             Route("/stream/{name:path}", stream),
-            Route("/tell/{name:path}", _teller(hall, tell), methods=["POST"]),
+            Route("/control/{name:path}", _teller(hall, tell), methods=["POST"]),
         ]
     )
     return app

@@ -50,7 +50,7 @@ def test_while_a_job_is_paused_no_round_closes():
     assert not desk.give("b", 0)
     assert not [m for said in desk.tick(1e6).values() for m in said if isinstance(m, Reply)]
     assert desk.order("pause")["course"] == "paused", "twice is no error"
-    assert desk.order("go-on")["course"] == ""
+    assert desk.order("resume")["course"] == ""
     assert isinstance(the(Reply, desk.said["a"]), Reply)
     assert desk.closed[0].members == ("a", "b")
 
@@ -64,7 +64,7 @@ def test_no_deadline_comes_nearer_while_a_job_is_paused(before_s, pause_s, left_
     desk.tick(before_s)
     desk.order("pause")
     desk.tick(pause_s)
-    desk.order("go-on")
+    desk.order("resume")
     assert not desk.closed
     left_s = min(left_s, 9.9 - before_s)
     desk.tick(max(0.0, left_s))
@@ -80,7 +80,7 @@ def test_the_deadline_still_comes():
     desk.tick(4)
     desk.order("pause")
     desk.tick(100)
-    desk.order("go-on")
+    desk.order("resume")
     desk.tick(5.9)
     assert not desk.closed
     desk.tick(0.2)
@@ -93,7 +93,7 @@ def test_a_contribution_during_a_pause_counts_as_if_it_came_at_its_beginning():
     desk.tick(500)
     desk.give("a", 0)
     desk.tick(500)
-    desk.order("go-on")
+    desk.order("resume")
     desk.tick(9.9)
     assert not desk.closed
     desk.give("b", 0)
@@ -106,7 +106,7 @@ def test_members_that_cannot_be_reached_keep_their_place_while_a_job_is_paused()
     lost(desk, "b")
     desk.tick(1000)
     assert desk.hub.present == ["a", "b", "c"]
-    desk.order("go-on")
+    desk.order("resume")
     desk.tick(4.9)
     assert desk.hub.present == ["a", "b", "c"]
     desk.tick(0.2)
@@ -122,7 +122,7 @@ def test_a_measured_delay_does_not_follow_from_a_pause():
             if paused and round == 2:
                 desk.order("pause")
                 desk.tick(3600)
-                desk.order("go-on")
+                desk.order("resume")
             trip = 9_000 if paused and round == 3 else 3
             desk.give(
                 "a", round, applied=round, checksum=desk.hub.checksum(round),
@@ -169,14 +169,14 @@ class ToldFleet(Fleet):
         if self.expected == "" and self.rng.random() < self._share:
             self.say(self.rng.choice(self._words))
         elif self.expected == "paused" and self.rng.random() < self._share:
-            self.say("go-on")
+            self.say("resume")
 
     def let_time_pass(self):
         self.let_refused_leave()
         if self.hub.steering.course == "paused":
             self.now += 1e5
             self.survive(lambda: self.tick(0.0))
-            self.say("go-on")
+            self.say("resume")
         else:
             super().let_time_pass()
 
@@ -278,7 +278,7 @@ def test_while_a_job_is_paused_a_member_can_be_removed():
     desk.give("a", 0)
     desk.give("c", 0)
     assert not desk.closed
-    desk.order("go-on")
+    desk.order("resume")
     assert desk.closed[0].members == ("a", "c")
 
 
@@ -306,11 +306,11 @@ def test_the_last_member_is_not_removed():
     answer = desk.order("remove", "a")
     assert (answer["error"], answer["hint"]) == (
         "a is the last member",
-        "end the job: edgetrain tell RUN stop",
+        "end the job: edgetrain control RUN stop",
     )
 
 
-@pytest.mark.parametrize("word", ["pause", "go-on", "stop"])
+@pytest.mark.parametrize("word", ["pause", "resume", "stop"])
 def test_before_training_there_is_no_course(word):
     desk = ToldDesk(2)
     desk.join("a")
@@ -329,7 +329,7 @@ def test_a_job_that_is_ended_tells_its_members_until_they_have_left():
     assert {who: said[-1].code for who, said in desk.said.items()} == {"a": "ended", "b": "ended"}
     (saved,) = [effect.state for effect in desk.effects if isinstance(effect, Save)]
     np.testing.assert_array_equal(saved.base, np.ones_like(ZEROS))
-    assert desk.order("go-on")["error"] == "the job is ending: people told it to stop"
+    assert desk.order("resume")["error"] == "the job is ending: people told it to stop"
     desk.give("a", 1)
     desk.give("b", 1)
     assert len(desk.closed) == 1

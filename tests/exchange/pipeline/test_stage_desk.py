@@ -171,7 +171,7 @@ def test_a_paused_pipeline_stands_and_has_the_bits_of_one_that_was_not(kills, at
         assert_trained(room)
         return
     assert room.tell("pause")["round"] == room.relay.committed
-    assert room.tell("go-on")["course"] == ""
+    assert room.tell("resume")["course"] == ""
     room.run({room.turns + turn: who for turn, who in kills.items()})
     assert_trained(room)
 
@@ -186,7 +186,7 @@ def test_orders_that_a_pipeline_does_not_take_are_refused_by_name():
     assert "--resume goes on" in stop["hint"]
     assert room.tell("remove", "m9")["error"] == "no member 'm9' is in"
     assert "takes no such order" in room.tell("hubs", "add", "tcp://c:1")["error"]
-    assert room.tell("go-on") == {"course": "", "round": 0, "members": ["m0", "m1", "m2", "m3"]}
+    assert room.tell("resume") == {"course": "", "round": 0, "members": ["m0", "m1", "m2", "m3"]}
 
 
 def test_a_stage_that_is_removed_leaves_its_place_to_another_machine():

@@ -62,7 +62,7 @@ def test_hubs_and_stages_that_are_killed_change_no_bit(tmp_path):
         members = [fleet.start_member(index) for index in range(4)]
         wait_for_rounds(folder, 1)
         paused, stopped = (
-            edgetrain("tell", str(folder), word, cwd=tmp_path) for word in ("pause", "stop")
+            edgetrain("control", str(folder), word, cwd=tmp_path) for word in ("pause", "stop")
         )
         assert paused.returncode == 0, paused.stderr
         assert "4 members are in" in paused.stdout
@@ -71,7 +71,7 @@ def test_hubs_and_stages_that_are_killed_change_no_bit(tmp_path):
         members[2].finish()
         members[2] = fleet.start_member(2)
         fleet.hub.until("back")
-        assert edgetrain("tell", str(folder), "go-on", cwd=tmp_path).returncode == 0
+        assert edgetrain("control", str(folder), "resume", cwd=tmp_path).returncode == 0
         for ends, number in ((2, signal.SIGKILL), (4, signal.SIGTERM)):
             wait_for_rounds(folder, ends)
             fleet.hub.process.send_signal(number)

@@ -35,7 +35,7 @@ const plain = value => known(value) ? String(Number(value.toPrecision(4))) : "-"
 const acts = document.body.classList.contains("acts");
 const WORDS = {
   pause: "paused: no round closes",
-  "go-on": "goes on",
+  "resume": "resumed",
   stop: "the job ends: members are told so",
   remove: "is removed",
 };
@@ -45,7 +45,7 @@ async function tell(...words) {
   answered("…", false);
   for (const button of document.querySelectorAll("#control button")) button.disabled = true;
   try {
-    const answer = await fetch(addressOf("tell/"), { method: "POST", headers: { "X-Edgetrain": "1" }, body: JSON.stringify(words) });
+    const answer = await fetch(addressOf("control/"), { method: "POST", headers: { "X-Edgetrain": "1" }, body: JSON.stringify(words) });
     const said = await (answer.headers.get("content-type") === "application/json" ? answer.json() : answer.text());
     if (answer.ok) answered([...words.slice(1), WORDS[words[0]], `(round ${said.round}, ${said.members.length} members are in)`].join(" "), false);
     else answered(said.error ? [said.error, said.hint].filter(Boolean).join(": ") : said, true);
@@ -72,11 +72,11 @@ function offerOrders(run) {
   at("control").hidden = !acts || !run.hears;
   at("fleet").classList.toggle("acts", acts && run.hears);
   at("pause").hidden = run.status === "paused";
-  at("go-on").hidden = run.status !== "paused";
+  at("resume").hidden = run.status !== "paused";
 }
 
 at("pause").addEventListener("click", () => tell("pause"));
-at("go-on").addEventListener("click", () => tell("go-on"));
+at("resume").addEventListener("click", () => tell("resume"));
 at("stop").addEventListener("click", () => ask("End the job? Its members are told that it is over, and keep the model as it is. It cannot go on after that.", "end the job", "stop"));
 at("yes").addEventListener("click", () => { at("question").close(); tell(...asking); });
 at("no").addEventListener("click", () => at("question").close());

@@ -1,4 +1,4 @@
-"""`edgetrain tell`: a job that is paused, goes on although its hub is killed, and is ended."""
+"""`edgetrain control`: a job that is paused, goes on although its hub is killed, and is ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rounds_of(folder: Path) -> int:
 
 def told(capsys, folder: Path, *words: str) -> dict:
     capsys.readouterr()
-    assert main(["tell", str(folder), *words, "--json"]) == 0, capsys.readouterr().err
+    assert main(["control", str(folder), *words, "--json"]) == 0, capsys.readouterr().err
     return json.loads(capsys.readouterr().out)
 
 
@@ -54,7 +54,7 @@ def test_a_job_is_paused_resumed_and_ended(tmp_path, capsys):
         assert (paused["course"], paused["members"]) == ("paused", ["m0", "m1", "m2"])
         hub.process.send_signal(signal.SIGKILL)
         hub.finish()
-        assert main(["tell", str(folder), "pause"]) == 2
+        assert main(["control", str(folder), "pause"]) == 2
         assert "its hub has ended" in capsys.readouterr().err
         with running("hub", "--resume", str(folder), "--bind", at, cwd=tmp_path) as again:
             again.until("goes on after")
@@ -63,16 +63,16 @@ def test_a_job_is_paused_resumed_and_ended(tmp_path, capsys):
             assert at_round == paused["round"]
             assert told(capsys, folder, "remove", "m2")["members"] == ["m0", "m1"]
             assert third.finish() == 2
-            assert main(["tell", str(folder), "remove", "m7"]) == 2
+            assert main(["control", str(folder), "remove", "m7"]) == 2
             assert "no member 'm7' is in" in capsys.readouterr().err
-            assert told(capsys, folder, "go-on")["course"] == ""
+            assert told(capsys, folder, "resume")["course"] == ""
             wait_for_rounds(folder, at_round + 3)
             assert told(capsys, folder, "stop")["course"] == "stopped"
             assert [first.finish(), second.finish()] == [0, 0], first.said + second.said
             assert again.finish() == 0, again.said
     assert list(tmp_path.glob("runs/*/model.safetensors")), "the member that evaluates keeps it"
     assert not (folder / ORDERS).exists()
-    assert main(["tell", str(folder), "go-on"]) == 2
+    assert main(["control", str(folder), "resume"]) == 2
     assert "its hub has ended" in capsys.readouterr().err
 
 
@@ -101,15 +101,15 @@ def test_a_run_on_this_machine_loses_a_member_by_order_and_is_ended(tmp_path, ca
         (("missing", "pause"), "missing is no run folder"),
         ((".", "pause"), ". is no run folder: it has no job.toml"),
         (("members", "stop"), "no hub runs in members: it is a member's, or its hub has ended"),
-        (("members", "remove"), "say `tell RUN remove MEMBER`"),
-        (("members", "pause", "m1"), "say `tell RUN remove MEMBER`"),
+        (("members", "remove"), "say `control RUN remove MEMBER`"),
+        (("members", "pause", "m1"), "say `control RUN remove MEMBER`"),
         (("members", "dance"), "invalid choice: 'dance'"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(words, said, tmp_path):
     (tmp_path / "members").mkdir()
     (tmp_path / "members" / "job.toml").touch()
-    done = edgetrain("tell", *words, cwd=tmp_path)
+    done = edgetrain("control", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1 or "invalid choice" in said

@@ -1,4 +1,4 @@
-"""`edgetrain tell`: pause a job that trains, let it go on, end it; change its members and hubs."""
+"""`edgetrain control`: pause a job that trains, resume it, end it; change its members and hubs."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from edgetrain.cli import common
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.addresses import split_address
 
-HELP = "pause a job that trains, let it go on, end it; remove a member, add or remove a hub"
-ABOUT = "Tell the hub of a job that trains what to do."
+HELP = "pause a job that trains, resume it, end it; remove a member, add or remove a hub"
+ABOUT = "Control a job that trains, through its hub."
 EXAMPLES = """\
 examples:
-  edgetrain tell runs/20260101-120000-hub pause        no round closes, members wait
-  edgetrain tell runs/20260101-120000-hub go-on
-  edgetrain tell runs/20260101-120000-hub remove m3    refuse a member; what it gave counts
-  edgetrain tell runs/20260101-120000-hub stop         end the job: members keep what it came to
-  edgetrain tell runs/20260101-120000-hub hubs         the hubs, and which ranges each has
-  edgetrain tell runs/20260101-120000-hub add-hub tcp://c:5555      let another one help
-  edgetrain tell runs/20260101-120000-hub remove-hub tcp://c:5555   let it go
+  edgetrain control runs/20260101-120000-hub pause        no round closes, members wait
+  edgetrain control runs/20260101-120000-hub resume
+  edgetrain control runs/20260101-120000-hub remove m3    refuse a member; what it gave counts
+  edgetrain control runs/20260101-120000-hub stop         end the job: members keep what it came to
+  edgetrain control runs/20260101-120000-hub hubs         the hubs, and which ranges each has
+  edgetrain control runs/20260101-120000-hub add-hub tcp://c:5555      let another one help
+  edgetrain control runs/20260101-120000-hub remove-hub tcp://c:5555   let it go
 
 RUN is the run folder of the hub (of several, the lead's), on its machine, while it runs; only its
-owner may tell it. All of it is in the journal: a hub that dies and is resumed obeys the same. A
+owner may control it. All of it is in the journal: a hub that dies and is resumed obeys the same. A
 paused job gives the bits of one that was not paused. To pause and end the hub's process, use Ctrl-C
 and `edgetrain hub --resume`. A removed member may join again: `edgetrain keys revoke` keeps it out.
 
@@ -34,8 +34,8 @@ exit status: 0 done; 2 it cannot be: the line says why.
 """
 
 _SAID = {
-    "pause": "paused: no round closes until `edgetrain tell RUN go-on`",
-    "go-on": "goes on",
+    "pause": "paused: no round closes until `edgetrain control RUN resume`",
+    "resume": "resumed",
     "stop": "ends: members are told that the job is over",
 }
 _ORDERS = {"hubs": ["hubs"], "add-hub": ["hubs", "add"], "remove-hub": ["hubs", "remove"]}
@@ -57,8 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     what, which = arguments.what, arguments.which
     if (what in _ALONE) is not (which is None):
         raise ConfigError(
-            f"tell RUN {what}" + ("" if which is None else f" {which}"),
-            "say `tell RUN remove MEMBER`, `add-hub ADDRESS` or `remove-hub ADDRESS`; "
+            f"control RUN {what}" + ("" if which is None else f" {which}"),
+            "say `control RUN remove MEMBER`, `add-hub ADDRESS` or `remove-hub ADDRESS`; "
             f"{', '.join(_ALONE)} stand alone",
         )
     if what in ("add-hub", "remove-hub"):
