@@ -131,7 +131,7 @@ def test_where_one_member_is_slow_the_round_trip_is_not_blamed(tmp_path: Path) -
 def test_columns_that_say_nothing_are_left_out(usual: list[dict[str, Any]]) -> None:
     bare = [{**one, "emulation": None, "joules": None, "target": None} for one in usual]
     headings = {column.heading for column in columns_of(compare(bare))}
-    assert headings.isdisjoint({"energy", "trusted", "time to", "speed-up"})
+    assert headings.isdisjoint({"energy", "timing", "time to", "speed-up"})
 
 
 def test_an_interrupted_run_without_steps_can_be_shown(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ class Following:
                 "wait": units.duration(state.wait_s or None),
                 "up": units.size(state.sent_bytes or None),
                 "down": units.size(state.received_bytes or None),
-                "K, D": units.pace(state.data.local_steps, state.data.delay),
+                "steps, delay": units.pace(state.data.local_steps, state.data.delay),
                 **_own_data(state),
             },
         }

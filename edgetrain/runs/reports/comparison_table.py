@@ -41,13 +41,13 @@ def columns_of(comparison: Comparison) -> list[Column]:
     shown += optional("WAN", (units.size(row.wan_bytes) for row in rows), below="both ways")
     shown += optional("LAN", (units.size(row.lan_bytes) for row in rows), below="both ways")
     pace = (units.pace(row.local_steps, row.delay) for row in rows)
-    shown += optional("", pace, below="K, D", rank=3)
+    shown += optional("steps,", pace, below="delay", rank=3)
     if any(row.codec not in (None, "fp32", "dense") for row in rows):
         codecs = (units.printable(row.codec or units.ABSENT) for row in rows)
         shown.append(column("codec", codecs, rank=3))
     shown += optional("energy", map(_energy, rows), rank=2)
     trust, styles = (_TRUST[row.trusted] for row in rows), map(_trust_style, rows)
-    return shown + optional("trusted", trust, rank=4, styles=styles)
+    return shown + optional("timing", trust, below="ok", rank=4, styles=styles)
 
 
 _TRUST = {True: "yes", False: "NO", None: units.ABSENT}

@@ -118,7 +118,7 @@ def run_table(states: Sequence[RunState], width: int, *, ascii_only: bool = Fals
         column("per step", (units.duration(state.seconds_per_step) for state in states)),
         *_split(states),
         *_traffic(states),
-        column("K, D", map(_pace, states), rank=2),
+        column("steps, delay", map(_pace, states), rank=2),
         *optional("age, most", map(_ages, states), rank=2),
         *optional("slices, copies, waste", map(_dealt, states), rank=1),
         *optional("step length", (f"{state.data.step_length:.3g}" for state in states), rank=2),
