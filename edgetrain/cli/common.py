@@ -28,7 +28,7 @@ RUNS = "runs"
 def add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "job", nargs="*", metavar="JOB KEY=VALUE",
-        help="a job file (none: the built-in digits job), then keys that win over it: "
+        help="job file (default: the built-in digits job), followed by overrides: "
         "steps=200 network=wan-500ms strategy=dga",
     )  # fmt: skip
 

@@ -63,7 +63,7 @@ def _of_numbers(arguments: argparse.Namespace) -> int:
     found = epsilon(Releases(noise, rounds, rate), delta, arguments.accountant)
     text = "none: without noise there is no promise" if found is None else f"{found:.6g}"
     if found is not None and found > LITTLE:
-        text += "   next to no promise: odds may change e^epsilon-fold"
+        text += f"   very weak guarantee (epsilon > {LITTLE:g})"
     lines = [f"noise    {noise:.6g}", f"epsilon  {text}", f"delta    {delta:g}"]
     answer = {
         "noise": noise, "epsilon": found, "delta": delta, "rounds": rounds, "sample_rate": rate,

@@ -104,7 +104,8 @@ def check_stages(job: Job) -> None:
          f"the whole model is at the hub every {save_every(job)} steps (hub.snapshot_every)"),
         (train.frozen != "equal",
          f"train.frozen = '{train.frozen}': no member has the whole model"),
-        (train.accelerator == "cuda", "train.accelerator = 'cuda': stages compute on CPUs yet"),
+        (train.accelerator == "cuda",
+         "train.accelerator = 'cuda': pipeline stages run on CPUs only"),
         (job.hub.quorum > 1, "hub.quorum: every stage is needed"),
         (job.servers != ServersTable(), "[servers]: the job runs on its devices"),
     )  # fmt: skip

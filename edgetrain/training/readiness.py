@@ -215,8 +215,8 @@ def _windows() -> Check:
     if restarts_after_idle():
         return Check(
             "TCP windows", "limited",
-            "forgotten in pauses: messages of more than 14.6 kB take more round trips where a "
-            "round is longer than one and 200 ms",
+            "TCP slow start restarts after idle: after each pause, messages over 14.6 kB need "
+            "extra round trips",
             "sysctl -w net.ipv4.tcp_slow_start_after_idle=0, on the hub and on members",
         )  # fmt: skip
     return Check("TCP windows", "yes", "kept over pauses")

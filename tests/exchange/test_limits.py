@@ -165,7 +165,7 @@ def test_a_member_that_takes_no_replies_is_given_up(monkeypatch):
             break
     assert round == 10
     assert (gone[0].member, gone[0].reason) == (
-        "b", "it has not taken the replies of the last 10 rounds",
+        "b", "the member is more than 10 rounds behind",
     )  # fmt: skip
     assert closed(room.contribute("a", round + 1, filled(1.0), now))[0].members == ("a",)
 

@@ -625,6 +625,6 @@ def test_promises_are_told_with_what_they_do_not_cover():
     told = said(found.to_dict())
     assert "one member's whole data" in told
     assert "the hub is trusted" in told
-    assert "next to no promise" in told
+    assert "very weak guarantee" in told
     nothing = replace(found, epsilon=None)
     assert "privacy: none" in said(nothing.to_dict())

@@ -63,7 +63,11 @@ def test_runs_are_told_apart_by_what_differs(usual: list[dict[str, Any]]) -> Non
 def test_the_plain_table(usual: list[dict[str, Any]]) -> None:
     shown = text(compare(usual), Path("runs/x/compare.png"))
     above, below = shown.splitlines()[:2]
-    assert above == "             final  time to                time"
+    assert above.startswith("             final  time to                time  ")
+    assert (above.split()[-2:], below.split()[-3:]) == (
+        ["steps,", "timing"],
+        ["delay", "energy", "ok"],
+    )
     assert below.startswith("strategy  accuracy     97 %  speed-up  per step  waiting     sent")
     assert [line.split()[0] for line in shown.splitlines()[2:5]] == ["sync-sgd", "fedavg", "dga"]
     assert "~ energy is estimated" in shown
@@ -91,15 +95,13 @@ def test_a_run_that_mostly_waits_says_for_what(tmp_path: Path) -> None:
     short = replace(DGA, compute_s=0.002, overhead_s=0.0, delay=5, wait_s=0.5)
     (note,) = [n for n in compare(summaries(tmp_path, short)).notes if "wait" in n]
     assert note == (
-        "dga: members wait 98 % of the time: a reply takes 1.0 s on average, or 505 steps of "
-        "2.00 ms, of which 5 are hidden (more or longer steps in a round, a nearer hub; a smaller "
-        "codec where links are slow)"
+        "dga: members wait 98 % of the time: a round trip (1.0 s) is 505 steps long, and 5 of "
+        "them overlap with training (try longer rounds, a delay or a closer hub; a smaller codec "
+        "where links are slow)"
     )
     waiting = replace(FEDAVG, wait_s=0.42)
     (note,) = compare(summaries(tmp_path / "fedavg", waiting)).notes
-    assert (
-        "a reply takes 420 ms on average, or 8 steps of 52.0 ms, of which none are hidden" in note
-    )
+    assert "a round trip (420 ms) is 8 steps long, and none of them overlap with training" in note
     for seldom in (DGA, replace(FEDAVG, wait_s=0.2)):
         assert compare(summaries(tmp_path / f"{seldom.wait_s}", seldom)).notes == ()
 

@@ -475,7 +475,7 @@ def test_a_narrow_terminal_keeps_the_clock_and_the_reason_of_news(tmp_path: Path
     run = watched(write_run(tmp_path / "dga", replace(DGA, steps=20, members=2), upto=9)).state()
     heading = "digits: 8 members, network wan-200ms, 320 steps each: sync-sgd, fedavg, dga"
     paced = (
-        "dga: hub pace at 13.3 s: rounds of 15 steps from now on (10 before): the hub, or a link, "
+        "dga: hub pace at 13.3 s: round length raised from 10 to 15 steps: the hub, or a link, "
         "needs 1.0 s a round, members begin one every 200 ms"
     )
     lines = drawn(Frame(heading, (run,), (paced, paced * 3), True, " (31 s)"), 80, 24)

@@ -21,8 +21,8 @@ WhyNot = tuple[str, str] | None
 
 
 _OTHER_DATA = (
-    "its data have another length or other values than the first member's, or what of its model is "
-    "not trained has: slices are of a batch that all members hold"
+    "the member's data or frozen tensors differ from the first member's; with lbfgs all members "
+    "need the same data"
 )
 _OTHER_FIXED = (
     "what is not trained (frozen parameters, buffers but for normalisation statistics) has other "
@@ -55,7 +55,7 @@ class AgreedModel:
         told = layouts.digest(self.description)
         if not layouts.tensors_agree(told, self.digest):
             raise BadMessage(
-                f"the tensors it tells have the digest {told[:12]}, it says {self.digest[:12]}"
+                f"model digest mismatch: announced {self.digest[:12]}, computed {told[:12]}"
             )
         return layout
 

@@ -267,7 +267,8 @@ class AgreedDelay:
             self.delay = min(self.delay, self.most)
             told = self._told(
                 before,
-                f"the hub, a link, or a busy machine needs {math.ceil(lasts)} steps for a round",
+                f"a round takes at least {math.ceil(lasts)} steps of time; the bottleneck is the "
+                "hub, a link or a busy machine",
                 "a smaller codec, fewer members on a machine",
             )
         elif taken > self.most:
@@ -275,7 +276,8 @@ class AgreedDelay:
             self.delay = self.most
             told = self._told(
                 before,
-                f"a reply takes {taken} steps, and the delay of this run is at most {self.most}",
+                f"a round trip takes {taken} steps, and the delay of this run is at most "
+                f"{self.most}",
                 "a nearer hub, or more or longer steps; a smaller codec where links are slow",
             )
         else:
@@ -296,9 +298,9 @@ class AgreedDelay:
         waits_s = rounds * max(0.0, taken / MARGIN - self.delay) * step_s
         return self._told(
             before,
-            f"a reply takes {taken} steps, of which {self.delay} are hidden, because a longer "
-            "delay costs more on unequal data: the others are waited for, "
-            f"{waits_s:.3g} s in this run",
+            f"a round trip takes {taken} steps; {self.delay} of them overlap with training. A "
+            "longer delay would cost accuracy on unequal data, so members wait "
+            f"{waits_s:.3g} s in total",
             "strategy.local_steps and strategy.delay say others",
         )
 
@@ -309,7 +311,7 @@ class AgreedDelay:
         if self.local_steps == before:
             return ""
         steps = self.local_steps
-        return f"rounds of {steps} steps from now on ({before} before): {why} ({way_out})"
+        return f"round length raised from {before} to {steps} steps: {why} ({way_out})"
 
     def to_keep(self) -> tuple[int, int]:
         """(local_steps, merged_steps) for a journal; 0 where they follow from the job."""

@@ -149,18 +149,15 @@ class AgreedDensity:
 def _told(
     rung: int, then: int, fits: int, elements: int, rate: float, spare: float, name: str
 ) -> str:
-    change = f"{RUNGS[then].name} from now on"
-    if then != rung:
-        change += f" ({RUNGS[rung].name} before)"
-    size = 2 * elements * element_bytes(then)
-    if then > fits or not then:
-        took = f"{size / rate:.2g} s" if size / rate >= 1e-3 else "no time that can be measured"
-        took = f"{_bytes(size)} both ways take {took} on the slowest link ({name})"
-        return f"{change}: {took}, a round leaves {spare:.2g} s"
-    finer = 2 * elements * element_bytes(then - 1)
+    change = RUNGS[then].name if then == rung else f"{RUNGS[then].name} ({RUNGS[rung].name} before)"
+    size, takes, at = 2 * elements * element_bytes(then), "take", ""
+    if not then > fits and then:  # what did not fit
+        size, takes = 2 * elements * element_bytes(then - 1), "would take"
+        at = f"at {RUNGS[then - 1].name} "
+    took = f"{size / rate:.2g} s" if size / rate >= 1e-3 else "no measurable time"
     return (
-        f"{change}: {RUNGS[then - 1].name} would take {finer / rate:.2g} s for "
-        f"{_bytes(finer)} both ways on the slowest link ({name}), a round leaves {spare:.2g} s"
+        f"{change}: {at}{_bytes(size)} to and from {name}, the slowest member, {takes} {took}; "
+        f"a round leaves {spare:.2g} s"
     )
 
 

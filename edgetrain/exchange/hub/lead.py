@@ -270,8 +270,8 @@ class LeadPart(AskingPart):
         giver, _, first, end = max(spans, key=lambda row: row[3] - row[2])
         if end - first < 2:
             return self._refuse(
-                f"{len(spans)} hubs share {count} ranges: each has one",
-                "begin a job with more: strategy.ranges",
+                f"{len(spans)} hubs share {count} ranges, and each hub needs one",
+                f"begin a job with strategy.ranges = {len(spans) + 1} or more",
             )
         middle = (first + end + 1) // 2
         try:

@@ -388,7 +388,7 @@ class Membership:
         most, behind = self._rounds.find_behind()
         effects: list[Effect] = []
         for member in behind:
-            reason = f"it has not taken the replies of the last {most} rounds"
+            reason = f"the member is more than {most} rounds behind"
             effects += self.remove(member, "gone", reason)
         return effects
 

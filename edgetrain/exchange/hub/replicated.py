@@ -311,5 +311,5 @@ class ReplicatedPart(HubPart):
         if not self._is_feeding:
             self.copies.drop()
             self._peer = b""
-        reason = "it is out: more than half of the members agreed; what is journaled is here alone"
+        reason = "dropped by majority vote of the members; the journal is no longer replicated"
         return [Note("replica", "replica", reason), *self._release()]

@@ -105,15 +105,15 @@ class Standstill:
             waited = expected(hub.members, hub.round) - given
         else:
             waited = arrivals.find_missing(entry)
-        opened = f", open for {now - entry.opened:.1f} s" if entry else ""
+        opened = f" (open for {now - entry.opened:.1f} s)" if entry else ""
         open_rounds = sorted(hub.rounds.open_rounds.sizes().items())
         sizes = ", ".join(f"{round}: {count}" for round, count in open_rounds[:MOST_NAMED])
         members = [m for m in hub.members if m.name in waited or not waited]
         named = "; ".join(self._of(member, now) for member in members[:MOST_NAMED])
         more = f"; and {len(members) - MOST_NAMED} more" if len(members) > MOST_NAMED else ""
         return (
-            f"nothing has moved for {stood_s:.0f} s: round {hub.round}{opened} waits for "
-            f"{len(waited)} of {len(hub.members)} members; contributions by open round: "
+            f"no progress for {stood_s:.0f} s: round {hub.round}{opened} is missing "
+            f"{len(waited)} of {len(hub.members)} contributions; contributions by open round: "
             f"{sizes or 'none'}; {named}{more}"
         )
 

@@ -38,7 +38,7 @@ def said(promise: dict[str, Any]) -> str:
     about = whom.get(promise["unit"], promise["unit"])
     more = [behind[promise["where"]]] if promise["where"] in behind else []
     if epsilon > LITTLE:
-        more.append("next to no promise")
+        more.append(f"very weak guarantee: epsilon > {LITTLE:g}")
     if promise["noise_source"].startswith("seeded"):
         more.append("noise is seeded: a simulation, which protects nobody")
     told = f"privacy: epsilon {epsilon:.4g} at delta {promise['delta']:g} for {about}"

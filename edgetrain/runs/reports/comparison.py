@@ -251,10 +251,9 @@ def _waiting(name: str, summary: Summary) -> Iterable[str]:
         )
     elif wait_s >= summary["wait_s"] / 2:
         yield (
-            f"{waits}: a reply takes {units.duration(reply_s)} on average, or "
-            f"{reply_s / busy_s:,.0f} steps of {units.duration(busy_s)}, of which "
-            f"{delay or 'none'} are hidden (more or longer steps in a round, a nearer hub; a "
-            "smaller codec where links are slow)"
+            f"{waits}: a round trip ({units.duration(reply_s)}) is {reply_s / busy_s:,.0f} steps "
+            f"long, and {delay or 'none'} of them overlap with training (try longer rounds, a "
+            "delay or a closer hub; a smaller codec where links are slow)"
         )
     elif busy_s >= _MUCH_SLOWER * (summary["compute_s"] + summary["overhead_s"]):
         yield (

@@ -183,7 +183,7 @@ def test_a_long_trip_is_hidden_in_part_where_windows_are_kept(
     if wanted > steps // APART_SHARE and (quick == math.inf or 0 < sent <= quick):
         assert agreed.delay == max(1, 2 * agreed.local_steps // 5)
         assert local_steps <= agreed.local_steps <= max(local_steps, wanted)
-        assert agreed.local_steps == local_steps or any("are waited for" in each for each in told)
+        assert agreed.local_steps == local_steps or any("so members wait" in each for each in told)
     else:
         assert (agreed.local_steps, agreed.delay) == (plain.local_steps, plain.delay)
 
@@ -193,9 +193,9 @@ def test_a_short_run_says_what_its_delay_cannot_hide():
     assert fleet.paces[-1] == (6, 6)
     (told,) = fleet.told
     assert told == (
-        "rounds of 6 steps from now on (5 before): a reply takes 184 steps, and the delay of this "
-        "run is at most 6 (a nearer hub, or more or longer steps; a smaller codec where links are "
-        "slow)"
+        "round length raised from 5 to 6 steps: a round trip takes 184 steps, and the delay of "
+        "this run is at most 6 (a nearer hub, or more or longer steps; a smaller codec where links "
+        "are slow)"
     )
 
 

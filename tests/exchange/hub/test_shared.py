@@ -231,7 +231,7 @@ def test_a_follower_is_not_resumed_as_a_lead():
     [
         (("add", "tcp://b:1"), "tcp://b:1 is a hub of this job already"),
         (("add", "tcp://a:1"), "tcp://a:1 is a hub of this job already"),
-        (("add", "tcp://e:1"), "4 hubs share 4 ranges: each has one"),
+        (("add", "tcp://e:1"), "4 hubs share 4 ranges, and each hub needs one"),
         (("remove", "tcp://a:1"), "the lead cannot be removed"),
         (("remove", "tcp://x:1"), "tcp://x:1 is no hub of this job"),
     ],

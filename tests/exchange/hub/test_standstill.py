@@ -51,7 +51,7 @@ def test_a_run_that_stands_says_which_round_waits_for_whom():
     note = run.watch.check(13.0)
     assert (note.event, note.member) == ("stands", "hub")
     assert note.reason == (
-        "nothing has moved for 10 s: round 1, open for 10.0 s waits for 1 of 2 members; "
+        "no progress for 10 s: round 1 (open for 10.0 s) is missing 1 of 2 contributions; "
         "contributions by open round: 1: 1; b (connected, training, 0 replies applied, next "
         "round 1) last from it: Contribute 11.0 s ago, a sign of life 2.0 s ago; last to it: "
         "Reply 11.0 s ago, a sign of life 11.0 s ago"
@@ -73,7 +73,7 @@ def test_steps_that_members_report_are_movement_and_beats_are_not():
     for number in range(20):
         run.say("a", Telemetry(19, 0), 100.0 + number)
         run.say("b", Beat(0), 100.0 + number)
-    assert "waits for 2 of 2 members" in run.watch.check(120.0).reason
+    assert "is missing 2 of 2 contributions" in run.watch.check(120.0).reason
 
 
 def test_a_hub_that_waits_for_members_does_not_stand():
