@@ -130,28 +130,13 @@ def explain_os_errors(what: str, way_out: str = "") -> Iterator[None]:
 
 
 RENAMED = {
-    "every": "local_steps",
-    "landing": "final_sync",
-    "own": "paper",
-    "leave": "decay",
-    "drift": "predict",
-    "beat_s": "heartbeat_s",
-    "gone_s": "lost_after_s",
-    "return_s": "rejoin_s",
-    "deserted_s": "empty_after_s",
-    "outage_s": "hub_timeout_s",
-    "most_mb": "max_model_mb",
-    "rate_for": "lr_reference_batch",
-    "fixed": "frozen",
-    "start_with": "min_members",
-    "weigh": "weighting",
-    "when_full": "on_disk_full",
-    "stays_s": "online_s",
-    "away_s": "offline_s",
-    "span": "clip_range",
-    "tell": "control",
-    "go-on": "resume",
-}
+    "every": "local_steps", "landing": "final_sync", "own": "paper", "leave": "decay",
+    "drift": "predict", "beat_s": "heartbeat_s", "gone_s": "lost_after_s", "return_s": "rejoin_s",
+    "deserted_s": "empty_after_s", "outage_s": "hub_timeout_s", "most_mb": "max_model_mb",
+    "rate_for": "lr_reference_batch", "fixed": "frozen", "start_with": "min_members",
+    "weigh": "weighting", "when_full": "on_disk_full", "stays_s": "online_s",
+    "away_s": "offline_s", "span": "clip_range", "tell": "control", "go-on": "resume",
+}  # fmt: skip
 """Former names of keys, values and verbs: errors say what they are called now."""
 
 

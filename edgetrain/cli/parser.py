@@ -72,18 +72,6 @@ def _hand_examples_down(name: str, verb: argparse.ArgumentParser) -> None:
 
 # -- parsers of argparse --------------------------------------------------------------------------
 
-MOVED = {
-    "bench": "it is `python benchmarks/codecs_speed.py` in the repository now",
-    "chaos": "it is `make chaos` in the repository now",
-    "hubs": "it is `edgetrain control RUN hubs | add-hub ADDRESS | remove-hub ADDRESS` now",
-    "networks lab": "it is `python benchmarks/lab.py` in the repository now",
-    **dict.fromkeys(
-        ("devices run", "devices logs", "devices reboot"),
-        "Ansible does it: `edgetrain devices inventory --help` has the line",
-    ),
-}
-"""Verbs of earlier versions, and where they went."""
-
 
 class Parser(argparse.ArgumentParser):
     """As argparse's; parsers of its verbs are of this class, too."""
@@ -99,8 +87,7 @@ class Parser(argparse.ArgumentParser):
     def hint_for(self, message: str) -> str:
         """What to write in place of a verb, choice or flag that does not exist; "": not known."""
         if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
-            verb = f"{self.prog} {choice[1]}".partition(" ")[2]
-            return MOVED.get(verb) or did_you_mean(choice[1], re.findall(r"[^\s',]+", choice[2]))
+            return did_you_mean(choice[1], re.findall(r"[^\s',]+", choice[2]))
         if unknown := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
             options = [flag for action in self._actions for flag in action.option_strings]
             return did_you_mean(unknown[1], sorted(each for each in options if each[:2] == "--"))

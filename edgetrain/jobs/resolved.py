@@ -197,10 +197,8 @@ class Resolved:
             return 0
         from edgetrain.exchange.hub.delay import AgreedDelay  # the plan asks
 
-        delays = (
-            self.delay,
-            replace(self.delay, final_sync=0.0),
-        )  # a measured one may have one, or not
+        # A measured one may end with a final sync, or not.
+        delays = self.delay, replace(self.delay, final_sync=0.0)
         return max(AgreedDelay(self.local_steps, d, steps, ranges).end_after(0) for d in delays)
 
 

@@ -182,8 +182,7 @@ def _check_pace(found: Resolved) -> None:
     refuse_first(
         (not strategy.has_local_steps and found.local_steps != 1,
          f"strategy.local_steps = {found.local_steps}: {strategy.name} exchanges gradients at "
-         "every step",
-         "leave it out, or choose local-sgd"),
+         "every step", "leave it out, or choose local-sgd"),
         (job.hub.quorum > job.fleet.members,
          f"hub.quorum = {job.hub.quorum}: the job has only {job.fleet.members} members", ""),
     )  # fmt: skip
@@ -210,8 +209,7 @@ def _check_head_steps(found: Resolved) -> None:
         (not table.personal, f"{spelled} without strategy.personal: members have no layers of "
          "their own", "say which, as in personal = 'head.*'"),
         (steps >= found.local_steps,
-         f"{spelled} in rounds of {found.local_steps} steps: none is left for what "
-         "members share",
+         f"{spelled} in rounds of {found.local_steps} steps: none is left for what members share",
          f"head_steps = {found.local_steps - 1} or less, or more strategy.local_steps"),
         (strategy.delays or not strategy.in_step, f"{spelled} and {strategy.spelled}: the length "
          "of its rounds may change", way_out),

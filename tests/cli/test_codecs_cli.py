@@ -24,21 +24,3 @@ def test_the_list_of_codecs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_typo_in_a_codec_gets_the_near_miss(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "codec=tpok(0.01)"]) == 2
     assert "did you mean 'topk'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "where"),
-    [
-        ("bench", "python benchmarks/codecs_speed.py"),
-        ("chaos", "make chaos"),
-        ("hubs", "edgetrain control RUN hubs | add-hub ADDRESS | remove-hub ADDRESS"),
-        ("networks lab", "python benchmarks/lab.py"),
-    ],
-)
-def test_a_verb_that_moved_says_where_it_went(
-    words: str, where: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*words.split(), "--help"])
-    assert ended.value.code == 2
-    assert f"'{words.split()[-1]}'; it is `{where}`" in capsys.readouterr().err

@@ -57,16 +57,6 @@ def test_what_cannot_be_is_one_line(cluster, tmp_path, capsys, words, said):
     assert len(told.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("verb", ["run", "logs", "reboot"])
-def test_what_ansible_does_says_so(verb, cluster, capsys):
-    with pytest.raises(SystemExit) as ended:
-        devices(verb, cluster, "--", "true")
-    assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert f"'{verb}'; Ansible does it: `edgetrain devices inventory --help`" in told
-    assert len(told.strip().splitlines()) == 1
-
-
 HUB = """
 [[device]]
 name = "desk"

@@ -232,9 +232,7 @@ class Admission:
             f"the member's {told.model[:12]} with {told.elements:,}"
         )
         if isinstance(told, Join) and bool(told.fixed_bytes) != bool(self.model.fixed_bytes):
-            reason += (
-                "; one takes the first member's fixed tensors (frozen = 'first'), one does not"
-            )
+            reason += "; one takes the first member's values (frozen = 'first'), one does not"
         payload = told.payload if isinstance(told, Join) else b""
         differs = layouts.first_difference(self.model.description, payload)
         return "model", f"{reason}; {differs}" if differs else reason

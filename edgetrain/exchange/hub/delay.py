@@ -110,7 +110,7 @@ class AgreedDelay:
         """When the rounds since the last turn closed."""
         self._fixed = None if delay.is_measured else (local_steps, delay.steps)
         """(K, D) until the final sync, where they are not measured."""
-        self._land([])
+        self._begin_final_sync([])
         self._lengths = [(0, self.local_steps)]
 
     def set_steps(self, steps: int) -> None:
@@ -119,7 +119,7 @@ class AgreedDelay:
             return
         self.steps, self._together = steps, self._begun_with.together(self._shortest, steps)
         if not self.merged_steps:
-            self._land([])
+            self._begin_final_sync([])
             self._lengths = [(0, self.local_steps)]
 
     @property
@@ -164,11 +164,11 @@ class AgreedDelay:
         applied = statistics.median_low([wish.applied for wish in wishes]) if wishes else round
         self.merged_steps += self.length_after(applied)
         told = self._agree(round, wishes, now) if self._is_measured and self.delay else ""
-        told = self._land(wishes) or told
+        told = self._begin_final_sync(wishes) or told
         self._note_length(round)
         return told
 
-    def _land(self, wishes: Sequence[Wish]) -> str:
+    def _begin_final_sync(self, wishes: Sequence[Wish]) -> str:
         """Let K and D be the final sync's, where it is near. Returns what people should know."""
         if (final_sync := self.final_sync) is None:
             return ""

@@ -408,11 +408,9 @@ class Rounds:
         effects += self._answer(record, count)
         weight = sum(c.weight for c in result.counted)
         open_s = max(0.0, now - entry.opened)
-        cuts, final_sync, missing = result.cuts, self.delay.is_final_sync, due.missing
+        cuts, last, missing = result.cuts, self.delay.is_final_sync, due.missing
         effects.append(
-            Closed(
-                round, names, missing, weight, open_s, delay, cuts, steps, codec, final_sync, ages
-            )
+            Closed(round, names, missing, weight, open_s, delay, cuts, steps, codec, last, ages)
         )
         return effects
 

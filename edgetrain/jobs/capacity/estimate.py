@@ -261,9 +261,8 @@ class _Run:
         self.averagings.append(float(arrives.max() - submitted.max()))
         self.trips.append(float((arrives - submitted).min()))
         self.spreads.append(float(submitted.max() - submitted.mean()))
-        if question.exchange.delay.is_measured and is_turn(
-            step // question.exchange.local_steps - 1
-        ):
+        exchange = question.exchange
+        if exchange.delay.is_measured and is_turn(step // exchange.local_steps - 1):
             self.delay = min(self.wanted, self.agreed.most)
         return _Flight(step, submitted, arrives, self.delay)
 

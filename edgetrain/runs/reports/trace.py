@@ -32,9 +32,8 @@ def _events(story: Story, pid: int) -> Iterator[dict[str, Any]]:
     yield _name("thread_name", "hub", pid, HUB)
     threads = {member.name: tid for tid, member in enumerate(story.in_order(), 1)}
     for record in story.rounds:
-        what = {
-            key: record.get(key) for key in ("local_steps", "delay", "missing") if record.get(key)
-        }
+        told = ("local_steps", "delay", "missing")
+        what = {key: record.get(key) for key in told if record.get(key)}
         yield _instant(f"round {record.get('round')} merged", record["t"], pid, HUB) | {
             "args": what
         }

@@ -61,9 +61,8 @@ class OneByOne:
         optimizer, its work."""
         job = self._found.job
         model = model_of(self._task, job.seed)
-        flat = FlatModel(
-            model, frozen=job.train.frozen, statistics=buffers_of(self._found) == "mean"
-        )
+        has_mean = buffers_of(self._found) == "mean"
+        flat = FlatModel(model, frozen=job.train.frozen, statistics=has_mean)
         optimizer = optimizer_for(model, job.train.optimizer, self._task)
         tune(optimizer, tuning_of(job))
         work = work_of(job, self._task, model, flat, index, noise_of(job, index), taken)

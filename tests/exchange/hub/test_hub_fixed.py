@@ -148,7 +148,7 @@ def test_members_that_compare_and_that_take_over_are_not_mixed():
     desk, _ = begun()
     code, reason = refusal(desk, desk.join("c"), "c")
     assert code == "model"
-    assert "one takes the first member's fixed tensors (frozen = 'first'), one does not" in reason
+    assert "one takes the first member's values (frozen = 'first'), one does not" in reason
 
 
 @pytest.fixture(scope="module", autouse=True)

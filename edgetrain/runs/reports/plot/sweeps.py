@@ -163,8 +163,4 @@ def _draw_along(
         axes.set_xticks([places[i] for i in kept], [labels[i] for i in kept])
 
 
-_AXIS = {
-    "rtt": "round trip (milliseconds)",
-    "delay": "delay (steps)",
-    "local_steps": "local steps",
-}
+_AXIS = {"rtt": "round trip (milliseconds)", "delay": "delay (steps)", "local_steps": "local steps"}
