@@ -552,7 +552,7 @@ def _restored(
     if journal.state.agreed.endswith(ANY_JOB):
         hub = fresh(any_job=True)
     hub.restore(journal.state, journal.records(), clock())
-    nobody = f"nobody; it waits {request.job.hub.empty_after_s:g} s for its members to come back"
+    nobody = f"no member connected; waiting up to {request.job.hub.empty_after_s:g} s"
     if recorded > hub.round:
         say(
             f"journal: it ends after {hub.round} rounds, and {recorded} are recorded in "

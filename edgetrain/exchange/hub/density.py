@@ -56,8 +56,8 @@ def spare_s(local_steps: int, step_s: float, latency_s: float, most_delay: int) 
 def rung_for(
     elements: int, bytes_per_s: float, seconds: float, floor: float, most: float = 1.0
 ) -> int:
-    """The finest rung on which a contribution and its reply take at most `seconds` over a link
-    that carries so much. With `most` above 1: that many times as long."""
+    """The highest density at which a contribution and its reply take at most `seconds` (`most`
+    times as long) at `bytes_per_s`."""
     return finest_rung(elements, most * bytes_per_s * seconds / 2, floor)
 
 

@@ -412,9 +412,9 @@ class AccessStreams:
     def _notice(
         self, segments: Array, place: Array, length: npt.NDArray[np.int64], timeout: Array
     ) -> Array:
-        """How much later than it would have a burst of losses arrives that begins at `place` (0 to
-        1) of a message of so many segments, by the rules of `networks.recovery`: a round trip where
-        three behind it tell, a quarter more with fewer, a tail loss probe where there is none."""
+        """Extra delay of a message that loses a burst starting at `place` (0 to 1), by the rules of
+        `networks.recovery`: one round trip if at least three segments follow, 1.25 if fewer, a tail
+        loss probe if none."""
         trip = self._round_trip
         left = segments - np.floor(place * segments)  # of the message, from the burst on
         behind = left - length

@@ -215,8 +215,8 @@ class StageCosts:
 
     @cached_property
     def _activations(self) -> tuple[Array, Array, Array]:
-        """Of a sample: what is there while a layer is computed again, what layers keep that are
-        not, and what enters those that are."""
+        """Bytes per sample: live while a layer is recomputed; kept by layers that are not
+        recomputed; inputs kept by layers that are."""
         shape, sums, share = self._shape, self._sums, self._share_of_saved
         again = sums.most_of(shape.recompute, sums.largest_saved) * share
         kept = (sums.saved - sums.only(shape.recompute, sums.saved)) * share
