@@ -14,8 +14,8 @@ MAX_IN_FLIGHT = 128
 
 SHARE, APART_SHARE, SYNCED_SHARE = 8, 16, 7
 """See `Delay.together`: of members that stay together; of members that unequal data, or the noise
-of small batches, lets diverge; and of those whose data are unequal and that end with a
-final sync(docs/decisions/004 has what that costs)."""
+of small batches, lets diverge; and of those with unequal data and a final sync
+(docs/decisions/004 has what that costs)."""
 
 FIRST_WINDOW_BYTES = 14_480
 """What TCP begins with, where nothing else is said: ten segments (RFC 6928)."""

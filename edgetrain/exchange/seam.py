@@ -246,7 +246,7 @@ class Entry:
     leaves a part for later."""
     steps: int = 0
     """Local steps of the run before `round`."""
-    local_steps_now: int = 0
+    steps_now: int = 0
     """Local steps in a round, in force; 0: as the job begins."""
     status_s: float = 0.0
     """Seconds between two reports of how the member is doing; 0: none is wanted."""

@@ -128,9 +128,7 @@ class StrategyTable:
     secure: bool = key(False, "mask contributions, so that the hub learns only their sum")
     threshold: int = ranged(0, 0, 100_000, "secure: members that a sum takes; 0: more than 2/3")
     honest_hub: bool = key(False, "secure: the hub is trusted, thresholds may be above 1/2")
-    clip_range: float = ranged(
-        8.0, 2**-20, 2**20, "secure: elements are sent within [-clip_range, clip_range]"
-    )
+    clip_range: float = ranged(8.0, 2**-20, 2**20, "secure: elements are cut to +-clip_range")
 
 
 @dataclass(frozen=True)

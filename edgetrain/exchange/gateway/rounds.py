@@ -61,7 +61,7 @@ class SiteRounds(Rounds):
         self._set_base(base, entry.applied, entry.checksum)
         self._next_up = entry.round
         if entry.round:
-            self.delay.restore(entry.delay.steps, entry.local_steps_now)
+            self.delay.restore(entry.delay.steps, entry.steps_now)
             before = (entry.round - entry.applied) * self.delay.local_steps
             self.delay.merged_steps = max(0, entry.steps - before)
 

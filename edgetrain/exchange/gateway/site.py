@@ -294,7 +294,7 @@ class SitePart(HubPart):
         if entry.applied > self.hub.round:
             missed = CatchUp(
                 entry.round, entry.delay.steps, entry.applied, entry.checksum, self._base,
-                entry.local_steps_now,
+                entry.steps_now,
             )  # fmt: skip
             effects += self._take_base(missed)
         self.rounds.outgoing = []

@@ -26,8 +26,7 @@ class MaskTerms:
     """Members needed to unmask a round. Fewer of them learn nothing together without the hub; with
     it, see `colluders`."""
     clip_range: float
-    """Elements of weighted contributions are sent within [-clip_range, clip_range]; larger ones are
-    cut."""
+    """Elements of weighted contributions are cut to [-clip_range, clip_range] and sent."""
 
 
 def default_threshold(members: int) -> int:

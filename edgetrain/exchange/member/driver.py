@@ -233,8 +233,7 @@ class Driver:
         row = self.strategy if request.foretells else self.strategy.without_choice()
         is_auto = codecs.parse(entry.codec).adapts
         setting = strategies.Setting(
-            flat.params, flat.gradient, entry.local_steps_now or entry.local_steps,
-            entry.delay.steps,
+            flat.params, flat.gradient, entry.steps_now or entry.local_steps, entry.delay.steps,
             exchange.memory, exchange.factors(), momentum_of(optimizer), entry.members, is_auto,
         )  # fmt: skip
         self.half: MemberHalf = row.member_half(setting)

@@ -557,7 +557,7 @@ def entry_of(welcome: Welcome, start: Start, sent: float) -> Entry:
         is_exact=not welcome.threshold
         and all(codecs.parse(name).lossless for name in (welcome.codec, welcome.reply_codec)),
         steps=start.steps,
-        local_steps_now=start.local_steps,
+        steps_now=start.local_steps,
         status_s=welcome.status_ms / 1000,
         complete=start.complete,
         began=sent - start.t_ms / 1000,

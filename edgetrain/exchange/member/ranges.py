@@ -140,14 +140,14 @@ class RangedExchange:
             if self._keeps_base and _sum_of(link, params) != entry.checksum:
                 raise Diverged("the base arrived damaged: its checksum differs from the hub's")
         found = [
-            _Standing(e.applied, e.round, params[link.own].copy(), e.delay.steps, e.local_steps_now)
+            _Standing(e.applied, e.round, params[link.own].copy(), e.delay.steps, e.steps_now)
             for link, e in zip(self._links, entries, strict=True)
         ]
         whole = self._unite(found)
         params[:] = whole.base
         self._note_base(params)
         lead = entries[0]
-        more = (whole.round - lead.round) * (lead.local_steps_now or lead.local_steps)
+        more = (whole.round - lead.round) * (lead.steps_now or lead.local_steps)
         return replace(
             lead, round=whole.round, applied=whole.applied, checksum=checksum(params),
             steps=lead.steps + more, resend=min(entry.resend for entry in entries),
