@@ -421,9 +421,8 @@ class Membership:
 
     def restore(self, state: State, records: Iterable[Record], now: float) -> None:
         """Go on with the members of a journal. They keep their places; the first has
-        `Policy.empty_after_s` to come back, also where all had been lost before, the others then
-        have `Policy.rejoin_s`. Replays the rounds. Raises Diverged if the journal contradicts
-        itself."""
+        `Policy.empty_after_s` to come back, also where all had been lost, the others then have
+        `Policy.rejoin_s`. Replays the rounds. Raises Diverged if the journal contradicts itself."""
         self.fixed = FixedValues.restored(b"".join(state.fixed))
         told = state.model, state.elements, state.layout, self.fixed.size
         self.model = AgreedModel(*told, self._terms.stretch)
