@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
-from edgetrain.errors import ConfigError, EdgetrainError
+from edgetrain.errors import ConfigError, EdgetrainError, refuse_first
 from edgetrain.exchange.addresses import any_port_of, rotated, wait_for_route
 from edgetrain.exchange.keys.credentials import credentials as credentials_for
 from edgetrain.exchange.keys.pairs import Credentials
@@ -223,30 +223,23 @@ def _check_arguments(
 ) -> None:
     """ConfigError for a weight that cannot be, a folder that cannot be written, and what does not
     go with a checkpoint, or not without one."""
-    _check_weight(weight)
-    _check_steps(steps)
+    refuse_first(
+        (not isinstance(weight, Real) or not NO_WEIGHT < weight <= 1e15, f"weight = {weight!r}",
+         "allowed are 1e-9 to 1e15: how many samples this member holds"),
+        (not isinstance(steps, int) or not 0 <= steps <= MAX_COUNT, f"steps = {steps!r}",
+         "how many steps the loop will take; 0: not known"),
+    )  # fmt: skip
     if runs is not None:
         from edgetrain.runs.folder import check_room
 
         check_room(runs)
-    if has_state and not keeps:
-        raise ConfigError("`state` is for a checkpoint", "name its folder: checkpoint=…")
+    refuse_first(
+        (has_state and not keeps, "`state` is for a checkpoint", "name its folder: checkpoint=…")
+    )
     if keeps:
         from edgetrain.jobs.on_member import refuse_checkpoint
 
         refuse_checkpoint(privacy.unit if privacy is not None else "none")
-
-
-def _check_weight(weight: float) -> None:
-    if not isinstance(weight, Real) or not NO_WEIGHT < weight <= 1e15:
-        raise ConfigError(
-            f"weight = {weight!r}", "allowed are 1e-9 to 1e15: how many samples this member holds"
-        )
-
-
-def _check_steps(steps: int) -> None:
-    if not isinstance(steps, int) or not 0 <= steps <= MAX_COUNT:
-        raise ConfigError(f"steps = {steps!r}", "how many steps the loop will take; 0: not known")
 
 
 class JoinedMember(Member):

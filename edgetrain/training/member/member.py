@@ -28,6 +28,7 @@ from edgetrain.errors import (
     Refused,
     Stopped,
     lacks_memory,
+    refuse_first,
 )
 from edgetrain.exchange.member.driver import Driver, Exchanged, Flat, Release, Stepper
 from edgetrain.exchange.member.telemetry import Sums, Telemeter
@@ -120,15 +121,11 @@ class Member:
         request = replace(_described(request, flat), optimizer=_in_words(optimizer))
         saved = None
         try:
-            _check_masks(keeping, bool(request.secure))
-            _check_processor()
-            _check_step(optimizer)
+            _check_alone(keeping, optimizer, request)
             saved = keeping.find(request) if keeping is not None else None
             found = _enter_with_room(exchange, flat, request, keeping, saved)
             flat, request, entry, saved = found
-            _check_masks(keeping, entry.is_masked)
-            _check_statistics(flat, entry)
-            _check_optimizer(optimizer, entry, request)
+            _check_entry(keeping, flat, optimizer, entry, request)
         except BaseException as error:
             if keeping is not None:
                 keeping.close()
@@ -446,57 +443,46 @@ def _enter(
     return exchange.join(request, flat.params, checksum(flat.params)), None
 
 
-def _check_processor() -> None:
-    if flushes_tiny():
-        raise ConfigError(
-            "this thread takes float32 below 1.2e-38 for 0, so that its base would not be the "
-            "others' bit for bit",
-            "torch.set_flush_denormal(False), and no library built with -ffast-math",
-        )
+_KEPT_MASKS = (
+    "a member whose contributions are masked keeps no checkpoint",
+    "its keys must not outlive it: leave out the checkpoint, or strategy.secure",
+)
 
 
-def _check_step(optimizer: Stepper) -> None:
-    if any(isinstance(each, torch.optim.LBFGS) for each in each_of(optimizer)):
-        raise ConfigError(
-            "LBFGS computes the loss again within its step, which a member cannot",
-            "use adam or sgd",
-        )
+def _check_alone(keeping: Keeping | None, optimizer: Stepper, request: Request) -> None:
+    """ConfigError for what no hub has to say first."""
+    refuse_first(
+        (keeping is not None and request.secure, *_KEPT_MASKS),
+        (flushes_tiny(), "this thread takes float32 below 1.2e-38 for 0, so that its base would "
+         "not be the others' bit for bit",
+         "torch.set_flush_denormal(False), and no library built with -ffast-math"),
+        (_has(optimizer, torch.optim.LBFGS),
+         "LBFGS computes the loss again within its step, which a member cannot",
+         "use adam or sgd"),
+    )  # fmt: skip
 
 
-def _check_optimizer(optimizer: Stepper, entry: Entry, request: Request) -> None:
-    _check_work(request, entry)
-    wants_sparse = any(isinstance(each, torch.optim.SparseAdam) for each in each_of(optimizer))
-    if wants_sparse and find(entry.strategy).adjusts_gradient:
-        raise ConfigError(
-            f"{entry.strategy} reads and writes gradients as dense vectors, and SparseAdam takes "
-            "none",
-            "use adam, or a strategy that leaves gradients alone (dga, fedavg)",
-        )
+def _check_entry(
+    keeping: Keeping | None, flat: Flat, optimizer: Stepper, entry: Entry, request: Request
+) -> None:
+    """ConfigError for what does not go with the job that this member has entered."""
+    strategy = find(entry.strategy)
+    refuse_first(
+        (keeping is not None and entry.is_masked, *_KEPT_MASKS),
+        (flat.trained < flat.elements and not strategy.moves_params,
+         f"{entry.strategy} exchanges gradients, and statistics have none",
+         "buffers='local', or a strategy that exchanges displacements (dga, fedavg)"),
+        (strategy.deals and not request.data, f"{entry.strategy}: the hub hands out slices of the "
+         "job's data, and a loop of one's own has its own batches",
+         "start members with edgetrain member, or choose dga or fedavg"),
+        (strategy.adjusts_gradient and _has(optimizer, torch.optim.SparseAdam),
+         f"{entry.strategy} reads and writes gradients as dense vectors, and SparseAdam takes none",
+         "use adam, or a strategy that leaves gradients alone (dga, fedavg)"),
+    )  # fmt: skip
 
 
-def _check_statistics(flat: Flat, entry: Entry) -> None:
-    if flat.trained < flat.elements and not find(entry.strategy).moves_params:
-        raise ConfigError(
-            f"{entry.strategy} exchanges gradients, and statistics have none",
-            "buffers='local', or a strategy that exchanges displacements (dga, fedavg)",
-        )
-
-
-def _check_masks(keeping: Keeping | None, masked: bool) -> None:
-    if keeping is not None and masked:
-        raise ConfigError(
-            "a member whose contributions are masked keeps no checkpoint",
-            "its keys must not outlive it: leave out the checkpoint, or strategy.secure",
-        )
-
-
-def _check_work(request: Request, entry: Entry) -> None:
-    if find(entry.strategy).deals and not request.data:
-        raise ConfigError(
-            f"{entry.strategy}: the hub hands out slices of the job's data, and a loop of one's "
-            "own has its own batches",
-            "start members with edgetrain member, or choose dga or fedavg",
-        )
+def _has(optimizer: Stepper, kind: type[torch.optim.Optimizer]) -> bool:
+    return any(isinstance(each, kind) for each in each_of(optimizer))
 
 
 def release_of(table: Privacy | None, source: Source = system) -> Release | None:
@@ -530,10 +516,10 @@ def bind(
         from edgetrain.tasks.personal import make_personal
 
         make_personal(model, personal)
-    if buffers not in BUFFERS:
-        raise ConfigError(f"buffers = {buffers!r}", f"allowed are {' and '.join(BUFFERS)}")
-    if frozen not in FROZEN:
-        raise ConfigError(f"frozen = {frozen!r}", f"allowed are {', '.join(FROZEN)}")
+    refuse_first(
+        (buffers not in BUFFERS, f"buffers = {buffers!r}", f"allowed are {' and '.join(BUFFERS)}"),
+        (frozen not in FROZEN, f"frozen = {frozen!r}", f"allowed are {', '.join(FROZEN)}"),
+    )
     optimizers = plain_optimizers(optimizer)
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     stepped = [p for each in optimizers for p in parameters_of(each)]
