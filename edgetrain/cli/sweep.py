@@ -218,14 +218,14 @@ def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: li
     from edgetrain.runs.folder import write_summary
     from edgetrain.runs.reports.plot import draw_sweep
     from edgetrain.runs.reports.sweep_rows import CSV, to_csv
-    from edgetrain.runs.reports.sweep_table import text
+    from edgetrain.runs.reports.tables import sweep_text
     from edgetrain.training.sweep import results_of
 
     summary = results_of(chosen, folder, rows)
     axes = summary["axes"]
     failed = [row for row in rows if row["status"] != "finished"]
     if not arguments.json:
-        common.say(text(axes, summary["points"], summary["metric"]))
+        common.say(sweep_text(axes, summary["points"], summary["metric"]))
         for row in failed:
             told = row["error"] or row["status"]
             common.say(f"failed: {' '.join(row[name] for name in axes)}: {told}")

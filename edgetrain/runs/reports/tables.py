@@ -1,4 +1,4 @@
-"""Tables of plans, topologies and exported files as plain text.
+"""Tables of plans, topologies, sweeps and exported files as plain text.
 
 A row is plain values, in seconds, bytes and fractions: the keys of `jobs.capacity.estimate.Answer`,
 of `jobs.topology.TopologyRow`, or of export.json's `files`.
@@ -10,8 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
-from edgetrain.runs.reports.columns import as_text, column
-from edgetrain.runs.reports.units import duration, figure, share, size, times
+from edgetrain.runs.reports.columns import Column, as_text, column
+from edgetrain.runs.reports.comparison import seconds_per_step, wait_share
+from edgetrain.runs.reports.sweep_rows import Row as Point
+from edgetrain.runs.reports.sweep_rows import numbers_of, relative, series
+from edgetrain.runs.reports.units import duration, figure, printable, share, size, times
 
 Row = Mapping[str, Any]
 
@@ -204,3 +207,41 @@ def export_text(said: Row) -> str:
             ]
         )
     )  # fmt: skip
+
+
+def sweep_text(axes: Mapping[str, Sequence[str]], points: Sequence[Point], metric: str) -> str:
+    """The table of `sweep_rows.points` for these axes (name -> labels), and the gains below it."""
+    return "\n".join(
+        ["", *as_text(_sweep_columns(list(axes), points, metric)), "", *_gains(axes, points)]
+    )
+
+
+def _sweep_columns(names: Sequence[str], points: Sequence[Point], metric: str) -> list[Column]:
+    def spread(point: Point) -> str:
+        middle, low, high = (figure(metric, point[key]) for key in ("final", "low", "high"))
+        return middle if point["runs"] < 2 else f"{middle} ({low} to {high})"
+
+    shown = [column(name, (printable(point[name]) for point in points)) for name in names]
+    shown += [column("final", map(spread, points), below=metric)]
+    if any(point["target_seconds"] for point in points):
+        reached = (duration(point["target_seconds"]) for point in points)
+        shown += [column("time to", reached, below="target")]
+    return [
+        *shown,
+        column("time", (duration(seconds_per_step(p)) for p in points), below="per step"),
+        column("waiting", (share(wait_share(point)) for point in points)),
+        column("sent", (size(point["sent_bytes"]) for point in points)),
+    ]
+
+
+def _gains(axes: Mapping[str, Sequence[str]], points: Sequence[Point]) -> list[str]:
+    """For each axis of numbers, the fleet's steps a second relative to those at its first value."""
+    lines = []
+    for name, labels in axes.items():
+        if numbers_of(labels) is None or len(labels) < 2:
+            continue
+        for label, line in series(name, list(axes), points).items():
+            at = f" ({label})" if label else ""
+            steps = ", ".join(f"{value}: {gain:.2f}x" for value, gain in relative(line))
+            lines.append(f"steps a second of the fleet by {name}{at}: {steps}")
+    return [*lines, ""] if lines else []

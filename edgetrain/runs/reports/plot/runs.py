@@ -20,12 +20,13 @@ from edgetrain.runs.reports.plot.bars import (
     write_beside,
 )
 from edgetrain.runs.reports.plot.ends import fits, label_ends
-from edgetrain.runs.reports.plot.own_data import draw_course, draw_members
 from edgetrain.runs.reports.plot.quality import (
     Curve,
     curve_of,
     draw_against_steps,
     draw_against_time,
+    draw_course,
+    draw_members,
     end_of_time,
     legend_of,
     time_ends,
