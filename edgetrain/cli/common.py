@@ -91,6 +91,12 @@ def add_output(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
         add_json(parser, "print one JSON object at the end")
 
 
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", nargs="?", type=Path, metavar="RUN", help="default: the newest run"
+    )
+
+
 def add_json(parser: argparse.ArgumentParser, help: str = "print JSON") -> None:
     parser.add_argument("--json", action="store_true", help=help)
 

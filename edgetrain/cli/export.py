@@ -23,9 +23,7 @@ Pi without torch.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder", nargs="?", type=Path, metavar="RUN", help="default: the newest run"
-    )
+    common.add_run(parser)
     for name, help in (
         ("onnx", "model.onnx, float32, for onnxruntime"),
         ("int8", "model.int8.onnx, a third of the size"),

@@ -33,9 +33,7 @@ _POLL_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder", nargs="?", type=Path, metavar="RUN", help="default: the newest run"
-    )
+    common.add_run(parser)
     parser.add_argument(
         "--to", required=True, metavar="TRACKER",
         help="tensorboard, mlflow, wandb, or what an installed package adds",

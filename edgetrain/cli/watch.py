@@ -28,9 +28,7 @@ _QUIET_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder", nargs="?", type=Path, metavar="RUN", help="default: the newest run"
-    )
+    common.add_run(parser)
     common.add_output(parser, json=False)
 
 

@@ -303,7 +303,9 @@ def _delay_of(job: Job, strategy: Strategy) -> Delay:
         return Delay(MAX_IN_FLIGHT * (job.strategy.local_steps or strategy.local_steps))
     by_gradient = str(job.train.optimizer.get("name", "")).lower() in _BY_GRADIENT
     syncs = final_sync != 0 and not _has_equal_data(job) and _has_samples(job)
-    together, is_free = _stay_together(job), by_gradient and not job.strategy.local_steps
+    # Samples drawn from the same, and enough of them in a step, lead members the same way.
+    together = _has_equal_data(job) and _has_samples(job)
+    is_free = by_gradient and not job.strategy.local_steps
     share = SHARE if together else SYNCED_SHARE if syncs else APART_SHARE
     one_in_flight = strategy.wants_one_in_flight(together) and is_free
     return Delay(0, True, share, one_in_flight, final_sync, syncs and is_free)
@@ -325,12 +327,6 @@ def _has_velocity(job: Job) -> bool:
     optimizer = job.train.optimizer
     has_own = str(optimizer.get("name", "")).lower() not in _WITHOUT_VELOCITY
     return has_own or bool(optimizer.get("momentum", 0))
-
-
-def _stay_together(job: Job) -> bool:
-    """Whether members' steps lead the same way: their samples are known to be drawn from the same,
-    and enough of them are in a step."""
-    return _has_equal_data(job) and _has_samples(job)
 
 
 def _has_samples(job: Job) -> bool:

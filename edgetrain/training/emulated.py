@@ -180,7 +180,9 @@ class _Emulated:
                 self._emulation.start_faults(self._began.value)
                 faults_wait = False
             while self._began.value and strikes and strikes[0].at_s <= self._elapsed_s:
-                self._say_strike(str(strikes.pop(0)))
+                path, clock = metrics_path(self._folder), time.monotonic
+                with MetricsLog(path, "hub", clock, self._began.value) as log:
+                    log.event("fault", str(strikes.pop(0)))
             self._watch()
             if any(not hub.running and hub.exit_code != 0 for hub in hubs):
                 return
@@ -199,11 +201,6 @@ class _Emulated:
     @property
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began.value
-
-    def _say_strike(self, fault: str) -> None:
-        path = metrics_path(self._folder)
-        with MetricsLog(path, "hub", time.monotonic, self._began.value) as log:
-            log.event("fault", fault)
 
     def _verdict(self, hubs: list[Child], members: list[Child]) -> str:
         began = self._began.value or time.monotonic()

@@ -109,14 +109,11 @@ def _run(
         pipe.send((time.monotonic(), str(error)))
         raise SystemExit(2) from None
     except Exception as error:
-        told = in_words(error) if own_frames(error) else _with_frames(error)
+        told = in_words(error)
+        if not own_frames(error):  # the user's code has no part in it: say where it comes from
+            told += "\n" + "".join(traceback.format_tb(error.__traceback__))
         pipe.send((time.monotonic(), told))
         raise SystemExit(1) from None
-
-
-def _with_frames(error: Exception) -> str:
-    """An exception that the user's code has no part in, with all of its frames."""
-    return f"{in_words(error)}\n{''.join(traceback.format_tb(error.__traceback__))}"
 
 
 def _die_with_the_server() -> None:

@@ -102,7 +102,8 @@ class StandbyEnd:
         elif self._end is self._hub:
             self._go_to_replica(self._told)
         else:
-            self._go_back()
+            _renew(self._hub)
+            self._end = self._hub
 
     def _go_to_replica(self, told: Standby) -> None:
         _renew(self._hub)  # what it says from now on is a sign of life
@@ -114,10 +115,6 @@ class StandbyEnd:
         else:
             _renew(self._replica)
         self._end = self._replica
-
-    def _go_back(self) -> None:
-        _renew(self._hub)
-        self._end = self._hub
 
     def _stay(self) -> None:
         assert self._replica is not None

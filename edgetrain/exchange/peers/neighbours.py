@@ -30,7 +30,8 @@ class Neighbours:
         found = cls(map, encrypted)
         more = [peer.name for peer in map.peers[1:] if peer.first < peer.end]
         names = [peer.name for peer in map.peers]
-        names = [*dict.fromkeys(names)] if _doubles(names) <= set(more) else names
+        twice = {name for name in names if names.count(name) > 1}
+        names = [*dict.fromkeys(names)] if twice <= set(more) else names
         if len(set(names)) < len(names) or map.name not in names:
             raise BadMessage(f"a map without {map.name!r}, or with a name twice: {names}"[:200])
         for peer in map.peers:
@@ -109,7 +110,3 @@ class Neighbours:
         if self.encrypted and self.by_key.get(key) != hello.name:
             return f"{hello.name} has another key"
         return ""
-
-
-def _doubles(names: list[str]) -> set[str]:
-    return {name for name in names if names.count(name) > 1}

@@ -28,6 +28,7 @@ from edgetrain.jobs.capacity.flows import (
     Array,
     Ports,
     Random,
+    byte_s,
     column,
     wire_bytes,
 )
@@ -137,7 +138,7 @@ class _Tier:
         self._merge_s = speed.merge_s(elements)
         children, port = (ports, None) if isinstance(ports, int) else (len(ports), ports)
         come_s, go_s = (
-            wire_bytes(parcel.bytes) * _byte_s(rate)
+            wire_bytes(parcel.bytes) * byte_s(Direction(rate_mbit=rate))
             for parcel, rate in zip(parcels, rates_mbit, strict=True)
         )
         self.taking = Ports(children, hubs, come_s, port)
@@ -241,7 +242,7 @@ class Star:
         self.late = 0
 
     def _shared(self, size: int, ways: Sequence[Direction]) -> Ports:
-        service_s = wire_bytes(size) * column(ways, lambda way: _byte_s(way.mean_rate_mbit))
+        service_s = wire_bytes(size) * column(ways, byte_s)
         return Ports(len(self._home), len(ways), service_s, self._home)
 
     def _bytes(self) -> tuple[int, int]:
@@ -379,10 +380,7 @@ def _in_a_row(ways: Sequence[tuple[Direction, int]], narrow: bool, whole: int) -
     return dataclasses.replace(
         first,
         delay_ms=sum(way.mean_delay_ms for way, _ in ways)
-        + sum(
-            1e3 * whole * _byte_s(way.mean_rate_mbit) * float(wire_bytes(MSS))
-            for way, _ in ways[1:]
-        ),
+        + sum(1e3 * whole * byte_s(way) * float(wire_bytes(MSS)) for way, _ in ways[1:]),
         delay_trace="",
         jitter_ms=math.sqrt(sum(way.jitter_ms**2 for way, _ in ways)),
         rate_mbit=min(rates, default=0.0) if narrow else first.mean_rate_mbit,
@@ -491,8 +489,8 @@ class _Shared:
         ways = mesh.ways(*pairs, narrow=False)
         trips = mesh.trips_s(*pairs)
         self._streams = AccessStreams(ways, trips, rng, self._connections, is_open)
-        down_s = column([link.down for link in links], lambda way: _byte_s(way.mean_rate_mbit))
-        up_s = column([link.up for link in links], lambda way: _byte_s(way.mean_rate_mbit))
+        down_s = column([link.down for link in links], byte_s)
+        up_s = column([link.up for link in links], byte_s)
         wire = float(wire_bytes(float(size)))
         self.end = _Funnel(self._to, takes * wire * down_s)
         self._each_s = sends * wire * up_s
@@ -526,9 +524,7 @@ class _Shared:
 
 
 def _rates(mesh: Mesh, way: str) -> Array:
-    return column(
-        [getattr(line, way) for line in mesh._lines], lambda way: _byte_s(way.mean_rate_mbit)
-    )
+    return column([getattr(line, way) for line in mesh._lines], byte_s)
 
 
 # -- collectives ----------------------------------------------------------------------------------
@@ -590,13 +586,11 @@ class Collective:
         self._segments, self._sendings = len(order.segments), list[_Sending]()
         self.to_hub_s, self.from_hub_s = _hub_delays(links, mesh.home, hubs)
         self._work_s = members * hubs.message_s
-        self._down_s = column(
-            [link.down for link in links], lambda way: _byte_s(way.mean_rate_mbit)
-        )
+        self._down_s = column([link.down for link in links], byte_s)
         known: dict[tuple[bytes, bytes], AccessStreams] = {}
         sent, received = np.zeros(members, np.int64), np.zeros(members, np.int64)
         self._each_s, self._busy_s = np.zeros(members), np.zeros(members)
-        up_s = column([link.up for link in links], lambda way: _byte_s(way.mean_rate_mbit))
+        up_s = column([link.up for link in links], byte_s)
         farthest = float((self.to_hub_s + self.from_hub_s).max())
         copies = np.zeros((members, self._segments))  # of the mean; a sum goes to one member
         for source, _, segment, _, adds in _steps(order):
@@ -688,7 +682,3 @@ def _parcels(exchange: ExchangeSizes, elements: int) -> tuple[Parcel, Parcel]:
     up = contribution(each, exchange.codec, exchange.ratio)
     down = reply(each, exchange.reply_codec, exchange.reply_ratio)
     return up.times(ranges), down.times(ranges)
-
-
-def _byte_s(rate_mbit: float) -> float:
-    return 8e-6 / rate_mbit if rate_mbit else 0.0

@@ -277,7 +277,6 @@ class _Run:
         half = int(rounds * _STEADY)
         lasted = ends[-1] - (ends[half - 1] if half else 0.0)
         steady = (waits[-1] - (waits[half - 1] if half else 0.0)) / lasted
-        busy = self._busy(seconds)
         sent, received = self.averaging.sent_bytes, self.averaging.received_bytes
         come, go = self.averaging.hub_bytes
         found = Answer(
@@ -300,7 +299,7 @@ class _Run:
             member_received_bytes=received * rounds,
             hub_received_bytes_per_s=come * rounds / seconds,
             hub_sent_bytes_per_s=go * rounds / seconds,
-            busy=busy,
+            busy={n: min(s / seconds, 1.0) for n, s in self.averaging.busy_s().items()},
             late=self.averaging.late,
             bottleneck="",
             left_out=self._not_modelled(),
@@ -322,10 +321,6 @@ class _Run:
                 "(final_sync=0)"
             )
         return "; ".join(left_out)
-
-    def _busy(self, seconds: float) -> dict[str, float]:
-        used = self.averaging.busy_s()
-        return {name: min(busy / seconds, 1.0) for name, busy in used.items()}
 
     def _bottleneck(self, found: Answer) -> str:
         trip, spread = float(np.median(self.trips)), float(np.median(self.spreads))

@@ -198,7 +198,7 @@ class AccessStreams:
         large as they get, and TCP keeps them.
         """
         self.delay_s = column(ways, lambda way: way.mean_delay_ms / 1000)
-        self.byte_s = column(ways, _seconds_per_byte)
+        self.byte_s = column(ways, byte_s)
         self.busy_s = np.zeros(len(ways))
         self._round_trip = round_trip_s
         self._jitter = column(ways, lambda way: way.jitter_ms / 1000)
@@ -445,7 +445,7 @@ def _or(value: float | None, absent: float) -> float:
     return absent if value is None else value
 
 
-def _seconds_per_byte(way: Direction) -> float:
+def byte_s(way: Direction) -> float:
     return 8e-6 / way.mean_rate_mbit if way.mean_rate_mbit else 0.0
 
 

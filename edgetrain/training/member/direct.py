@@ -35,7 +35,8 @@ def peer_exchange(
     """
     pair = None if credentials is None else credentials.pair
     listener, address = _listen(found, pair, at) if at else (None, CLIENT)
-    another = functools.partial(_listen, found, pair, _at_any_port(at))
+    at_any_port = join_address(split_address(at)[0], 0) if at else ""
+    another = functools.partial(_listen, found, pair, at_any_port)
     waits_s, peering = (patience_s, found.job.hub.hub_timeout_s), Peering(listener, pair)
     return exchange_among(found, hub, peering, another, time.monotonic, waits_s), address
 
@@ -69,7 +70,3 @@ def _listen(found: Resolved, pair: Pair | None, at: str) -> tuple[Listener, str]
     listening = listen_on(*split_address(at))
     listener, bound = listen(listening.bind, pair, message_limit(found.codec))
     return listener, join_address(listening.reachable[0].address, split_address(bound)[1])
-
-
-def _at_any_port(at: str) -> str:
-    return join_address(split_address(at)[0], 0) if at else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -52,15 +52,15 @@ def in_cohort(
         return InCohort(driver, _first_if_told(driver.exchange), begin_at)
     of_each = range(cohort.members if cohort.sampling == "weighted" else 0)
     samples = tuple(float(shares_of(found.job, each).samples(task)) for each in of_each)
-    return InCohort(driver, _first_if_drawn(cohort, samples, index), begin_at)
+
+    def is_first(round: int) -> bool:
+        return next(iter(_drawn(cohort, round, samples)), -1) == index
+
+    return InCohort(driver, is_first, begin_at)
 
 
 _drawn = functools.lru_cache(2)(Cohort.drawn)
 """Asked in each step of each simulated member, and drawn once a round."""
-
-
-def _first_if_drawn(cohort: Cohort, samples: Sequence[float], index: int) -> Callable[[int], bool]:
-    return lambda round: next(iter(_drawn(cohort, round, samples)), -1) == index
 
 
 def _first_if_told(link: Link) -> Callable[[int], bool]:

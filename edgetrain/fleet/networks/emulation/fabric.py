@@ -136,7 +136,8 @@ def build(
         inode = os.fstat(descriptor).st_ino
         hosts.append(Host(number, address_of(number), descriptor, inode, f"h{number}"))
         links.append(Netlink())
-        _learn_nothing()
+        with contextlib.suppress(OSError):  # no metrics of earlier connections: runs are alike
+            (_SETTINGS / "tcp_no_metrics_save").write_text("1", "ascii")
         each[number].apply()
     linux.unshare(linux.CLONE_NEWNET)
     core = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -186,12 +187,6 @@ def _configure(host: Host, link: Netlink, congestion: str, first_window: int) ->
             f"congestion control '{congestion}' cannot be pinned: {error}",
             f"this kernel has: {' '.join(available())}",
         ) from None
-
-
-def _learn_nothing() -> None:
-    """Keep no metrics of earlier connections, so that runs are alike."""
-    with contextlib.suppress(OSError):
-        (_SETTINGS / "tcp_no_metrics_save").write_text("1", "ascii")
 
 
 def _set(name: str, value: str, key: str) -> None:

@@ -137,7 +137,8 @@ class Emulator:
             while turns & 255 or not self._parent.gone():
                 turns += 1
                 if heap or self._fault_times:
-                    timer.arm(self._next_time() - self._lead.ns)
+                    times = [queue[0][0] for queue in (heap, self._fault_times) if queue]
+                    timer.arm(min(times) - self._lead.ns)
                 rang = False
                 ready = epoll.poll(_IDLE_SECONDS)
                 if not ready:
@@ -152,10 +153,6 @@ class Emulator:
                         self._answer_commands()
                         turns = 0
                 self._flush(rang)
-
-    def _next_time(self) -> int:
-        times = [queue[0][0] for queue in (self._heap, self._fault_times) if queue]
-        return min(times)
 
     def _take_packets(self, source: int, port: Port) -> None:
         paths, numbers = self._paths, self._numbers

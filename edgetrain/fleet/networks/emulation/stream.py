@@ -346,8 +346,9 @@ class Proxy:
             horizon += self._lead.ns
         if not pipe.reading and not pipe.acks:
             self._resume(connection, pipe)
-        if connection.up.ended and connection.down.ended and not queue:
-            self._close_if_done(connection)
+        up, down = connection.up, connection.down
+        if up.ended and down.ended and not up.queue and not down.queue:
+            self._drop(connection)
 
     def _write(self, pipe: Pipe, data: memoryview | None) -> memoryview | None:
         """Write data, or the end of the stream if it is None; return what is left, or None."""
@@ -361,10 +362,6 @@ class Proxy:
         pipe.waiting -= sent
         self._carried += sent
         return data[sent:] if sent < len(data) else None
-
-    def _close_if_done(self, connection: Connection) -> None:
-        if not connection.up.queue and not connection.down.queue:
-            self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
         if connection not in self._connections:
