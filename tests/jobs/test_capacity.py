@@ -240,6 +240,13 @@ def test_rounds_that_would_get_longer_are_said_to_be_left_out():
         assert answer(asked).left_out == ""
 
 
+def test_that_slow_start_ends_early_where_delays_vary_is_said_to_be_left_out():
+    """1.3 MB a round over 4g-good: 400 ms a step in the simulator, 178 planned."""
+    assert "slow start" in answer(question(8, "4g-good", elements=325_000)).left_out
+    for network, elements in (("4g-good", 10_000), ("wan-200ms", 325_000), ("wifi", 325_000)):
+        assert answer(question(8, network, elements=elements)).left_out == ""
+
+
 def test_what_figures_leave_out_is_a_line_below_the_table_that_fits_a_terminal():
     said = "members would make rounds longer than 5 steps, which is left out (try local_steps=10)"
     rows = [{"members": 10, "left_out": ""}, {"members": 1000, "left_out": said}]

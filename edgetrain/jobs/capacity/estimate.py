@@ -39,6 +39,10 @@ MARGIN = 1.1
 COUNTS = (10, 100, 1_000, 10_000, 100_000)
 """Fleets that a table of capacity compares."""
 
+LONG_BYTES, VARYING_MS = 100_000, 4.0
+"""Of what a member sends in a round, and of a link's jitter, from which on slow start's early end
+(HyStart, 4 ms and more) makes rounds much longer: docs/simulation.md."""
+
 _STEADY = (
     0.5  # the last part of the rounds, in which slow start and a delay being measured are over
 )
@@ -314,6 +318,12 @@ class _Run:
             left_out.append(
                 f"members would make rounds longer than {local_steps} steps, which these figures "
                 f"leave out (try local_steps={2 * local_steps})"
+            )
+        ways = (way for kind in self.question.kinds for way in (kind.network.up, kind.network.down))
+        if self.averaging.sent_bytes > LONG_BYTES and any(w.jitter_ms >= VARYING_MS for w in ways):
+            left_out.append(
+                "slow start that ends early where delays vary, so that rounds may take twice as "
+                "long (edgetrain run --simulate has it)"
             )
         if self.question.exchange.final_sync and local_steps + self.delay > CLOSE:
             left_out.append(
