@@ -215,20 +215,18 @@ class Aggregator:
             if not overdue and (missing or not enough):
                 continue
             if not enough:
-                self._remove_block(block, made)
+                self._blocks.remove(block)  # these rounds get another one
+                self.remarks.append(
+                    f"{made} of at least {self.terms.threshold} members made keys for rounds "
+                    f"{block.first} to {block.end - 1}: they are asked again"
+                )
             elif block.phase == "advertise":
                 out += self._pass_on_keys(block, now)
             else:
-                out += self._pass_on_shares(block)
+                block.phase = "ready"
+                block.holders = tuple(name for name in block.names if name in block.shares)
+                out += [(name, self._shares_for(block, name)) for name in block.holders]
         return out
-
-    def _remove_block(self, block: HubBlock, answered: int) -> None:
-        """Too few members made keys: these rounds get another block."""
-        self._blocks.remove(block)
-        self.remarks.append(
-            f"{answered} of at least {self.terms.threshold} members made keys for rounds "
-            f"{block.first} to {block.end - 1}: they are asked again"
-        )
 
     def _take_advert(self, name: str, message: Advertise) -> None:
         block = self._numbered(message.block)
@@ -268,11 +266,6 @@ class Aggregator:
         if set(table) != set(range(len(block.names))) - {block.place(name)}:
             raise BadMessage("shares for all others are needed, and no more")
         block.shares[name] = table
-
-    def _pass_on_shares(self, block: HubBlock) -> Outgoing:
-        block.phase = "ready"
-        block.holders = tuple(name for name in block.names if name in block.shares)
-        return [(name, self._shares_for(block, name)) for name in block.holders]
 
     def _shares_for(self, block: HubBlock, name: str) -> Shares:
         place = block.place(name)

@@ -71,11 +71,9 @@ class RangedExchange:
             self._watch(link)
 
     def _watch(self, link: Link) -> None:
-        link.interrupt, link.while_idle = self._interrupt, partial(self._pulse, link)
+        # What interrupts may be set later.
+        link.interrupt, link.while_idle = lambda: self.interrupt(), partial(self._pulse, link)
         link.first_pause_s = PAUSE_S
-
-    def _interrupt(self) -> None:
-        self.interrupt()
 
     def _pulse(self, waiting: Link) -> None:
         """While nothing comes on one link, the others take in what comes. Not that one: it would

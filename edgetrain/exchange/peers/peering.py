@@ -183,7 +183,8 @@ class _Hosting:
                 hub = self.hub
                 if hub is None or hub.finished:
                     self._ended.set()
-                    self._turn_away()
+                    for sender, _ in self._listener.poll(IDLE_S):
+                        self._listener.send(sender, pack(Refuse("unknown", NOTHING_HERE)))
                     continue
                 serve(hub, self._listener, self._clock, self._observe, partial(self._is_over, hub))
         except EdgetrainError as error:
@@ -194,10 +195,6 @@ class _Hosting:
 
     def _is_over(self, hub: Hub) -> bool:
         return self._stopped.is_set() or self.hub is not hub
-
-    def _turn_away(self) -> None:
-        for sender, _ in self._listener.poll(IDLE_S):
-            self._listener.send(sender, pack(Refuse("unknown", NOTHING_HERE)))
 
     def wait_for_end(self, patience_s: float) -> bool:
         return self._ended.wait(patience_s)

@@ -240,7 +240,9 @@ class MetricsLog:
         self.lost += lost
         self._lost_unsaid += lost
         if not lost and self._lost_unsaid:
-            self._record_loss()
+            reason = f"{self._lost_unsaid} lines of metrics could not be written"
+            if not self._file.append(self._line("event", {"event": "error", "reason": reason})):
+                self._lost_unsaid = 0
 
     def close(self) -> None:
         """Flush and close; a second call does nothing. Lines after it are dropped."""
@@ -267,11 +269,6 @@ class MetricsLog:
     def _line(self, kind: str, keys: Mapping[str, Any], ago: float = 0.0) -> bytes:
         t = seconds(self._clock() - self._t0 - ago)
         return format_line({"kind": kind, "t": t, "member": self.member, **keys})
-
-    def _record_loss(self) -> None:
-        reason = f"{self._lost_unsaid} lines of metrics could not be written"
-        if not self._file.append(self._line("event", {"event": "error", "reason": reason})):
-            self._lost_unsaid = 0
 
 
 _FORMATS: dict[shapes.Is, Callable[[Any], Any]] = {

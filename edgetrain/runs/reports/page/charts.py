@@ -123,15 +123,11 @@ def _chart(
 ) -> str:
     most = max((x for points in every for x, _ in points), default=1.0) or 1.0
     drawn = [
-        Line(story.label, _within(points, y), place)
+        Line(story.label, tuple((x, min(max(at, y.low), y.high)) for x, at in points), place)
         for place, (story, points) in enumerate(zip(stories, every, strict=True))
     ]
     said = "" if mark is None else f"target {y.say(mark)}"
     return lines(drawn, Scale(0.0, most, view.label, view.say), y, title, mark, said, signs, band)
-
-
-def _within(points: Points, y: Scale) -> Points:
-    return tuple((x, min(max(value, y.low), y.high)) for x, value in points)
 
 
 LOSS = "training loss (median of members)"
