@@ -50,7 +50,6 @@ ABOVE = {
     "docs/devices-at-work.md": 26.7,
     "docs/networks.md": 23.3,
     "docs/run-folder.md": 27.4,
-    "docs/tests.md": 46.2,
     "docs/wire.md": 29.4,
     "docs/with-your-trainer.md": 38.6,
     "findings/README.md": 25.6,
