@@ -218,7 +218,7 @@ def check_strategy(row: Strategy | str) -> None:
     try:
         ForkingPickler.dumps(row)  # it goes to other processes
         _check_half(row)
-        if row.in_step and not row.deals:
+        if row.is_synchronous and not row.deals:
             for delay in (0, 2)[: 1 + row.delays]:
                 _check_training(row, delay)
     except Exception as error:

@@ -75,8 +75,8 @@ class Request:
     none."""
     optimizer: str = ""
     """Words that say what its optimizer's steps depend on: see `messages.Join`."""
-    foretells: bool = True
-    """Whether it may choose a correction that foretells replies. The hub is not told."""
+    predicts: bool = True
+    """Whether it may choose a correction that predicts replies. The hub is not told."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def check_on_member(found: Resolved) -> None:
     check_privacy(found.job.privacy)
     if found.job.privacy.unit == "none":
         return
-    _check_foretelling(found)
+    _check_predictions(found)
     refused = _why_not_example(found) if found.job.privacy.unit == "example" else _why_not(found)
     if refused:
         raise ConfigError(*refused)
@@ -69,7 +69,7 @@ def refuse_checkpoint(unit: str) -> None:
         )
 
 
-def _check_foretelling(found: Resolved) -> None:
+def _check_predictions(found: Resolved) -> None:
     if found.strategy.learns_from_replies and found.job.privacy.unit == "member":
         raise ConfigError(
             f"{found.strategy.spelled} and privacy.unit = 'member': the noise in a reply is larger "

@@ -95,7 +95,7 @@ def _choices(found: Resolved) -> Iterator[JobChoice]:
          "compares" if merge.weighs else "compares once", "zeros" if merge.elementwise else ""),
         (cuts, "privacy.where = 'hub'", "say where = 'member'", "cuts", ""),
         (unit != "none", f"privacy.unit = '{unit}'", "leave privacy out", "private", ""),
-        (not strategy.in_step, strategy.spelled, another, "apart", "hidden"),
+        (not strategy.is_synchronous, strategy.spelled, another, "apart", "hidden"),
         (strategy.delays, strategy.spelled, "choose fedavg or local-sgd", "", "drawn"),
         (strategy.weighted, strategy.name, "choose dga or local-sgd", "", "once"),
         (strategy.ranges > 1, strategy.spelled, another, "fragments", ""),

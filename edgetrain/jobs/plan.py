@@ -146,7 +146,7 @@ def _settled(found: Resolved, elements: int, task: Task) -> Resolved:
         return topology.take_star(found, "the job has gateways (fleet.gateways)")
     if found.strategy.deals:
         return topology.take_star(found, f"the hub of {found.strategy.name} hands out work")
-    if job.fleet.topology != AUTO or not found.strategy.in_step:
+    if job.fleet.topology != AUTO or not found.strategy.is_synchronous:
         return topology.take_star(found, "members are out of step and have no averaging of all")
     model = task.model()
     paces = (pace_of(job, board, model, task) for board in set(found.devices))

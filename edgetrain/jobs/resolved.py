@@ -299,7 +299,7 @@ def _delay_of(job: Job, strategy: Strategy) -> Delay:
     final_sync = _final_sync_of(job, strategy)
     if isinstance(steps, int):
         return Delay(steps, final_sync=final_sync)
-    if not strategy.in_step:  # there is no reply to every round, whose trip could be measured
+    if not strategy.is_synchronous:  # no reply to every round, whose trip could be measured
         return Delay(MAX_IN_FLIGHT * (job.strategy.local_steps or strategy.local_steps))
     by_gradient = str(job.train.optimizer.get("name", "")).lower() in _BY_GRADIENT
     syncs = final_sync != 0 and not _has_equal_data(job) and _has_samples(job)
@@ -317,7 +317,7 @@ def _final_sync_of(job: Job, strategy: Strategy) -> float:
     share = job.strategy.final_sync
     if isinstance(share, float) or job.strategy.head_steps:
         return share if isinstance(share, float) else 0.0
-    syncs = strategy.has_local_steps and strategy.in_step and strategy.ranges == 1
+    syncs = strategy.has_local_steps and strategy.is_synchronous and strategy.ranges == 1
     if syncs and not _has_equal_data(job):
         return CHOSEN
     return CHOSEN_ALIKE if syncs and strategy.delays and _has_velocity(job) else 0.0

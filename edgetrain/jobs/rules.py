@@ -105,7 +105,7 @@ def _check_weights(found: Resolved) -> None:
          "name it, as in fleet.device = 'raspberry-pi-4b:6, servers'"),
         (shares > members, f"servers.shares = {shares}: the job has only {members} members",
          f"allowed are 1 to {members}"),
-        (weighting and not found.strategy.in_step, f"strategy.weighting = '{weighting}': "
+        (weighting and not found.strategy.is_synchronous, f"strategy.weighting = '{weighting}': "
          f"{found.strategy.name} says itself what a contribution counts for",
          "leave it out, or choose dga or fedavg"),
     )  # fmt: skip
@@ -211,7 +211,8 @@ def _check_head_steps(found: Resolved) -> None:
         (steps >= found.local_steps,
          f"{spelled} in rounds of {found.local_steps} steps: none is left for what members share",
          f"head_steps = {found.local_steps - 1} or less, or more strategy.local_steps"),
-        (strategy.delays or not strategy.in_step, f"{spelled} and {strategy.spelled}: the length "
+        (strategy.delays or not strategy.is_synchronous,
+         f"{spelled} and {strategy.spelled}: the length "
          "of its rounds may change", way_out),
         (strategy.adjusts_gradient, f"{spelled} and {strategy.spelled}: it adds to the gradient of "
          "what members share in every step", way_out),
@@ -324,7 +325,7 @@ def _check_merged(found: Resolved) -> None:
 def _check_out_of_step(found: Resolved) -> None:
     """What needs rounds that have one contribution of each member."""
     strategy, job = found.strategy, found.job
-    if strategy.in_step:
+    if strategy.is_synchronous:
         return
     final_sync, spelled = job.strategy.final_sync, strategy.spelled
     refuse_first(

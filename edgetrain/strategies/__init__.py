@@ -113,7 +113,7 @@ class Strategy:
     has_variates: bool = False
     """Whether contributions have members' mean gradients behind their displacements, by which they
     correct the gradients that their optimizers see (`variates`)."""
-    in_step: bool = True
+    is_synchronous: bool = True
     """Whether a round has one contribution of each member, and its reply answers these. Otherwise
     contributions are merged as they arrive (`arrivals`), and members take the replies that are
     there (`out_of_step`)."""
@@ -171,7 +171,7 @@ class Strategy:
         """A fresh merge rule for the hub, as `merging` spells them; ConfigError."""
         from edgetrain.strategies import merging
 
-        if not self.in_step and text.strip() == "mean":
+        if not self.is_synchronous and text.strip() == "mean":
             return merging.sum_rule()
         return merging.parse(text, keeps_late=self.keeps_late)
 
@@ -484,7 +484,7 @@ _ROWS = (
         corrections=("own", "none"),
         correction="own",
         delays=True,
-        in_step=False,
+        is_synchronous=False,
     ),
     Strategy(
         name="ssp",
@@ -497,7 +497,7 @@ _ROWS = (
         corrections=("own", "none"),
         correction="own",
         delays=True,
-        in_step=False,
+        is_synchronous=False,
     ),
     Strategy(
         name="async-sgd",
@@ -511,7 +511,7 @@ _ROWS = (
         corrections=("own", "none"),
         correction="own",
         delays=True,
-        in_step=False,
+        is_synchronous=False,
     ),
     Strategy(
         name="lbfgs",

@@ -80,28 +80,28 @@ class FirstRounds:
         return self.rounds >= ROUNDS
 
     @property
-    def apart(self) -> float:
+    def divergence(self) -> float:
         """How far the rounds so far led from the fleet; 0: the fleet has not moved yet."""
         own, reply = self._ways
         length = float(np.sum(reply * reply))
         return float(np.sum((own - reply) ** 2)) / length if length > 0 else 0.0
 
     @property
-    def is_apart(self) -> bool:
-        return self.apart >= APART
+    def is_divergent(self) -> bool:
+        return self.divergence >= APART
 
     @property
     def chosen(self) -> str:
-        return "predict" if self.is_apart else "decay" if self._touches_many else "paper"
+        return "predict" if self.is_divergent else "decay" if self._touches_many else "paper"
 
     @property
     def reason(self) -> str:
         """What was chosen, why, and what it costs."""
         memory = "no" if self.chosen == "paper" else f"{4 * self._elements / 1e6:.3g} MB of"
-        data = "at least 1.25: unequal data" if self.is_apart else "below 1.25: similar data"
+        data = "at least 1.25: unequal data" if self.is_divergent else "below 1.25: similar data"
         return (
             f"{self.chosen}: divergence from the fleet over {self.rounds} rounds is "
-            f"{self.apart:.2g} ({data}); {memory} memory"
+            f"{self.divergence:.2g} ({data}); {memory} memory"
         )
 
     def state(self) -> dict[str, NDArray[Any]]:

@@ -297,7 +297,10 @@ class Descent:
 @pytest.mark.parametrize("strategy", SPELLED + OUT_OF_STEP)
 def test_every_strategy_trains_to_the_same_bits_over_every_exchange(meeting, strategy):
     row = strategies.find(strategy)
-    local_steps, delay = 3 if row.has_local_steps else 1, 4 if row.delays and row.in_step else 0
+    local_steps, delay = (
+        3 if row.has_local_steps else 1,
+        4 if row.delays and row.is_synchronous else 0,
+    )
 
     def train(connect, index):
         described = layouts.describe([("w", (ELEMENTS,), "float32")])

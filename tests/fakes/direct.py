@@ -90,7 +90,7 @@ class Direct:
         self.delay = delay if self.row.delays else 0
         rule = self.row.merge_rule()
         self._arrivals: Any = None
-        if not self.row.in_step:
+        if not self.row.is_synchronous:
             self._arrivals = self.row.closing_rule(ArrivalTerms(members, self.local_steps, 60.0))
         if not isinstance(rule, SliceRule):
             raise ConfigError(f"{strategy} cannot be merged directly", "train over a hub")

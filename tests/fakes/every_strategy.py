@@ -24,6 +24,6 @@ _ALL = [
 """Those with parameters have some value for each; those with corrections are there with each. Whose
 hub hands out work is tested by itself (tests/exchange/hub/test_dealing.py)."""
 
-SPELLED = [spelled for spelled in _ALL if find(spelled).in_step]
+SPELLED = [spelled for spelled in _ALL if find(spelled).is_synchronous]
 OUT_OF_STEP = [spelled for spelled in _ALL if spelled not in SPELLED]
 """Of two members without a delay these are in step, too."""

@@ -125,10 +125,10 @@ def test_it_is_the_formula(elements, drift, seed):
     found = rounds(FirstRounds(elements), owns, reply)
     way, fleet = np.sum(owns, 0, np.float64), ROUNDS * reply.astype(np.float64)
     expected = np.sum((way - fleet) ** 2) / np.sum(fleet**2)
-    assert found.apart == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert found.divergence == pytest.approx(expected, rel=1e-6, abs=1e-9)
     assert found.is_made
-    assert found.is_apart == (found.apart >= APART)
-    assert found.reason.startswith("predict: div" if found.is_apart else "decay: div")
+    assert found.is_divergent == (found.divergence >= APART)
+    assert found.reason.startswith("predict: div" if found.is_divergent else "decay: div")
 
 
 def test_a_long_vector_is_sampled():
@@ -136,12 +136,12 @@ def test_a_long_vector_is_sampled():
     own, reply = np.random.default_rng(0).standard_normal((2, size)).astype(np.float32)
     found = rounds(FirstRounds(size), [own] * ROUNDS, reply)
     whole = np.sum((own - reply).astype(np.float64) ** 2) / np.sum(reply.astype(np.float64) ** 2)
-    assert found.apart == pytest.approx(whole, rel=0.05)
+    assert found.divergence == pytest.approx(whole, rel=0.05)
 
 
 def test_a_fleet_that_does_not_move_is_no_reason_to_divide_by_zero():
     still = np.zeros(3, np.float32)
-    assert not rounds(FirstRounds(3), [still] * ROUNDS, still).is_apart
+    assert not rounds(FirstRounds(3), [still] * ROUNDS, still).is_divergent
 
 
 def half_of(elements=6, name="dga"):

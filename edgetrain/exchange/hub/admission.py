@@ -198,8 +198,8 @@ class Admission:
                 f"{round}"
             )
         first, most = max(message.oldest, message.submitted), self.rounds.slack + 1
-        in_step = self.terms.strategy.in_step
-        if in_step and first - max(round, member.first_round) > most:
+        is_synchronous = self.terms.strategy.is_synchronous
+        if is_synchronous and first - max(round, member.first_round) > most:
             return "order", f"round {first} is more than {most} ahead of {round}"
         known = self.rounds.checksums.get(message.applied)
         if known and message.checksum and known != message.checksum:

@@ -234,8 +234,8 @@ class Rounds:
             member.skip_to(due)
         if message.part + 1 < message.parts:
             member.add_part(message.payload, message.applied)
-            in_step = self.masks is None and self.arrivals is None
-            if in_step and not member.behind and message.round == self.collecting:
+            is_synchronous = self.masks is None and self.arrivals is None
+            if is_synchronous and not member.behind and message.round == self.collecting:
                 _merge_early(self, self._members, message.part)
             return Accepted("partial", outvoted)
         remarks, may_be_due = self._add_contribution(member, message, now)

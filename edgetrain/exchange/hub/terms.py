@@ -38,7 +38,7 @@ class Terms:
 
     def closing_rule(self, policy: Policy) -> ClosingRule:
         """What closes rounds: the policy's rule, or the strategy's if members are out of step."""
-        if self.strategy.in_step:
+        if self.strategy.is_synchronous:
             return policy.closing_rule()
         pace = ArrivalTerms(policy.members, self.local_steps, policy.deadline_s)
         return self.strategy.closing_rule(pace)

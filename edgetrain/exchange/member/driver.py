@@ -174,7 +174,7 @@ def _pop_submitted(
 ) -> tuple[float, float]:
     """When the oldest contribution in this reply was submitted, and the seconds of that."""
     at_once = reply.arrived, 0.0
-    if strategy.in_step:
+    if strategy.is_synchronous:
         return submitted.pop(reply.round, at_once)
     answered = [number for number in submitted if number < reply.merged]
     return min((submitted.pop(number) for number in answered), default=at_once)
@@ -230,7 +230,7 @@ class Driver:
         """
         self.exchange, self.flat, self.entry = exchange, flat, entry
         self.strategy = strategies.find(entry.strategy)
-        row = self.strategy if request.foretells else self.strategy.without_choice()
+        row = self.strategy if request.predicts else self.strategy.without_choice()
         is_auto = codecs.parse(entry.codec).adapts
         setting = strategies.Setting(
             flat.params, flat.gradient, entry.steps_now or entry.local_steps, entry.delay.steps,
@@ -378,7 +378,7 @@ class Driver:
         half counts steps that are not taken; with a gradient strategy `step` is called to step the
         optimizer with the mean of the others' gradients, and to leave no gradient.
         """
-        self._members = int(self.strategy.in_step)  # out of step nobody waits for this one
+        self._members = int(self.strategy.is_synchronous)  # out of step nobody waits for this one
         while self._members:
             if self.half.moves_params:
                 self._take_part()
@@ -405,7 +405,7 @@ class Driver:
             self._exchange(self._rest)
             while not (self.exchange.settle() or self.is_drawn) and self.half.moves_params:
                 self._take_part()  # what came too late for its own round is in this one
-            while to_the_end and not self.strategy.in_step and self.exchange.await_reply():
+            while to_the_end and not self.strategy.is_synchronous and self.exchange.await_reply():
                 self._apply(self.half.applied)
             if self.half.moves_params:  # what is given up leaves the model without a reply, too
                 self.flat.push_params()
@@ -418,7 +418,7 @@ class Driver:
 
     def _rest(self) -> Vector | None:
         rest = self.half.finish(rest=not (self.exchange.sent_nearly_all or self.is_drawn))
-        if not self.strategy.in_step:
+        if not self.strategy.is_synchronous:
             self.exchange.end(self.half.round)
         return rest
 
@@ -541,7 +541,7 @@ class Driver:
         if not self.strategy.deals:  # then each round is a step, also one that was missed
             self._progress += max(0, found.round - self.half.round) * self.half.local_steps
         self.half.skip_to(found.round)
-        first = self.half.applied if self.strategy.in_step else found.merged
+        first = self.half.applied if self.strategy.is_synchronous else found.merged
         self._submitted = {r: at for r, at in self._submitted.items() if r >= first}
         self._take_delay(found.delay, found.local_steps)
 

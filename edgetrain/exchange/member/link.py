@@ -202,7 +202,7 @@ class Entrance:
         masker = masker_of(welcome, request, elements)
         self.memory = VectorPool(ranges.largest)
         self.outbox = Outbox(welcome.name, codec, ranges, welcome.members, self.memory, masker)
-        name = "" if strategies.find(welcome.strategy).in_step else welcome.name
+        name = "" if strategies.find(welcome.strategy).is_synchronous else welcome.name
         self.inbox = Inbox(reply_codec, ranges, self.memory, self._clock, name)
         self._silence.set_beat(welcome.heartbeat_s)
         self.on_welcome(welcome.members)

@@ -112,7 +112,7 @@ def question_of(
 
 
 def _refuse_out_of_step(strategy: Strategy) -> None:
-    if not strategy.in_step:
+    if not strategy.is_synchronous:
         raise ConfigError(
             f"capacity of {strategy.spelled}: how often a reply goes to all depends on when "
             "contributions arrive",

@@ -385,14 +385,14 @@ def request_of(found: Resolved, place: Place, task: Task, digest: str = "") -> R
     # Steps that all have the same samples, and few of them: replies foretold from the first rounds
     # lead astray (docs/decisions/027).
     few = own.samples(task) <= train.batch * train.accumulate
-    foretells = not (few and 0 < train.steps < SHORTEST * found.strategy.local_steps)
+    predicts = not (few and 0 < train.steps < SHORTEST * found.strategy.local_steps)
     request = Request("", place.name, weight, digest or found.job.digest(), secure=terms)
     if found.strategy.deals:
         from edgetrain.tasks.slices import digest_of
 
         batch = found.strategy.argument("batch")
         request = replace(request, data=digest_of(task, (own.held[0], own.of), batch))
-    return replace(request, foretells=foretells)
+    return replace(request, predicts=predicts)
 
 
 def step_times(job: Job, place: Place, seconds: float) -> Callable[[int], float]:
