@@ -10,6 +10,7 @@ field means, and its bytes, is in docs/wire.md and nowhere else. Arrays travel a
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from operator import ge, le
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, dataclass_transform
 
 import msgpack
@@ -61,18 +62,26 @@ class Domain(NamedTuple):
     check: Callable[[Any], bool]
     said: str
     """In words."""
+    low: Any = ()
+    high: Any = ()
+    """Of their type, all from `low` to `high` is allowed: `check` need not be asked."""
 
 
 def whole(low: int, high: int) -> Domain:
     return Domain(
         lambda value: type(value) is int and low <= value <= high,
         f"an integer from {low} to {high}",
+        low,
+        high,
     )
 
 
 def number(low: float, high: float) -> Domain:
     return Domain(
-        lambda value: type(value) is float and low <= value <= high, f"a float from {low} to {high}"
+        lambda value: type(value) is float and low <= value <= high,
+        f"a float from {low} to {high}",
+        float(low),
+        float(high),
     )
 
 
@@ -80,6 +89,8 @@ def text(longest: int) -> Domain:
     return Domain(
         lambda value: type(value) is str and len(value) <= longest and value.isprintable(),
         f"printable text of at most {longest} characters",
+        "",
+        "",
     )
 
 
@@ -113,7 +124,7 @@ Weight = Annotated[float, number(1e-9, 1e15)]
 Finite = Annotated[float, number(-MOST_FIGURE, MOST_FIGURE)]
 Name = Annotated[str, _NAME]
 Address = Annotated[str, _ADDRESS]
-Flag = Annotated[bool, Domain(lambda value: type(value) is bool, "true or false")]
+Flag = Annotated[bool, Domain(lambda value: type(value) is bool, "true or false", False, True)]
 Counts = Annotated[
     tuple[tuple[str, int], ...],
     rows("pairs of a printable name of at most 64 characters and a number", _NAME, _COUNT),
@@ -181,6 +192,8 @@ class _Kind:
     kind: ClassVar[bytes]
     header: ClassVar[dict[str, Domain]]
     """The fields in the header, in order, and what they may hold."""
+    quick: ClassVar[tuple[tuple[Any, ...], ...]]
+    """Their types, and their domains' `low` and `high`."""
     optional: ClassVar[tuple[Any, ...]]
     """Defaults of those at the end that may be left out."""
     carries: ClassVar[bool]
@@ -194,6 +207,8 @@ class _Kind:
         found: dict[str, Any] = {each.name: each for each in fields(made)}
         cls.carries = found.pop("payload", None) is not None
         cls.header = {name: each.type.__metadata__[0] for name, each in found.items()}
+        low, high = (tuple(getattr(d, e) for d in cls.header.values()) for e in ("low", "high"))
+        cls.quick = tuple(map(type, low)), low, high
         cls.optional = tuple(e.default for e in found.values() if "optional" in e.metadata)
         KINDS[kind] = made
 
@@ -754,16 +769,15 @@ def unpack(frames: "Sequence[Buffer]") -> Message:
     """The message in these frames; its payload is the caller's buffer. Raises BadMessage alone."""
     if len(frames) not in (2, 3):
         raise BadMessage(f"{len(frames)} frames: a message has 2 or 3")
-    kind = memoryview(frames[0])
-    cls = KINDS.get(bytes(kind)) if kind.nbytes == 1 else None
+    cls = KINDS.get(bytes(frames[0][:2]))
     if cls is None:
-        raise BadMessage(f"no message kind {bytes(kind[:8])!r}")
+        raise BadMessage(f"no message kind {bytes(frames[0][:8])!r}")
     if len(frames) != 2 + cls.carries:
         raise BadMessage(f"{cls.__name__} in {len(frames)} frames")
-    header = memoryview(frames[1])
-    if header.nbytes > cls.most_bytes:
+    header = frames[1]
+    if len(header) > cls.most_bytes:
         raise BadMessage(
-            f"{cls.__name__}: a header of {header.nbytes} bytes, allowed {cls.most_bytes}"
+            f"{cls.__name__}: a header of {len(header)} bytes, allowed {cls.most_bytes}"
         )
     try:
         # An element takes a byte at least, and the array of fields 64 at most.
@@ -776,10 +790,12 @@ def unpack(frames: "Sequence[Buffer]") -> Message:
         raise BadMessage(f"{cls.__name__}: the header is not an array of {len(cls.header)} fields")
     values += cls.optional[len(values) - fewest :]
     _check(cls, values)
-    arguments = dict(zip(cls.header, values, strict=True))
+    made = cls.__new__(cls)  # as its __init__ does, which sets the fields of a frozen one singly
+    found = vars(made)
+    found.update(zip(cls.header, values, strict=True))
     if cls.carries:
-        arguments["payload"] = frames[2]
-    return cls(**arguments)
+        found["payload"] = frames[2]
+    return made
 
 
 def other_protocol(frames: "Sequence[Buffer]") -> int | None:
@@ -803,6 +819,9 @@ def other_protocol(frames: "Sequence[Buffer]") -> int | None:
 
 def _check(cls: type[Message], values: Sequence[Any]) -> None:
     """Raise BadMessage for the first value that its field does not allow."""
+    types, low, high = cls.quick
+    if (*map(type, values),) == types and all(map(le, low, values)) and all(map(ge, high, values)):
+        return
     for (name, allowed), value in zip(cls.header.items(), values, strict=True):
         if not allowed.check(value):
             # A list may be nested deeper than Python can print.
