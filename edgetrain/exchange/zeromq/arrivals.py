@@ -95,11 +95,14 @@ class Arrivals:
         """A connection has ended, or is being ended."""
         self._known.pop(descriptor, None)
 
-    def count_message(self, descriptor: int, owner: bytes) -> None:
+    def count_message(self, descriptor: int, owner: bytes) -> bool:
+        """Whether the connection is known. May be called beside a look of another thread, which
+        sees the message, or the next look does."""
         connection = self._known.get(descriptor)
         if connection is not None:
             connection.owner = owner
             connection.messages += 1
+        return connection is not None
 
     def find_crowd(self, address_of: Callable[[int], str]) -> list[int]:
         """The newcomers to end because there are too many."""

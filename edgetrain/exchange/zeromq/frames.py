@@ -9,6 +9,9 @@ from edgetrain.vectors.vector import Buffer
 
 ZERO_COPY_BYTES = 1 << 16
 """Below this size a copy is cheaper than the bookkeeping that avoids it."""
+FEW_BYTES = 1 << 13
+"""libzmq puts messages up to this size into what it reads at once, where they must not stay; and a
+copy for each peer costs less than a frame that all share."""
 
 WAITING_MESSAGES = 64
 """Messages of one peer that may wait to be read. Beyond this many its connection is not read
@@ -58,16 +61,16 @@ def frame_of(buffer: Buffer) -> zmq.Frame | Buffer:
     """What to send for a buffer; a large one is referenced, not copied, and all of what another
     frame brought (`payload_of`) goes on as that frame."""
     view = memoryview(buffer)
-    if view.nbytes < ZERO_COPY_BYTES:
+    if view.nbytes <= FEW_BYTES:
         return buffer
     if isinstance(view.obj, zmq.Frame) and len(view.obj) == view.nbytes:
         return view.obj
-    return zmq.Frame(buffer, copy=False)
+    return zmq.Frame(buffer, copy=view.nbytes < ZERO_COPY_BYTES)
 
 
 def payload_of(frame: zmq.Frame) -> Buffer:
-    """The bytes of a received frame; of a large one the memory where libzmq put them."""
-    return frame.bytes if len(frame) < ZERO_COPY_BYTES else frame.buffer
+    """The bytes of a received frame; of a larger one the memory where libzmq put them."""
+    return frame.bytes if len(frame) <= FEW_BYTES else frame.buffer
 
 
 def receive_frames(sock: zmq.Socket[bytes]) -> list[Buffer]:

@@ -67,6 +67,8 @@ class Watch:
 
     def count_message(self, descriptor: int, owner: bytes) -> None:
         """A whole message of a member, with this key, came over this connection."""
+        if self._newcomers is None and self._arrivals.count_message(descriptor, owner):
+            return
         with self._lock:
             if descriptor not in self._arrivals:
                 self._read_events()
@@ -81,12 +83,9 @@ class Watch:
                 self._newcomers.was_refused()
 
     def read_lines(self) -> list[tuple[str, str]]:
-        """(kind, line) of connections that failed or were ended since the last call."""
-        with self._lock:
-            self._read_events()
-            lines = list(self._lines)
-            self._lines.clear()
-        return lines
+        """(kind, line) of connections that failed or were ended since the last call, as the thread
+        has found by now: asked at each poll."""
+        return [self._lines.popleft() for _ in range(len(self._lines))]
 
     def stop(self) -> None:
         """Stop watching: `monitor` may be closed afterwards. Works twice."""
