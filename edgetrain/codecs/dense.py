@@ -35,8 +35,11 @@ class Dense(Ranged):
         residual[:] = 0
         return self.encode(total)
 
+    def apply(self, payload: Buffer, weight: float | None, out: Vector) -> None:
+        self.read(payload, out.size, 0, out, weight)
+
     def read(
-        self, payload: Bytes, elements: int, first: int, out: Vector, weight: float | None
+        self, payload: Bytes | Buffer, elements: int, first: int, out: Vector, weight: float | None
     ) -> None:
         values = np.frombuffer(payload, "<f4", out.size, 4 * first)
         if weight is None:

@@ -25,7 +25,7 @@ class SenderRate:
     def __init__(self, most: int = MESSAGES_PER_S, period_s: float = 1.0) -> None:
         self.most, self._period_s = most, period_s
         self._period = 0
-        self._counts: Counter[bytes] = Counter()
+        self._counts: dict[bytes, int] = {}
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -36,8 +36,8 @@ class SenderRate:
         if period != self._period:
             self._period = period
             self._counts.clear()
-        self._counts[sender] += 1
-        return self._counts[sender] <= self.most
+        self._counts[sender] = count = self._counts.get(sender, 0) + 1
+        return count <= self.most
 
     def is_first_beyond(self, sender: bytes) -> bool:
         """Whether the message counted last was the sender's first beyond the limit."""

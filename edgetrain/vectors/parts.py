@@ -5,14 +5,16 @@ message.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 BASE_PART_ELEMENTS = 1 << 19
 """A base is sent as float32 in parts of 2 MiB."""
 
 
-def parts_of(elements: int, part_elements: int) -> Iterator[slice]:
-    for start in range(0, elements, part_elements):
-        yield slice(start, min(start + part_elements, elements))
+@lru_cache(64)
+def parts_of(elements: int, part_elements: int) -> tuple[slice, ...]:
+    starts = range(0, elements, part_elements)
+    return tuple(slice(start, min(start + part_elements, elements)) for start in starts)
 
 
 def base_part_count(elements: int) -> int:

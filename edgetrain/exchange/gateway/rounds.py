@@ -20,6 +20,7 @@ from edgetrain.exchange.hub.contributions import Contribution
 from edgetrain.exchange.hub.delay import REMEMBERED, Wish
 from edgetrain.exchange.hub.effects import Closed, Effect, Write
 from edgetrain.exchange.hub.open_rounds import OpenRound
+from edgetrain.exchange.hub.open_rounds import counted as counted_once
 from edgetrain.exchange.hub.records import Above, Round, Sent, State
 from edgetrain.exchange.hub.rounds import Due, Rounds, mark_late
 from edgetrain.exchange.messages import NO_WEIGHT
@@ -142,8 +143,9 @@ class SiteRounds(Rounds):
         self._waited[round] = {wish.member: now - wish.arrived for wish in wishes}
         self._waited.pop(round - REMEMBERED, None)
         return Sent(
-            round, entry.counted(), sum(c.weight for c in counted) or NO_WEIGHT, len(wishes),
-            applied, self.checksums.likeliest(applied), wanted, step_s, merged.data.cast("B"),
+            round, counted_once(entry.by_key), sum(c.weight for c in counted) or NO_WEIGHT,
+            len(wishes), applied, self.checksums.likeliest(applied), wanted, step_s,
+            merged.data.cast("B"),
         )  # fmt: skip
 
     def _site_wish(self, wishes: Sequence[Wish]) -> tuple[int, float]:

@@ -102,7 +102,7 @@ class ArrivalRounds:
             age = max(0, round - each.wish.applied) if each.wish is not None else 0
             weight = self._rule.weight(age, len(counted), len(given))
             ages.append(age)
-            entry.contributions[key] = replace(each, weight=max(weight, 2 * NO_WEIGHT))
+            entry.contributions[key] = each._replace(weight=max(weight, 2 * NO_WEIGHT))
         return tuple(ages)
 
     def close(self) -> int:

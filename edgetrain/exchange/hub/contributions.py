@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,7 @@ from edgetrain.vectors.vector import Buffer, Vector, all_finite
 NOT_FINITE = "an element is not a finite number"
 
 
-@dataclass(frozen=True)
-class Contribution:
+class Contribution(NamedTuple):
     """One member's contribution to one round, still encoded."""
 
     member: str
@@ -56,8 +56,7 @@ class Spoilt(Exception):
         self.contribution = contribution
 
 
-@dataclass(frozen=True)
-class ContributionPiece:
+class ContributionPiece(NamedTuple):
     """One part of a contribution: what a merge rule sees as a `Piece`. Raises Spoilt."""
 
     contribution: Contribution

@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from edgetrain.exchange.delay import APART_SHARE, MARGIN, MAX_IN_FLIGHT, Delay
 from edgetrain.exchange.hub.final_sync import EVERY, FinalSync, share_for
@@ -51,8 +51,7 @@ REMEMBERED = 4 * MAX_IN_FLIGHT
 """Rounds for which it is known how long each contribution waited for the others."""
 
 
-@dataclass(frozen=True)
-class Wish:
+class Wish(NamedTuple):
     """What a member has measured, as its contribution says, and when that came."""
 
     member: str
@@ -218,7 +217,7 @@ class AgreedDelay:
     def known(self, wishes: Iterable[Wish | None]) -> list[Wish]:
         """The wishes that are there; of trips during a pause they say nothing."""
         return [
-            each if each.applied >= self._measured_from else replace(each, steps=0)
+            each if each.applied >= self._measured_from else each._replace(steps=0)
             for each in wishes
             if each is not None
         ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from edgetrain.exchange.hub.orders import Answer
 from edgetrain.exchange.hub.records import Record, Round, State
@@ -20,8 +20,7 @@ Event = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(NamedTuple):
     """Send a message to a peer, by its transport address."""
 
     to: bytes
@@ -151,14 +150,17 @@ def refusal(to: bytes, code: str, reason: str) -> Send:
     return Send(to, Refuse(code, printable))
 
 
-def replies_of(record: Round, members: int | None = None, settled: bool = False) -> Iterator[Reply]:
-    """The reply to a round, part by part, from what the journal keeps of it. `members` and
-    `settled` as in Reply; None: the contributions that the record has."""
+def replies_of(
+    record: Round, members: int | None = None, settled: bool = False, steps: int | None = None
+) -> Iterator[Reply]:
+    """The reply to a round, part by part, from what the journal keeps of it. `members`, `settled`
+    and `steps`, its local ones, as in Reply; None: what the record has."""
     told = record.members or len(record.counted)
     parts, members = len(record.reply), told if members is None else members
     pairs = () if settled else record.merged
     for part, payload in enumerate(record.reply):
         yield Reply(
             record.round, part, parts, members, record.delay, record.checksum, settled, payload,
-            record.local_steps, record.complete or 0, () if part else pairs,
+            record.local_steps if steps is None else steps, record.complete or 0,
+            () if part else pairs,
         )  # fmt: skip

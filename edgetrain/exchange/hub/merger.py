@@ -168,6 +168,10 @@ class Merger:
         return {} if self.outer is None else self.outer.state()
 
     @property
+    def has_variates(self) -> bool:
+        return self._terms.strategy.has_variates
+
+    @property
     def weighted(self) -> bool:
         return self._terms.strategy.weighted
 
@@ -335,7 +339,7 @@ class Merger:
         """Whether the inputs that are kept are the merged vector: of masked contributions nothing
         else is known, gateways' are as long, with variates it is no mean, and beside the state of
         an outer rule one vector more. Otherwise the contributions, small where replies are."""
-        is_mean = self.outer is None and not self._terms.strategy.has_variates
+        is_mean = self.outer is None and not self.has_variates
         return self._masked or self._terms.gateways or not is_mean
 
     def _merged_again(self, record: Round) -> Vector:
@@ -355,8 +359,8 @@ class Merger:
         chosen = [contribution for contribution in chosen if contribution.weight > NO_WEIGHT]
         early, self._early = self._early, _Early()
         merged = self._borrow(round) if early.vector is None else early.vector
-        if isinstance(self.rule, RoundRule) and (chosen or self.lot):
-            return self._merge_round(self.rule, chosen, merged)
+        if self._by_slice is None and (chosen or self.lot):
+            return self._merge_round(cast("RoundRule", self.rule), chosen, merged)
         if not chosen:
             merged[:] = 0
         for part in range(self.parts(round) if chosen else 0):
@@ -440,7 +444,7 @@ def _count_missing(
     merger: Merger, merged: Vector, counted: Sequence[Contribution], whole: float
 ) -> None:
     """With variates: the base has the mean gradient of all members, of which these are a part."""
-    if merger._terms.strategy.has_variates:
+    if merger.has_variates:
         merged[merger._second :] *= np.float32(sum(each.weight for each in counted) / whole)
 
 

@@ -40,7 +40,12 @@ class OpenRound:
     @property
     def in_order(self) -> list[Contribution]:
         """All contributions, by their members' names: the order of arrival does not matter."""
-        return [self.contributions[key] for key in sorted(self.contributions)]
+        return [*self.by_key.values()]
+
+    @property
+    def by_key(self) -> dict[Key, Contribution]:
+        """The same by their keys."""
+        return {key: self.contributions[key] for key in sorted(self.contributions)}
 
     @property
     def applied(self) -> int:
@@ -51,16 +56,15 @@ class OpenRound:
     def members(self) -> tuple[str, ...]:
         return tuple(name for name, _ in sorted(self.contributions))
 
-    def counted(self) -> tuple[CountedOnce, ...]:
-        return tuple(
-            CountedOnce(*key, each.weight, each.members)
-            for key, each in sorted(self.contributions.items(), key=itemgetter(0))
-        )
-
     def mark_merged(self) -> None:
         """Note in their senders' records that all of these contributions are merged."""
-        for key in sorted(self.senders):
+        for key in sorted(self.senders, key=itemgetter(1)):
             self.senders[key].mark_merged(key[1], self.contributions[key].members)
+
+
+def counted(by_key: Mapping[Key, Contribution]) -> tuple[CountedOnce, ...]:
+    """These contributions as a journal has them."""
+    return tuple(CountedOnce(*key, each.weight, each.members) for key, each in by_key.items())
 
 
 class Seen(NamedTuple):
@@ -120,6 +124,7 @@ class OpenRounds:
     def __init__(self, members: Members, closing: ClosingRule) -> None:
         self._members = members
         self._closing = closing
+        self._learning = closing if isinstance(closing, LearningRule) else None
         self._open: dict[int, OpenRound] = {}
 
     def __len__(self) -> int:
@@ -190,12 +195,8 @@ class OpenRounds:
 
     def remove(self, round: int, missing: int) -> None:
         entry = self._open.pop(round, None)
-        if (
-            entry is not None
-            and entry.begun is not None
-            and isinstance(self._closing, LearningRule)
-        ):
-            self._closing.note_round(entry.begun, entry.waited_s, missing)
+        if entry is not None and entry.begun is not None and self._learning is not None:
+            self._learning.note_round(entry.begun, entry.waited_s, missing)
 
     def check(self, round: int, now: float) -> tuple[OpenRound, tuple[str, ...]] | None:
         """If `round`, the oldest open one, is due: its contributions, and who is missing."""

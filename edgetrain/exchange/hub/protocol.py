@@ -73,6 +73,9 @@ NOBODY = "no member is at its site: rounds do not wait for it until one is back"
 
 ASTRAY = "something was lost on the way: say where you are"
 
+ENTERS = Join, Resume
+"""With these a peer becomes a member, or is one again."""
+
 GoOn = Callable[[], list[Effect]]
 FindDue = Callable[[], FoundDue]
 Records = Iterable[Record]
@@ -244,7 +247,7 @@ class Hub:
     def take_in(self, sender: bytes, message: Message, now: float) -> list[Effect]:
         """`handle` without the part."""
         first, self._first = self._first, []
-        if isinstance(message, Join | Resume):
+        if isinstance(message, ENTERS):
             if self.steering.course == "stopped":
                 return first + self.steering.send_home(sender, message)
             return first + self._handle_stranger(sender, message, now)
@@ -285,13 +288,13 @@ class Hub:
         if member.standing == "astray":
             return [refusal(member.sender, "unknown", ASTRAY)]
         member.mark_heard()
+        if isinstance(message, Contribute):  # by far the most
+            return self._accept_part(member, message, now)
         match message:
             case Beat() if member.note_end(message.merged):
                 return _nobody_at(member) + self.close_rounds(now)
             case Beat() | Telemetry() | Figure() | Agree():
                 return observe_sign(member, message, self.policy.status_s, now)
-            case Contribute():
-                return self._accept_part(member, message, now)
             case Base() | Fixed():
                 problem, then = self.membership.accept_base(member, message), self.start_if_ready
             case Advertise() | Shares() | Reveal() if self.rounds.masks is not None:

@@ -44,11 +44,11 @@ class HostedPart(HubPart):
                 case Send(message=Reply(part=0) as reply) if reply.round in rounds:
                     record = rounds[reply.round]
                     first = named.setdefault(reply.round, replace(reply, merged=_merged_of(record)))
-                    found.append(replace(effect, message=first))
+                    found.append(Send(effect.to, first))
                 case Send(message=Start() as start):
                     known = (*self.hub.members, *self.hub.members.away)
                     each = tuple((m.name, m.merged) for m in known if m.merged)
-                    found.append(replace(effect, message=replace(start, each=each)))
+                    found.append(Send(effect.to, replace(start, each=each)))
                 case _:
                     found.append(effect)
         return found

@@ -160,7 +160,7 @@ class ReplicatedPart(HubPart):
                     leaving.append(effect)
                     self._copy(item)
                 case Send(message=Beat() as beat) if self._waiting and (beat.merged or beat.last):
-                    leaving.append(replace(effect, message=replace(beat, merged=0, last=0)))
+                    leaving.append(Send(effect.to, replace(beat, merged=0, last=0)))
                 case Send(message=Beat()):
                     leaving.append(effect)
                 case _ if self._barrier > self.copies.held:

@@ -18,8 +18,8 @@ round open. Who joins, is expelled or is given up is decided in `membership` and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from operator import attrgetter
+from dataclasses import dataclass
+from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from edgetrain.codecs import Codec
@@ -31,7 +31,7 @@ from edgetrain.exchange.hub.delay import AgreedDelay, Wish
 from edgetrain.exchange.hub.effects import Closed, Effect, Note, Send, Write, replies_of
 from edgetrain.exchange.hub.members import AWAY, MemberRecord, Members
 from edgetrain.exchange.hub.merger import Merger, RoundResult
-from edgetrain.exchange.hub.open_rounds import OpenRound, OpenRounds
+from edgetrain.exchange.hub.open_rounds import OpenRound, OpenRounds, counted
 from edgetrain.exchange.hub.records import Round, Sent, State
 from edgetrain.exchange.messages import NO_WEIGHT, Contribute
 from edgetrain.strategies.arrivals import ArrivalRule
@@ -377,8 +377,10 @@ class Rounds:
         rung = None if self.density is None else self.density.next_rung
         round, entry = self.round, due.entry
         ages = () if self.arrivals is None else self.arrivals.weigh(entry, round)
-        whole = _weight_of_all(self._members, entry.in_order)
-        result = self.merger.close_round(round, entry.in_order, due.end, rung, whole)
+        by_key = entry.by_key
+        given = [*by_key.values()]
+        whole = _weight_of_all(self._members, given) if self.merger.has_variates else 0.0
+        result = self.merger.close_round(round, given, due.end, rung, whole)
         before = self.checksums.get(round)
         self.open_rounds.remove(round, len(due.missing))
         effects = mark_late(self._members, round, due.missing)
@@ -393,15 +395,16 @@ class Rounds:
         entry.mark_merged()
         # A masked round that is given up has contributions of which none is counted.
         is_given_up = due.end is not None and not result.counted
-        counted, names = ((), ()) if is_given_up else (entry.counted(), entry.members)
+        once = () if is_given_up else counted(by_key)
+        names = () if is_given_up else tuple(name for name, _ in by_key)
         reply, delay, steps = tuple(result.payloads), self.delay.delay, self.delay.local_steps
         complete = None if self.arrivals is None else self.arrivals.close()
-        without = sum(c.members for c in entry.in_order if c.weight == NO_WEIGHT)
+        without = sum(c.members for c in given if c.weight == NO_WEIGHT)
         count = sum(c.members for c in result.counted) + without if result.counted else 0
         count = self.merger.lot or count
-        has_sites = any(c.is_exact for c in entry.in_order)
+        has_sites = any(c.is_exact for c in given)
         record = Round(
-            round, counted, delay, before, result.checksum, reply, result.inputs,
+            round, once, delay, before, result.checksum, reply, result.inputs,
             self.delay.to_keep()[0], complete, count if has_sites else 0,
         )  # fmt: skip
         effects.append(Write(record))
@@ -421,11 +424,10 @@ class Rounds:
         first = self.merger.stretch.turn(len(told))
         told = told[first:] + told[:first]
         if record.complete is None:
-            settled = all(member.has_settled(record.round) for member in told)
+            settled = all(map(methodcaller("has_settled", record.round), told))
         else:
             settled = all(member.merged == record.complete > 0 for member in told)
-        record = replace(record, local_steps=self.delay.local_steps)
-        replies = list(replies_of(record, count, settled))
+        replies = list(replies_of(record, count, settled, self.delay.local_steps))
         self._reply_bytes = sum(memoryview(payload).nbytes for payload in record.reply)
         return [Send(member.sender, reply) for reply in replies for member in told]
 
@@ -436,7 +438,7 @@ class Rounds:
     def find_behind(self) -> tuple[int, list[MemberRecord]]:
         """How many replies may wait for a member, and the members for which more are waiting."""
         most = max(self.slack, BEHIND_BYTES // max(self._reply_bytes, 1))
-        return most, [m for m in self._members if m.follows and self.round - m.applied > most]
+        return most, [m for m in self._members if self.round - m.applied > most and m.follows]
 
 
 def _merge_early(rounds: Rounds, members: Members, part: int) -> None:
@@ -502,7 +504,7 @@ def _why_no_site(
 def mark_late(members: Members, round: int, missing: tuple[str, ...]) -> list[Effect]:
     """The oldest open round closes without these members."""
     effects: list[Effect] = []
-    for member in members:
+    for member in members if missing else ():
         if member.state == "training" and member.name in missing:
             member.mark_late()
             remark = f"round {round} closed at its deadline without it"

@@ -24,17 +24,15 @@ from edgetrain.exchange.hub.effects import (
 )
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.orders import Order
-from edgetrain.exchange.hub.protocol import Hub
+from edgetrain.exchange.hub.protocol import ENTERS, Hub
 from edgetrain.exchange.hub.records import Record, State
 from edgetrain.exchange.hub.standstill import Standstill
 from edgetrain.exchange.keys.pairs import short
 from edgetrain.exchange.limits import ENTRIES_A_MINUTE, Refusals, SenderRate
 from edgetrain.exchange.messages import (
     PROTOCOL,
-    Join,
     Message,
     Refuse,
-    Resume,
     Start,
     other_protocol,
     pack,
@@ -91,7 +89,7 @@ def serve(
             except BadMessage as error:
                 driver.garbled(sender, frames, error)
                 continue
-            if isinstance(message, Join | Resume) and driver.enters_too_often(sender):
+            if isinstance(message, ENTERS) and driver.enters_too_often(sender):
                 continue
             driver.carry_out(hub.handle(sender, message, clock()))
             driver.note_received(sender, message)
