@@ -26,9 +26,14 @@ from harness import machine, progress
 from round import Fleet, hub, obey, playing, star_hub, star_parts
 
 from edgetrain.exchange import messages
+from edgetrain.exchange.hub.base_transfer import base_messages
+from edgetrain.vectors.vector import checksum
 
 BLOCK = 4096
 """Contributions at a turn, about."""
+AT_ONCE = 512
+"""Members that ask to join before one of them has an answer: a hub ends connections of which it has
+heard nothing if there are a thousand."""
 MOST_ROUNDS = 1 << 30
 """Of a star that is ended when it is not needed any more."""
 
@@ -45,10 +50,24 @@ def many(pipe: Connection, address: str, members: int, elements: int, ours: bool
     vector = np.ones(elements, np.float32)
     parts = star_parts(elements)
     began = time.monotonic()
-    ends = [context.socket(zmq.DEALER) for _ in range(members)]
+    ends, known, number = [], checksum(vector), 0
+    for place in range(members):
+        ends.append(context.socket(zmq.DEALER))
+        ends[-1].connect(address)
+        about = ("", "model", vector.size, f"m{place}", 1.0, known, place + 1)
+        hello = messages.pack(messages.Join(messages.PROTOCOL, *about)) if ours else [b"hello"]
+        ends[-1].send_multipart(hello)
+        if ours and not place:  # who comes first brings what all begin with
+            messages.unpack(ends[0].recv_multipart())
+            for part in base_messages(vector):
+                ends[0].send_multipart(messages.pack(part))
+        elif ours and place % AT_ONCE == 0:
+            ends[-1].recv_multipart()
     for end in ends:
-        end.connect(address)
-    known, number = join(ends, vector) if ours else greet(ends), 0
+        while ours and end.recv_multipart()[0] != messages.Start.kind:
+            pass
+        if not ours:
+            end.recv()
     joined_s = time.monotonic() - began
 
     def one_round() -> None:
@@ -75,34 +94,6 @@ def many(pipe: Connection, address: str, members: int, elements: int, ours: bool
             known, number = reply.checksum, number + 1
 
     obey(pipe, one_round, lambda: {"joined_s": joined_s})
-
-
-def greet(ends: Sequence[Any]) -> int:
-    """What members of the star begin with."""
-    for end in ends:
-        end.send(b"hello")
-    for end in ends:
-        end.recv()
-    return 0
-
-
-def join(ends: Sequence[Any], vector: Any) -> int:
-    """Join with each of these; returns the checksum of what all begin with."""
-    from edgetrain.exchange.hub.base_transfer import base_messages
-    from edgetrain.vectors.vector import checksum
-
-    known = checksum(vector)
-    for number, end in enumerate(ends):
-        about = ("", "model", vector.size, f"m{number}", 1.0, known, number + 1)
-        end.send_multipart(messages.pack(messages.Join(messages.PROTOCOL, *about)))
-    for end in ends:
-        while not isinstance(said := messages.unpack(end.recv_multipart()), messages.Start):
-            if isinstance(said, messages.Refuse):
-                raise SystemExit(f"refused: {said.reason}")
-            if isinstance(said, messages.Welcome) and said.upload:
-                for part in base_messages(vector):
-                    end.send_multipart(messages.pack(part))
-    return known
 
 
 class Side:
