@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
+import socket
+import struct
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -86,3 +91,19 @@ def test_closed_ends_are_collected_without_a_word():
         end.close()
     del end
     gc.collect()
+
+
+@pytest.mark.real
+def test_a_fleet_that_connects_at_once_waits_in_the_kernels_queue():
+    hub = HubSocket("tcp://127.0.0.1:0")
+    try:
+        found = []
+        for name in (each.name for each in Path("/proc/self/fd").iterdir()):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as each:
+                if each.getsockname()[1:2] == (hub.port,):
+                    # struct tcp_info of a socket that listens has the room in tcpi_sacked.
+                    info = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+                    found.append(struct.unpack_from("=I", info, 28)[0])
+        assert found == [min(4096, int(Path("/proc/sys/net/core/somaxconn").read_text()))]
+    finally:
+        hub.close()

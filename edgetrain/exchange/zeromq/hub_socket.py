@@ -48,6 +48,10 @@ its clock."""
 NOW, MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 """Numbers: to make one of flags takes as long as to send."""
 
+BACKLOG = 4096
+"""Connections that may wait to be accepted: a fleet's all come at once, and who finds the queue
+full (libzmq's has room for 100) tries again a second later."""
+
 INSIDE = "inproc://hub"
 """Where ends in this process connect. A context has one hub."""
 
@@ -79,6 +83,7 @@ class HubSocket:
         set_options(self._socket, max_message_bytes, handshake_ms)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.BACKLOG, BACKLOG)
         waiting = waiting_messages(max_message_bytes)
         self._socket.setsockopt(zmq.RCVHWM, waiting)
         self._socket.setsockopt(zmq.SNDHWM, UNREAD_MESSAGES)
@@ -141,8 +146,7 @@ class HubSocket:
             return
         receive = self._socket.recv
         for _ in range(MESSAGES_PER_POLL):
-            frame = receive(NOW, False)
-            sender, frames = frame.bytes, list[zmq.Frame]()
+            sender, frames = receive(NOW), [frame := receive(NOW, False)]
             while frame.more:
                 frames.append(frame := receive(NOW, False))
             if sender in self._inside or self._is_from_member(sender, frames):
