@@ -35,11 +35,14 @@ class Dense(Ranged):
         residual[:] = 0
         return self.encode(total)
 
-    def apply(self, payload: Buffer, weight: float | None, out: Vector) -> None:
-        self.read(payload, out.size, 0, out, weight)
+    def add(self, payload: Buffer, weight: float, out: Vector) -> None:
+        if weight == 1 and len(payload) == 4 * out.size:  # of most contributions to most hubs
+            out += np.frombuffer(payload, "<f4")
+        else:
+            super().add(payload, weight, out)
 
     def read(
-        self, payload: Bytes | Buffer, elements: int, first: int, out: Vector, weight: float | None
+        self, payload: Bytes, elements: int, first: int, out: Vector, weight: float | None
     ) -> None:
         values = np.frombuffer(payload, "<f4", out.size, 4 * first)
         if weight is None:

@@ -192,11 +192,11 @@ class DealingPart(HubPart):
 
     def _why_not(self, message: Computed) -> tuple[str, str] | None:
         wants, merger = self._search.wants_gradient, self.hub.rounds.merger
-        count = merger.parts(message.round) if wants else 1
+        count = len(merger.sizes(message.round)) if wants else 1
         if message.parts != count or message.part >= count:
             return "order", f"part {message.part} of {message.parts}, an answer has {count}"
         size = memoryview(message.payload).nbytes
-        most = merger.expected(message.round, message.part)[1] if wants else 0
+        most = merger.sizes(message.round)[message.part] if wants else 0
         if size != most:
             return "size", f"{size} bytes of an answer, wanted are {most}"
         base = self.hub.checksum(message.round)

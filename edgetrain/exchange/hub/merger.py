@@ -122,6 +122,7 @@ class Merger:
         self._sums = TileSums(self.ranges)
         self._memory = VectorPool(0)
         self._early = _Early()
+        self._sizes: dict[tuple[int, bool], tuple[int, ...]] = {}
 
     # -- the model ----------------------------------------------------------------------------
 
@@ -138,6 +139,7 @@ class Merger:
             codecs = [in_pieces(codec, stretch.pieces(elements)) for codec in codecs]
         self.codec, self.reply_codec = codecs
         self._exact = verbatim(self.codec)
+        self._sizes.clear()
         self.ranges, self._first = ranges, stretch.of(elements).start
         self._second = max(0, elements // 2 - self._first)
         self._trained = max(0, layouts.trained_elements(layout, elements) - self._first)
@@ -211,15 +213,15 @@ class Merger:
 
     # -- the form of a contribution -----------------------------------------------------------
 
-    def parts(self, round: int) -> int:
-        return len(self.codec.slices(self.ranges.size(round)))
-
-    def expected(self, round: int, part: int, exact: bool = False) -> tuple[int, int]:
-        """The elements of this part of a contribution, and the largest size of its payload in
-        bytes; `exact`: it is a gateway's, in full precision."""
-        here = self.codec.slices(self.ranges.size(round))[part]
-        elements = here.stop - here.start
-        return elements, (self._exact if exact else self.codec).max_bytes(elements)
+    def sizes(self, round: int, exact: bool = False) -> tuple[int, ...]:
+        """The largest sizes of the payloads of a contribution's parts, in bytes; `exact`: it is a
+        gateway's, in full precision."""
+        key = round % self.ranges.count, exact
+        if key not in self._sizes:
+            codec = self._exact if exact else self.codec
+            parts = self.codec.slices(self.ranges.size(round))
+            self._sizes[key] = tuple(codec.max_bytes(here.stop - here.start) for here in parts)
+        return self._sizes[key]
 
     # -- before a round is whole --------------------------------------------------------------
 
@@ -363,7 +365,7 @@ class Merger:
             return self._merge_round(cast("RoundRule", self.rule), chosen, merged)
         if not chosen:
             merged[:] = 0
-        for part in range(self.parts(round) if chosen else 0):
+        for part in range(len(self.sizes(round)) if chosen else 0):
             if not early.has(part, chosen):
                 self._merge_part(chosen, part, merged)
         return chosen, merged, ()

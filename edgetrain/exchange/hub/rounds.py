@@ -248,18 +248,19 @@ class Rounds:
         return self.masks is not None and self.masks.may_skip_to(member, round, self.round)
 
     def _why_not(self, member: MemberRecord, message: Contribute) -> tuple[str, str] | None:
-        # A member may begin where it was told to, however far ahead that is.
-        most = max(self.slack, member.first_round - self.round)
-        if message.round - self.round > most and self.arrivals is None:
-            return "order", f"round {message.round} is more than {most} ahead of {self.round}"
+        if message.round > self.round and self.arrivals is None:
+            # A member may begin where it was told to, however far ahead that is.
+            most = max(self.slack, member.first_round - self.round)
+            if message.round - self.round > most:
+                return "order", f"round {message.round} is more than {most} ahead of {self.round}"
         if message.applied > self.round:
             return "order", f"{message.applied} replies applied, {self.round} were sent"
-        parts = self.merger.parts(message.round)
-        if message.parts != parts:
-            return "order", f"{message.parts} parts came where a contribution has {parts}"
+        sizes = self.merger.sizes(message.round, member.behind > 0)
+        if message.parts != len(sizes):
+            return "order", f"{message.parts} parts came where a contribution has {len(sizes)}"
         if problem := _why_no_site(member, message, self.merger.weighted):
             return problem
-        elements, most = self.merger.expected(message.round, message.part, member.behind > 0)
+        most = sizes[message.part]
         size = memoryview(message.payload).nbytes
         if self.masks is not None and message.round >= self.round:
             problem = self.masks.why_not(member, message.round, size, most)
@@ -267,13 +268,15 @@ class Rounds:
                 return problem
         if size > most:
             name = self.merger.codec.name
-            return "size", f"{size} bytes for {elements} elements, {name} needs {most}"
+            return "size", f"{size} bytes for a part of a contribution, {name} needs {most}"
         return None
 
     def _compare_bases(self, member: MemberRecord, message: Contribute) -> tuple[Expulsion, ...]:
         """Compare the member's base with the others'. Returns the members that are now known to
         have another one, and drops what they gave to open rounds, which was made from that."""
         applied = message.applied
+        if message.checksum == self.checksums.get(applied):
+            return ()
         if applied <= self.round - REMEMBERED or not message.checksum:
             return ()  # too long ago to compare, and to be remembered again
         names = self.checksums.add_report(
