@@ -197,9 +197,7 @@ def add_scaled(values: Vector, weight: float, out: Vector) -> None:
 
 def as_bytes(payload: Buffer) -> npt.NDArray[np.uint8]:
     """A read-only uint8 view of a payload; no copy."""
-    view = np.frombuffer(payload, np.uint8)
-    view.flags.writeable = False
-    return view
+    return np.frombuffer(memoryview(payload).toreadonly(), np.uint8)
 
 
 def check_vector(vector: Vector) -> None:

@@ -64,34 +64,24 @@ class Domain(NamedTuple):
     """In words."""
     low: Any = ()
     high: Any = ()
-    """Of their type, all from `low` to `high` is allowed: `check` need not be asked."""
+    """All of their type from `low` to `high` is allowed."""
 
 
 def whole(low: int, high: int) -> Domain:
-    return Domain(
-        lambda value: type(value) is int and low <= value <= high,
-        f"an integer from {low} to {high}",
-        low,
-        high,
-    )
+    said = f"an integer from {low} to {high}"
+    return Domain(lambda value: type(value) is int and low <= value <= high, said, low, high)
 
 
 def number(low: float, high: float) -> Domain:
-    return Domain(
-        lambda value: type(value) is float and low <= value <= high,
-        f"a float from {low} to {high}",
-        float(low),
-        float(high),
-    )
+    said = f"a float from {low} to {high}"
+    return Domain(lambda value: type(value) is float and low <= value <= high, said, low, high)
 
 
 def text(longest: int) -> Domain:
     return Domain(
         lambda value: type(value) is str and len(value) <= longest and value.isprintable(),
-        f"printable text of at most {longest} characters",
-        "",
-        "",
-    )
+        f"printable text of at most {longest} characters", "", "",
+    )  # fmt: skip
 
 
 def listed(check: Callable[[Any], bool], said: str) -> Domain:
@@ -192,8 +182,7 @@ class _Kind:
     kind: ClassVar[bytes]
     header: ClassVar[dict[str, Domain]]
     """The fields in the header, in order, and what they may hold."""
-    quick: ClassVar[tuple[tuple[Any, ...], ...]]
-    """Their types, and their domains' `low` and `high`."""
+    quick: ClassVar[tuple[tuple[Any, ...], ...]]  # types, and domains' `low` and `high`
     optional: ClassVar[tuple[Any, ...]]
     """Defaults of those at the end that may be left out."""
     carries: ClassVar[bool]
@@ -790,11 +779,8 @@ def unpack(frames: "Sequence[Buffer]") -> Message:
         raise BadMessage(f"{cls.__name__}: the header is not an array of {len(cls.header)} fields")
     values += cls.optional[len(values) - fewest :]
     _check(cls, values)
-    made = cls.__new__(cls)  # as its __init__ does, which sets the fields of a frozen one singly
-    found = vars(made)
-    found.update(zip(cls.header, values, strict=True))
-    if cls.carries:
-        found["payload"] = frames[2]
+    made = cls.__new__(cls)  # __init__ sets the fields of a frozen one singly
+    vars(made).update(zip((*cls.header, "payload"), (*values, *frames[2:]), strict=False))
     return made
 
 

@@ -13,8 +13,8 @@ BASE_PART_ELEMENTS = 1 << 19
 
 @lru_cache(64)
 def parts_of(elements: int, part_elements: int) -> tuple[slice, ...]:
-    starts = range(0, elements, part_elements)
-    return tuple(slice(start, min(start + part_elements, elements)) for start in starts)
+    step = part_elements
+    return tuple(slice(at, min(at + step, elements)) for at in range(0, elements, step))
 
 
 def base_part_count(elements: int) -> int:

@@ -174,8 +174,7 @@ class Membership:
         if rounds.arrivals is not None:
             return rounds.arrivals.first_number(member) if rounds.started else 0
         # Before the start nobody has contributed to anything.
-        others = self._members if rounds.started else ()
-        ahead = max((m.next_round for m in others), default=0)
+        ahead = max((m.next_round for m in (self._members if rounds.started else ())), default=0)
         if rounds.started and rounds.masks is not None:
             # Behind the run's last round nobody contributes: it would wait for that in vain.
             end = rounds.delay.end_after(rounds.round)

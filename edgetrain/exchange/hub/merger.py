@@ -34,6 +34,7 @@ from edgetrain.vectors.vector import TILE, Buffer, Layout, Vector, all_finite, t
 if TYPE_CHECKING:
     from edgetrain.codecs.auto import OnRungs
     from edgetrain.exchange.masks.aggregator import Sum
+    from edgetrain.strategies import Strategy
     from edgetrain.strategies.lbfgs import Lbfgs
     from edgetrain.strategies.outer_rules import OuterRule
 
@@ -121,8 +122,7 @@ class Merger:
         """Of the vector, the first element here; here, of its second half, and of statistics."""
         self._sums = TileSums(self.ranges)
         self._memory = VectorPool(0)
-        self._early = _Early()
-        self._sizes: dict[tuple[int, bool], tuple[int, ...]] = {}
+        self._early, self._sizes = _Early(), dict[tuple[int, bool], tuple[int, ...]]()
 
     # -- the model ----------------------------------------------------------------------------
 
@@ -170,12 +170,8 @@ class Merger:
         return {} if self.outer is None else self.outer.state()
 
     @property
-    def has_variates(self) -> bool:
-        return self._terms.strategy.has_variates
-
-    @property
-    def weighted(self) -> bool:
-        return self._terms.strategy.weighted
+    def strategy(self) -> Strategy:
+        return self._terms.strategy
 
     @property
     def adaptive(self) -> OnRungs | None:
@@ -214,8 +210,7 @@ class Merger:
     # -- the form of a contribution -----------------------------------------------------------
 
     def sizes(self, round: int, exact: bool = False) -> tuple[int, ...]:
-        """The largest sizes of the payloads of a contribution's parts, in bytes; `exact`: it is a
-        gateway's, in full precision."""
+        """Of a contribution's parts, the largest payloads in bytes; `exact`: it is a gateway's."""
         key = round % self.ranges.count, exact
         if key not in self._sizes:
             codec = self._exact if exact else self.codec
@@ -341,7 +336,7 @@ class Merger:
         """Whether the inputs that are kept are the merged vector: of masked contributions nothing
         else is known, gateways' are as long, with variates it is no mean, and beside the state of
         an outer rule one vector more. Otherwise the contributions, small where replies are."""
-        is_mean = self.outer is None and not self.has_variates
+        is_mean = self.outer is None and not self.strategy.has_variates
         return self._masked or self._terms.gateways or not is_mean
 
     def _merged_again(self, record: Round) -> Vector:
@@ -446,7 +441,7 @@ def _count_missing(
     merger: Merger, merged: Vector, counted: Sequence[Contribution], whole: float
 ) -> None:
     """With variates: the base has the mean gradient of all members, of which these are a part."""
-    if merger.has_variates:
+    if merger.strategy.has_variates:
         merged[merger._second :] *= np.float32(sum(each.weight for each in counted) / whole)
 
 

@@ -217,7 +217,7 @@ class Rounds:
         if member.resumed and message.round < member.next_round:
             return Accepted("duplicate")
         due = member.next_round
-        if message.round != due and self._may_skip_to(member, message.round):
+        if message.round != due and _may_skip_to(self, member, message.round):
             due = message.round
         if message.round != due:
             return Accepted("gap", reason=f"round {message.round} came when {due} was due")
@@ -241,12 +241,6 @@ class Rounds:
         remarks, may_be_due = self._add_contribution(member, message, now)
         return Accepted("complete", outvoted, remarks=remarks, may_be_due=may_be_due)
 
-    def _may_skip_to(self, member: MemberRecord, round: int) -> bool:
-        """Whether a member may leave rounds out: it was told to, or masks go without it."""
-        if member.may_skip_to(round):
-            return True
-        return self.masks is not None and self.masks.may_skip_to(member, round, self.round)
-
     def _why_not(self, member: MemberRecord, message: Contribute) -> tuple[str, str] | None:
         if message.round > self.round and self.arrivals is None:
             # A member may begin where it was told to, however far ahead that is.
@@ -258,7 +252,7 @@ class Rounds:
         sizes = self.merger.sizes(message.round, member.behind > 0)
         if message.parts != len(sizes):
             return "order", f"{message.parts} parts came where a contribution has {len(sizes)}"
-        if problem := _why_no_site(member, message, self.merger.weighted):
+        if problem := _why_no_site(member, message, self.merger.strategy.weighted):
             return problem
         most = sizes[message.part]
         size = memoryview(message.payload).nbytes
@@ -275,8 +269,6 @@ class Rounds:
         """Compare the member's base with the others'. Returns the members that are now known to
         have another one, and drops what they gave to open rounds, which was made from that."""
         applied = message.applied
-        if message.checksum == self.checksums.get(applied):
-            return ()
         if applied <= self.round - REMEMBERED or not message.checksum:
             return ()  # too long ago to compare, and to be remembered again
         names = self.checksums.add_report(
@@ -382,7 +374,7 @@ class Rounds:
         ages = () if self.arrivals is None else self.arrivals.weigh(entry, round)
         by_key = entry.by_key
         given = [*by_key.values()]
-        whole = _weight_of_all(self._members, given) if self.merger.has_variates else 0.0
+        whole = _weight_of_all(self._members, given) if self.merger.strategy.has_variates else 0.0
         result = self.merger.close_round(round, given, due.end, rung, whole)
         before = self.checksums.get(round)
         self.open_rounds.remove(round, len(due.missing))
@@ -398,8 +390,8 @@ class Rounds:
         entry.mark_merged()
         # A masked round that is given up has contributions of which none is counted.
         is_given_up = due.end is not None and not result.counted
-        once = () if is_given_up else counted(by_key)
-        names = () if is_given_up else tuple(name for name, _ in by_key)
+        merged = {} if is_given_up else by_key
+        once, names = counted(merged), tuple(name for name, _ in merged)
         reply, delay, steps = tuple(result.payloads), self.delay.delay, self.delay.local_steps
         complete = None if self.arrivals is None else self.arrivals.close()
         without = sum(c.members for c in given if c.weight == NO_WEIGHT)
@@ -442,6 +434,13 @@ class Rounds:
         """How many replies may wait for a member, and the members for which more are waiting."""
         most = max(self.slack, BEHIND_BYTES // max(self._reply_bytes, 1))
         return most, [m for m in self._members if self.round - m.applied > most and m.follows]
+
+
+def _may_skip_to(rounds: Rounds, member: MemberRecord, round: int) -> bool:
+    """Whether a member may leave rounds out: it was told to, or masks go without it."""
+    if member.may_skip_to(round):
+        return True
+    return rounds.masks is not None and rounds.masks.may_skip_to(member, round, rounds.round)
 
 
 def _merge_early(rounds: Rounds, members: Members, part: int) -> None:

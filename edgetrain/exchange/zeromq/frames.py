@@ -10,8 +10,7 @@ from edgetrain.vectors.vector import Buffer
 ZERO_COPY_BYTES = 1 << 16
 """Below this size a copy is cheaper than the bookkeeping that avoids it."""
 FEW_BYTES = 1 << 13
-"""libzmq puts messages up to this size into what it reads at once, where they must not stay; and a
-copy for each peer costs less than a frame that all share."""
+"""Up to this size libzmq leaves messages in what it reads at once, where they must not stay."""
 
 WAITING_MESSAGES = 64
 """Messages of one peer that may wait to be read. Beyond this many its connection is not read
