@@ -80,7 +80,7 @@ def test_a_full_disk_at_the_replica_stops_nobody_and_it_comes_back_in():
     town.live([Happening(2.0, "disk", 6.0, (), (1,))])
     assert in_memory.judged(job, town) == []
     said = [note.reason for note in town.notes if note.member == "replica"]
-    out = next(n for n, line in enumerate(said) if line.startswith("it is out"))
+    out = next(n for n, line in enumerate(said) if line.startswith("dropped by"))
     assert any(line.endswith("it is in") for line in said[out:])
     assert town.first.hub.part.replica == "in"
     assert town.took_over_at is None
