@@ -43,7 +43,6 @@ ABOVE = {
     "docs/decisions/045-slots.md": 36.0,
     "docs/decisions/046-a-search-by-numbers.md": 32.3,
     "docs/decisions/047-a-fields-type-says-what-it-may-hold.md": 43.1,
-    "docs/decisions/048-parts-of-a-hub.md": 90.3,
     "docs/decisions/049-closed-forms-stay-for-now.md": 40.0,
     "docs/wire.md": 29.4,
     "findings/README.md": 25.6,
