@@ -37,7 +37,6 @@ ABOVE = {
     "docs/decisions/031-behind-the-optimizers-step.md": 47.7,
     "docs/decisions/037-where-control-variates-act.md": 33.1,
     "docs/decisions/040-a-reducer-is-a-hub-of-a-stretch.md": 33.7,
-    "docs/decisions/041-a-replica-and-its-hub-never-close-the-same-round.md": 54.5,
     "docs/decisions/042-gateways.md": 48.9,
     "docs/decisions/043-ranges-move-between-two-rounds.md": 52.6,
     "docs/decisions/045-slots.md": 36.0,
