@@ -37,7 +37,6 @@ ABOVE = {
     "docs/decisions/031-behind-the-optimizers-step.md": 47.7,
     "docs/decisions/037-where-control-variates-act.md": 33.1,
     "docs/decisions/040-a-reducer-is-a-hub-of-a-stretch.md": 33.7,
-    "docs/decisions/042-gateways.md": 48.9,
     "docs/decisions/045-slots.md": 36.0,
     "docs/decisions/046-a-search-by-numbers.md": 32.3,
     "docs/decisions/047-a-fields-type-says-what-it-may-hold.md": 43.1,
