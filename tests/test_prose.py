@@ -33,7 +33,6 @@ ABOVE = {
     "docs/decisions/025-codec-auto.md": 44.1,
     "docs/decisions/027-which-correction.md": 29.3,
     "docs/decisions/030-gpu-servers.md": 34.4,
-    "docs/decisions/031-behind-the-optimizers-step.md": 47.7,
     "docs/decisions/037-where-control-variates-act.md": 33.1,
     "docs/decisions/040-a-reducer-is-a-hub-of-a-stretch.md": 33.7,
     "docs/decisions/045-slots.md": 36.0,
