@@ -17,7 +17,7 @@ from edgetrain.tasks import Task
 from edgetrain.tasks.draws import model_of
 from edgetrain.tasks.flat import FlatModel, with_parameters
 from edgetrain.tasks.work import Local, OwnDraws, begin_at, optimizer_for, tune
-from edgetrain.training.simulated.batched import Rows, why_not_batched
+from edgetrain.training.simulated.batched import Rows, convolves, why_not_batched
 from edgetrain.vectors.noise import Source, seeded
 from edgetrain.vectors.vector import Vector
 
@@ -40,7 +40,8 @@ def choose(
         return OneByOne(task, found, "members one by one, as on a device")
     problem = why_not_batched(task, found.job)
     if problem is None:
-        return Rows(task, found, goes)
+        single = batched is None and convolves(task, found.job)
+        return Rows(task, found, goes, single)
     if batched:
         raise ConfigError(f"members cannot be batched: {problem}", "simulate them one by one")
     return OneByOne(task, found, f"members one by one: {problem}")

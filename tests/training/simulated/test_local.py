@@ -66,6 +66,32 @@ def test_members_may_ask_in_any_order_and_not_all_at_once():
     np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
+def dropping():
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("drops", [False, True])
+def test_rows_one_after_the_other_step_as_members_alone(optimizer, accumulate, drops):
+    asked = job(optimizer, "strategy=fedavg", f"accumulate={accumulate}", "members=11")
+    task = Odd(dropping) if drops else task_of(asked)
+    wanted, expected = stepped(local.OneByOne(task, resolve(asked), ""), 11, 3)
+    found, losses = stepped(Rows(task, resolve(asked), single=True), 11, 3)
+    if drops:
+        assert losses == expected
+        assert found.tobytes() == wanted.tobytes()
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)  # kernels round by where tensors lie
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize(("batch", "way"), [(4, "torch.func.vmap"), (256, "row by row")])
+def test_large_convolutions_are_computed_row_by_row(batch, way):
+    asked = job("members=40", f"batch={batch}")
+    assert way in local.choose(task_of(asked), resolve(asked), None).reason
+    assert "torch.func.vmap" in local.choose(task_of(asked), resolve(asked), True).reason
+
+
 def test_the_bits_do_not_depend_on_the_cores(monkeypatch):
     asked = job("strategy=fedavg", "members=260", "batch=1", "data.partition=shared(4)")
     task = task_of(asked)
