@@ -131,7 +131,7 @@ def edgetrain_simulation(shape: Shape, rounds: int) -> Tensor:
     with tempfile.TemporaryDirectory() as folder:
         run = edgetrain.simulate(
             task=Users(shape.model), runs=folder, progress=False, seed=SEED,
-            members=shape.users, cohort=shape.cohort, network="none", pace_s=1.0, batch=BATCH,
+            members=shape.users, cohort=shape.cohort, network="none", pace_s=0.01, batch=BATCH,
             strategy="fedavg", local_steps=STEPS, steps=STEPS * rounds,
             evaluate_every=STEPS * rounds, optimizer={"name": "sgd", "lr": shape.rate},
         )  # fmt: skip

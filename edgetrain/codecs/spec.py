@@ -8,6 +8,7 @@ stage   = name [ "(" argument { "," argument } ")" ]
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +51,11 @@ def parse(text: str) -> Codec:
 
     A codec's module is loaded where it is named: most jobs take one.
     """
-    text = extensions.dotted(text)
+    # Simulated members look up the same ones in each round. A user's own may be loaded anew.
+    return _parse(extensions.dotted(text)) if extensions.loaded else _parsed(text)
+
+
+def _parse(text: str) -> Codec:
     if ";" not in text and ":" not in text:
         return _chain(text)
     from edgetrain.codecs.rules import Rules
@@ -76,6 +81,9 @@ def parse(text: str) -> Codec:
                 f"'{rule.codec.name}' codes a whole vector, not a part as in '{text}'"
             )
     return Rules(tuple(rules))
+
+
+_parsed = functools.cache(_parse)
 
 
 def _rule(text: str) -> Rule:

@@ -552,6 +552,11 @@ def find(text: str) -> Strategy:
 
     ConfigError with the near miss for a name, with what is allowed for an argument.
     """
+    # Simulated members look up the same ones in each round. A user's own may be loaded anew.
+    return _find(text) if extensions.loaded else _found(text)
+
+
+def _find(text: str) -> Strategy:
     whole, weighs, last = text.rpartition("|")
     if weighs and last.strip() in WEIGHED:
         return replace(find(whole), weighted=bool(WEIGHED.index(last.strip())))
@@ -562,3 +567,6 @@ def find(text: str) -> Strategy:
     if row.corrections and len(arguments) > len(row.parameters):
         row = row.corrected(arguments.pop(len(row.parameters)))
     return replace(row, arguments=arguments_of(name, row.spelling, row.parameters, arguments))
+
+
+_found = functools.cache(_find)

@@ -55,7 +55,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, cast
 
 from edgetrain.errors import BadMessage, Diverged, HubUnreachable, Refused
 from edgetrain.exchange.messages import (
@@ -368,8 +368,9 @@ class Silence:
         self.heard = clock()
         """When the last sign of life came."""
         self._transport, self._clock, self._hub_timeout_s = transport, clock, hub_timeout_s
-        # Checked once: isinstance of a Protocol is slow, and steps are many.
-        self._reconnecting = transport if isinstance(transport, Reconnecting) else None
+        # isinstance of a Protocol is slow, and simulated members come in each round.
+        can = hasattr(transport, "reconnect")
+        self._reconnecting = cast(Reconnecting, transport) if can else None
         self._asked = self.heard
         self._most_s = patience_s
         self._heartbeat_s = min(patience_s, FIRST_PATIENCE_S) / (2 * QUIET_BEATS)

@@ -39,15 +39,17 @@ class Energy:
         self,
         device: Device,
         clock: Callable[[], float] = time.monotonic,
-        root: Path = Path("/"),
+        root: Path | None = Path("/"),
         cpu_seconds: Callable[[], float] = time.process_time,
     ) -> None:
+        """`root`: where the machine's files are; None: it has no sensor."""
         self._device, self._clock = device, clock
         self._began = clock()
         self._busy_s = 0.0
-        real = device.name in (HOST, here(root))
-        sensor = find_sensor(root, self._began) if real else None
-        self._share = _Share(sensor, self._began, root, cpu_seconds) if sensor else None
+        self._share = None
+        if root is not None and device.name in (HOST, here(root)):
+            sensor = find_sensor(root, self._began)
+            self._share = _Share(sensor, self._began, root, cpu_seconds) if sensor else None
         self._estimates = device.idle_watts is not None and device.load_watts is not None
 
     @property

@@ -32,7 +32,7 @@ from edgetrain.errors import (
 )
 from edgetrain.exchange.member.driver import Driver, Exchanged, Flat, Release, Stepper
 from edgetrain.exchange.member.telemetry import Sums, Telemeter
-from edgetrain.exchange.seam import Entry, Exchange, LendsBase, Request
+from edgetrain.exchange.seam import Entry, Exchange, Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.jobs.job import BUFFERS, FROZEN, Privacy
 from edgetrain.runs.environment import free_memory
@@ -149,7 +149,7 @@ class Member:
                 keeping.close()
             exchange.vanish()
             raise
-        if isinstance(exchange, LendsBase):
+        if hasattr(exchange, "base_of"):  # a LendsBase; isinstance of a Protocol is slow
             exchange.base_of = functools.partial(_base_of, driver)
         return cls(driver, request, stop, keeping)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from edgetrain.errors import Refused
 from edgetrain.exchange.member.doubled import Doubled
@@ -178,7 +177,7 @@ class SimulatedMember:
         seconds = around.step_seconds[place.device]
         if kept is None:
             pace = Pace(StepTimes(device, seconds, job.seed, index), clock, world.sleep)
-            kept = Parked(pace, Energy(device, world.clock, Path("/nonexistent")))
+            kept = Parked(pace, Energy(device, world.clock, root=None))
         if around.go is not None:
             around.kept[index] = kept
         request = request_of(around.planned, place, around.task, around.digest)

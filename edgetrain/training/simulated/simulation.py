@@ -413,9 +413,11 @@ def _python_for_many(goes: bool) -> Iterator[None]:
     thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
     gc.set_threshold(*(COLLECT_GOING if goes else COLLECT))
     sys.setswitchinterval(SWITCH_S)
+    gc.freeze()  # torch's half a million objects stay anyway, and are not to be searched again
     try:
         yield
     finally:
+        gc.unfreeze()
         gc.set_threshold(*thresholds)
         sys.setswitchinterval(interval)
 

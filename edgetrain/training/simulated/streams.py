@@ -109,6 +109,11 @@ class Path:
     def down(self) -> bool:
         return self.passage.down
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing on it takes any time, and nothing is drawn."""
+        return all(way.model.passes for way in self.ways)
+
     def once(self, now: int, timeout: int) -> int:
         """Nanoseconds that losses add until one segment arrives. It is repeated after `timeout`,
         then after twice as long, and so on."""
@@ -146,6 +151,8 @@ class Stream:
         self._deliver = deliver
         self._chunk = path.chunk
         self._ns_per_byte = max(way.ns_per_byte for way in path.ways)
+        self.at_once = path.is_bare and back.is_bare
+        """No window ever is the limit: a message is there in the instant in which it is sent."""
         rtt = path.mean_delay + back.mean_delay
         self.window = Window(congestion, rtt, SEND_LIMIT_BYTES, path.restarts, path.first_window)
         self._backlog: deque[Message] = deque()
@@ -161,6 +168,10 @@ class Stream:
         """Called instead of delivering the next message, whose bytes are damaged."""
 
     def send(self, frames: Frames, size: int) -> None:
+        if self.at_once and not (self._backlog or self._waits or self.cut or self._path.down):
+            self.sent_bytes += size
+            self._world.at(self._world.now, lambda: self._arrive(frames, size))
+            return
         self._backlog.append(Message(frames, size))
         if not self._waits:
             self._pump()

@@ -260,6 +260,10 @@ class HubWire:
         """See HubTransport."""
 
 
+def _is_plain(profile: Profile) -> bool:
+    return profile.up.is_plain and profile.down.is_plain
+
+
 def _pair(profile: Profile, number: Iterator[int]) -> tuple[Way, Way]:
     up, down = profile.up, profile.down
     return Way.make(up, next(number), 0), Way.make(down, next(number), 0)
@@ -274,6 +278,7 @@ class _Access(Mapping[int, tuple[Way, Way]]):
         """`first`: the number of member 0's link up."""
         self._profiles, self._first, self._hubs = profiles, first, hubs
         self._made: dict[int, tuple[Way, Way]] = {}
+        self._plain = {key for key, each in {id(p): p for p in profiles}.items() if _is_plain(each)}
 
     def __getitem__(self, node: int) -> tuple[Way, Way]:
         if node < 0:
@@ -284,7 +289,10 @@ class _Access(Mapping[int, tuple[Way, Way]]):
         return self._made[node]
 
     def __contains__(self, node: object) -> bool:
-        return node in self._hubs if isinstance(node, int) and node < 0 else True
+        """A plain link adds nothing to a way, and is not made."""
+        if node in self._hubs:
+            return True
+        return isinstance(node, int) and node >= 0 and id(self._profiles[node]) not in self._plain
 
     def __iter__(self) -> Iterator[int]:
         return itertools.chain(range(len(self._profiles)), self._hubs)
@@ -332,7 +340,7 @@ class SimulatedNetwork:
         own = {
             hub_node(k): _pair(profile, number)
             for k, profile in enumerate(hubs)
-            if not (profile.up.is_plain and profile.down.is_plain)
+            if not _is_plain(profile)
         }
         self._access = _Access(profiles, first, own)
         self._links = NodeLinks(self._access, uplinks)
@@ -373,6 +381,8 @@ class SimulatedNetwork:
         """Open a connection of this node to a hub (None: the lead); returns after the round trips
         of the handshakes, or `at_once`: it stood before."""
         wire = MemberWire(self, node, hub or self.hub)
+        if at_once and wire.up.at_once:
+            return wire
         rtt = wire.up.window.rtt
         for number, trip in enumerate(self.greetings(wire, rtt, wire.up.window.timeout)):
             if number:  # the windows begin with the round trip of the first
