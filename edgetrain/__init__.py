@@ -70,3 +70,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'edgetrain' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "integrations"]

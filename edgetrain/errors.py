@@ -140,6 +140,10 @@ RENAMED = {
 """Former names of keys, values and verbs: errors say what they are called now."""
 
 
+MEANT = {"gpu": "cuda", "rtt": "network"}
+"""What others call it, or where it stands."""
+
+
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """A hint for a misspelt name: the nearest choice if one is near, else all choices.
 
@@ -155,9 +159,18 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     known = sorted(choices)
     if (new := RENAMED.get(name.rpartition(".")[2])) in known:
         return f"it is called '{new}' now"
-    swapped = [each for each in known if sorted(each) == sorted(name)]
-    near = next(iter(swapped or difflib.get_close_matches(name, known, n=1, cutoff=0.6)), "")
+    plain = name.lower()
+    same = [each for each in known if each.lower() in (plain, MEANT.get(plain))]
+    same = same or [each for each in known if sorted(each) == sorted(plain)]
+    near = next(iter(same or difflib.get_close_matches(plain, known, n=1, cutoff=0.6)), "")
+    if not near and re.fullmatch(r"[a-z]+-?\d\w*", plain):  # "rpi4", for raspberry-pi-4b
+        near = next((each for each in sorted(known, key=len) if _has_in_order(each, plain)), "")
     return near and f"did you mean '{near}'?"
+
+
+def _has_in_order(text: str, letters: str) -> bool:
+    left = iter(text)
+    return all(letter in left for letter in letters)
 
 
 _MEMORY = re.compile(r"^memory: |MemoryError|OutOfMemoryError|can't allocate memory")

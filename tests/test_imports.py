@@ -273,6 +273,7 @@ def test_what_the_package_exports_is_pinned():
         "EdgetrainError", "Keep", "Member", "Privacy", "Run", "Runs", "Sparing", "__version__",
         "compare", "export", "join", "load", "simulate", "sweep", "task",
     ]  # fmt: skip
+    assert dir(edgetrain) == sorted([*edgetrain.__all__, "integrations"])
     for name in edgetrain.__all__:
         assert getattr(edgetrain, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'jion'"):

@@ -89,9 +89,19 @@ class Parser(argparse.ArgumentParser):
         if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
             return did_you_mean(choice[1], re.findall(r"[^\s',]+", choice[2]))
         if unknown := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
+            if key := self._key_for(unknown[1]):
+                return f"a key of the job has no dashes: {key}=…"
             options = [flag for action in self._actions for flag in action.option_strings]
             return did_you_mean(unknown[1], sorted(each for each in options if each[:2] == "--"))
         return ""
+
+    def _key_for(self, flag: str) -> str:
+        """The key of a job that a flag names, where a job is an argument; "": none."""
+        from edgetrain.jobs.reading import keys
+
+        key = flag[2:].replace("-", "_")
+        takes_job = any(action.dest in ("job", "overrides") for action in self._actions)
+        return key if takes_job and any(f".{full}".endswith(f".{key}") for full in keys()) else ""
 
 
 def chosen(

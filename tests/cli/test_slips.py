@@ -29,6 +29,15 @@ SLIPS = {
     "run strategy.merge=krmu": "did you mean 'krum'?",
     "run --simulate strategy=dag": "did you mean 'dga'?",
     "run --simulate members=4 quorum=5": "the job has only 4 members",
+    "run accelerator=gpu": "did you mean 'cuda'?",
+    "run --steps 20": "a key of the job has no dashes: steps=…",
+    "compare --local-steps 20": "a key of the job has no dashes: local_steps=…",
+    "run --runz a": "did you mean '--runs'?",
+    "run strategy=DGA": "did you mean 'dga'?",
+    "run codec=INT8": "did you mean 'int8'?",
+    "run device=rpi4": "did you mean 'raspberry-pi-4b'?",
+    "run device=pi5": "did you mean 'raspberry-pi-5'?",
+    "run rtt=200ms": "did you mean 'network'?",
     "run lr=fast": "lr = 'fast' (allowed is a finite number)",
     "run optimizer=adam momentum=0.9": "no key 'momentum' in a job (the optimizer's is optimizer.m",
     "run task=digits": "did you mean 'edgetrain.tasks:digits'?",
@@ -62,7 +71,10 @@ from edgetrain.cli.parser import VERBS, parser
 for words in {list(SLIPS)!r}:
     said, began = io.StringIO(), time.process_time()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-        status = main(words.split())
+        try:
+            status = main(words.split())
+        except SystemExit as ended:
+            status = ended.code
     spent = time.process_time() - began
     heavy = [name for name in ("torch", "matplotlib") if name in sys.modules]
     print(json.dumps([words, status, said.getvalue(), heavy, spent]))
