@@ -26,7 +26,6 @@ ABOVE = {
     "docs/decisions/012-residual-in-parameters.md": 26.8,
     "docs/decisions/013-tokens-are-keys.md": 32.5,
     "docs/decisions/016-what-a-checkpoint-leaves-out.md": 36.5,
-    "docs/decisions/020-masks-in-blocks.md": 45.9,
     "docs/decisions/021-connections-named-by-key.md": 38.3,
     "docs/decisions/022-eleven-rooms.md": 42.9,
     "docs/decisions/024-completion-scripts.md": 36.9,
