@@ -164,13 +164,8 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     same = same or [each for each in known if sorted(each) == sorted(plain)]
     near = next(iter(same or difflib.get_close_matches(plain, known, n=1, cutoff=0.6)), "")
     if not near and re.fullmatch(r"[a-z]+-?\d\w*", plain):  # "rpi4", for raspberry-pi-4b
-        near = next((each for each in sorted(known, key=len) if _has_in_order(each, plain)), "")
+        near = next((e for e in sorted(known, key=len) if re.search(".*".join(plain), e)), "")
     return near and f"did you mean '{near}'?"
-
-
-def _has_in_order(text: str, letters: str) -> bool:
-    left = iter(text)
-    return all(letter in left for letter in letters)
 
 
 _MEMORY = re.compile(r"^memory: |MemoryError|OutOfMemoryError|can't allocate memory")

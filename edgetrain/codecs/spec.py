@@ -52,9 +52,10 @@ def parse(text: str) -> Codec:
     A codec's module is loaded where it is named: most jobs take one.
     """
     # Simulated members look up the same ones in each round. A user's own may be loaded anew.
-    return _parse(extensions.dotted(text)) if extensions.loaded else _parsed(text)
+    return _parse.__wrapped__(extensions.dotted(text)) if extensions.loaded else _parse(text)
 
 
+@functools.cache
 def _parse(text: str) -> Codec:
     if ";" not in text and ":" not in text:
         return _chain(text)
@@ -81,9 +82,6 @@ def _parse(text: str) -> Codec:
                 f"'{rule.codec.name}' codes a whole vector, not a part as in '{text}'"
             )
     return Rules(tuple(rules))
-
-
-_parsed = functools.cache(_parse)
 
 
 def _rule(text: str) -> Rule:

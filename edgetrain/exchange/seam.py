@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self
 
 from edgetrain.exchange.delay import Delay
 from edgetrain.exchange.messages import Contribute, Figure, Start, Telemetry
@@ -255,15 +255,6 @@ class Entry:
     began: float | None = None
     """When training began, by the clock of the exchange; None: not known. About half a round trip
     off at most, unless a base had to be sent first."""
-
-
-@runtime_checkable
-class LendsBase(Protocol):
-    """An exchange among members: they give each other the fleet's base, in place of a reducer that
-    is lost or to a member that joins."""
-
-    base_of: Callable[[], tuple[int, Vector | None]] | None
-    """Replies applied, and this member's base, which is only read; None: the hub keeps none."""
 
 
 class Exchange(Protocol):

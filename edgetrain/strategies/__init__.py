@@ -553,9 +553,10 @@ def find(text: str) -> Strategy:
     ConfigError with the near miss for a name, with what is allowed for an argument.
     """
     # Simulated members look up the same ones in each round. A user's own may be loaded anew.
-    return _find(text) if extensions.loaded else _found(text)
+    return (_find.__wrapped__ if extensions.loaded else _find)(text)
 
 
+@functools.cache
 def _find(text: str) -> Strategy:
     whole, weighs, last = text.rpartition("|")
     if weighs and last.strip() in WEIGHED:
@@ -567,6 +568,3 @@ def _find(text: str) -> Strategy:
     if row.corrections and len(arguments) > len(row.parameters):
         row = row.corrected(arguments.pop(len(row.parameters)))
     return replace(row, arguments=arguments_of(name, row.spelling, row.parameters, arguments))
-
-
-_found = functools.cache(_find)

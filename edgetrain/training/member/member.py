@@ -149,7 +149,7 @@ class Member:
                 keeping.close()
             exchange.vanish()
             raise
-        if hasattr(exchange, "base_of"):  # a LendsBase; isinstance of a Protocol is slow
+        if hasattr(exchange, "base_of"):  # an exchange among members, who give each other the base
             exchange.base_of = functools.partial(_base_of, driver)
         return cls(driver, request, stop, keeping)
 
