@@ -172,6 +172,20 @@ FLOATS = [
 ]
 
 
+ODD = (
+    True, False, 0, -1, 1, 2**70, 0.0, 1.0, -0.0, 1e300, float("nan"), float("inf"), "", "a", "\n",
+    (), ((),), b"", None,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_quick_look_takes_nothing_that_a_field_does_not_allow(cls):
+    for allowed, kind, low, high in zip(cls.header.values(), *cls.quick, strict=True):
+        for value in (*ODD, low, high):
+            is_taken = type(value) is kind and low <= value <= high
+            assert allowed.check(value) or not is_taken, (allowed.said, value)
+
+
 @pytest.mark.parametrize(("cls", "name"), FLOATS)
 def test_floats_are_finite_and_in_range(cls, name):
     check, said, *_ = cls.header[name]
