@@ -533,3 +533,18 @@ def test_overruns_are_one_line_a_run(tmp_path: Path) -> None:
             clock.now += 0.5
             view.refresh()
     assert out.getvalue().count("overrun") == 1
+
+
+def test_what_all_members_say_is_told_once_with_its_range() -> None:
+    def said(member: str, divergence: float, word: str = "decay") -> dict[str, object]:
+        reason = f"{word}: divergence over 3 rounds is {divergence} (below 1.25: similar data)"
+        keys = {"event": "correction", "reason": reason}
+        return {"kind": "event", "t": 2.4, "member": member, **keys}
+
+    lines = news("dga", [said("m0", 0.22), said("m1", 0.3, "predict"), said("m2", 0.29)])
+    assert lines == [
+        "dga: 2 members correction at 2.4 s: decay: divergence over 3 rounds is 0.22 to 0.29 "
+        "(below 1.25: similar data)",
+        "dga: m1 correction at 2.4 s: predict: divergence over 3 rounds is 0.3 "
+        "(below 1.25: similar data)",
+    ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter as Count
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from edgetrain.runs.data import MemberData
 from edgetrain.runs.metrics.lines import HUB, Record
@@ -15,6 +16,8 @@ ODD_CLOCK_S = 1.0
 """A clock that is off by less is not worth a word."""
 _ROUTINE = ("joined", "started", "finished", "left")
 """Events of every member of a healthy run: counted together, not shown one by one."""
+_ALIKE = "correction"
+"""An event that is told once for all members that say the same but for its numbers."""
 
 
 def plain_line(state: RunState) -> str:
@@ -115,6 +118,7 @@ def news(name: str, records: Iterable[Record], *, routine: bool = True) -> list[
     the count.
     """
     lines, counts = [], Count[str]()
+    alike = dict[tuple[str, ...], list[tuple[str, str, list[str]]]]()
     for record in records:
         if record["kind"] != "event" or record.get("event") == "late":
             continue
@@ -123,9 +127,25 @@ def news(name: str, records: Iterable[Record], *, routine: bool = True) -> list[
             counts[event] += 1
         else:
             when = units.duration(max(0.0, record["t"]))
+            if event == _ALIKE:
+                pieces = re.split(r"(\d+(?:\.\d+)?)", reason)
+                alike.setdefault((*pieces[::2],), []).append((about, when, pieces[1::2]))
+                continue
             lines.append(f"{name}: {about} {event} at {when}" + (f": {reason}" if reason else ""))
+    for texts, said in alike.items():
+        who = said[0][0] if len(said) == 1 else f"{len(said)} members"
+        numbers = zip(*(each for *_, each in said), strict=True)
+        shown = [*map(_span, numbers), ""]
+        told = "".join(text + number for text, number in zip(texts, shown, strict=True))
+        lines.append(f"{name}: {who} {_ALIKE} at {said[-1][1]}: {told}")
     counted = [
         f"{name}: {count} member{'s' if count > 1 else ''} {event}"
         for event, count in counts.items()
     ]
     return counted + lines if routine else lines
+
+
+def _span(numbers: Sequence[str]) -> str:
+    """One number, or the smallest and the largest of several."""
+    low, high = min(numbers, key=float), max(numbers, key=float)
+    return low if low == high else f"{low} to {high}"
