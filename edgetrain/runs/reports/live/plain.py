@@ -16,8 +16,6 @@ ODD_CLOCK_S = 1.0
 """A clock that is off by less is not worth a word."""
 _ROUTINE = ("joined", "started", "finished", "left")
 """Events of every member of a healthy run: counted together, not shown one by one."""
-_ALIKE = "correction"
-"""An event that is told once for all members that say the same but for its numbers."""
 
 
 def plain_line(state: RunState) -> str:
@@ -127,21 +125,17 @@ def news(name: str, records: Iterable[Record], *, routine: bool = True) -> list[
             counts[event] += 1
         else:
             when = units.duration(max(0.0, record["t"]))
-            if event == _ALIKE:
+            if event == "correction":  # told once for all that say the same but for numbers
                 pieces = re.split(r"(\d+(?:\.\d+)?)", reason)
                 alike.setdefault((*pieces[::2],), []).append((about, when, pieces[1::2]))
-                continue
-            lines.append(f"{name}: {about} {event} at {when}" + (f": {reason}" if reason else ""))
+            else:
+                lines.append(f"{name}: {about} {event} at {when}" + f": {reason}" * bool(reason))
     for texts, said in alike.items():
         who = said[0][0] if len(said) == 1 else f"{len(said)} members"
-        numbers = zip(*(each for *_, each in said), strict=True)
-        shown = [*map(_span, numbers), ""]
+        shown = [*map(_span, zip(*(each for *_, each in said), strict=True)), ""]
         told = "".join(text + number for text, number in zip(texts, shown, strict=True))
-        lines.append(f"{name}: {who} {_ALIKE} at {said[-1][1]}: {told}")
-    counted = [
-        f"{name}: {count} member{'s' if count > 1 else ''} {event}"
-        for event, count in counts.items()
-    ]
+        lines.append(f"{name}: {who} correction at {said[-1][1]}: {told}")
+    counted = [f"{name}: {n} member{'s' * (n > 1)} {event}" for event, n in counts.items()]
     return counted + lines if routine else lines
 
 
