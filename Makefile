@@ -189,4 +189,5 @@ docs: install-docs
 	cp -r docs/. examples devices findings *.md LICENSE CITATION.cff build/site-source
 	mv build/site-source/README.md build/site-source/index.md
 	sed -i -E 's#\]\(docs/#](#g; s#\]\((\.\./)*README\.md#](index.md#g; s#\]\(\.\./(examples|devices|findings|[A-Z]+\.md)#](\1#g' build/site-source/*.md
+	sed -i 's#](\.\./docs/#](../#g' build/site-source/findings/README.md
 	$(DOCS)/bin/zensical build --strict
