@@ -125,6 +125,7 @@ class SimulatedMember:
         self._job_is_over, self._hand = job_is_over, hand
         self.wires: tuple[MemberWire, ...] = ()
         self._host: SimulatedHost | None = None
+        self._links: list[Link] = []
         self.process = self._boot()
         if self.never_on:
             self.process.kill()
@@ -219,6 +220,10 @@ class SimulatedMember:
         around.gradients.release(member.flat, self._index)
         assert around.go is not None
         around.go(self, log)
+        # They refer to each other: else their vectors would wait for a garbage collection.
+        for each in (member.half, *self._links, member):
+            vars(each).clear()
+        self.training, self.wires = None, ()
 
     def _joined(self, flat: Flat, optimizer: Stepper, request: Request) -> Member:
         """A member that has joined. If the hub has not noticed yet that the device lost its power,
@@ -254,6 +259,6 @@ class SimulatedMember:
         if self._around.planned.strategy.deals:
             works = [WorkLink(wire, self.clock) for wire in self.wires]
             return (RangedWork(works) if len(works) > 1 else works[0]), request
-        links = [Link(wire, self.clock) for wire in self.wires]
+        links = self._links = [Link(wire, self.clock) for wire in self.wires]
         links[0].goes_idle = self._around.go is not None
         return (RangedExchange(links) if len(links) > 1 else links[0]), request
