@@ -52,7 +52,7 @@ def test_a_base_that_does_not_say_whose_contributions_it_has_shows(monkeypatch):
 def without_names(real):
     def call(self, *what):
         return [
-            replace(each, message=replace(each.message, each=()))
+            Send(each.to, replace(each.message, each=()))
             if isinstance(each, Send) and isinstance(each.message, Start)
             else each
             for each in real(self, *what)

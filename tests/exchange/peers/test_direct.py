@@ -243,7 +243,7 @@ class Liar(NotedReducer):
         match effect:
             case Send(message=Reply(round=3, part=0) as reply):
                 other = np.frombuffer(reply.payload, np.float32) * np.float32(2)
-                return replace(effect, message=replace(reply, payload=other.tobytes()))
+                return Send(effect.to, replace(reply, payload=other.tobytes()))
         return effect
 
 

@@ -155,8 +155,10 @@ def test_a_trace_takes_bytes_a_line_and_not_integers_of_python(tmp_path: Path) -
         (traces.read_rate, "{}\n", 10),
         (traces.read_delay, "{},7\n", 30),
     ):
-        file = tmp_path / str(bytes_a_line)
+        first, file = tmp_path / f"first {bytes_a_line}", tmp_path / str(bytes_a_line)
+        first.write_text(line.format(0) + line.format(1))
         file.write_text("".join(line.format(n) for n in range(20_000)))
+        read(str(first))  # what reading imports is not the trace's
         tracemalloc.start()
         read(str(file))
         peak = tracemalloc.get_traced_memory()[1]
