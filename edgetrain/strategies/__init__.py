@@ -552,12 +552,13 @@ def find(text: str) -> Strategy:
 
     ConfigError with the near miss for a name, with what is allowed for an argument.
     """
-    # Simulated members look up the same ones in each round. A user's own may be loaded anew.
-    return (_find.__wrapped__ if extensions.loaded else _find)(text)
+    # Simulated members look up the same rows in each round. A user's own may be loaded anew.
+    row = TABLE.get(text.partition("|")[0].partition("(")[0].strip())
+    return (_find.__wrapped__ if extensions.loaded else _find)(text, row)
 
 
-@functools.cache
-def _find(text: str) -> Strategy:
+@functools.cache  # for each row of the table: another may be put into its place
+def _find(text: str, known: Strategy | None) -> Strategy:
     whole, weighs, last = text.rpartition("|")
     if weighs and last.strip() in WEIGHED:
         return replace(find(whole), weighted=bool(WEIGHED.index(last.strip())))
