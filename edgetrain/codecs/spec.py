@@ -55,7 +55,7 @@ def parse(text: str) -> Codec:
     return _parse.__wrapped__(extensions.dotted(text)) if extensions.loaded else _parse(text)
 
 
-@functools.cache
+@functools.lru_cache(64)
 def _parse(text: str) -> Codec:
     if ";" not in text and ":" not in text:
         return _chain(text)

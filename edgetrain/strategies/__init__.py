@@ -557,7 +557,7 @@ def find(text: str) -> Strategy:
     return (_find.__wrapped__ if extensions.loaded else _find)(text, row)
 
 
-@functools.cache  # for each row of the table: another may be put into its place
+@functools.lru_cache(64)  # for each row of the table: another may be put into its place
 def _find(text: str, known: Strategy | None) -> Strategy:
     whole, weighs, last = text.rpartition("|")
     if weighs and last.strip() in WEIGHED:

@@ -98,6 +98,14 @@ def test_a_strategy_takes_arguments_as_codecs_and_merge_rules_do(shrunk):
     assert strategies.find("dga").spelled == strategies.find("dga").spelling == "dga"
 
 
+def test_a_row_in_the_place_of_another_is_found_from_then_on(monkeypatch):
+    row = strategies.find("fedavg")
+    monkeypatch.setitem(strategies.TABLE, "fedavg", replace(row, local_steps=9))
+    assert strategies.find("fedavg | adam(0.1)").local_steps == 9
+    monkeypatch.undo()
+    assert strategies.find("fedavg | adam(0.1)").local_steps == row.local_steps == 5
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

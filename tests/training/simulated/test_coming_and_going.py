@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 from safetensors.numpy import load_file
 
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
 from edgetrain.runs.folder import create, read_metrics
-from edgetrain.training.simulated import simulation
+from edgetrain.strategies import Strategy
+from edgetrain.training.simulated import simulation, streams
 from edgetrain.training.simulated.simulation import Simulation, may_go
 
 WORDS = (
@@ -95,3 +99,45 @@ def test_only_those_in_a_round_are_there(tmp_path):
 def test_members_with_which_something_waits_stay(word):
     assert may_go(plan(reading.load(None, WORDS)))
     assert not may_go(plan(reading.load(None, [*WORDS, word])))
+
+
+def test_what_a_member_held_is_freed_when_it_goes(tmp_path, monkeypatch):
+    """Its vectors wait for no garbage collection: a round of a large model has dozens of them."""
+    real, halves = Strategy.member_half, list[weakref.ref]()
+
+    def member_half(self, setting):
+        halves.append(weakref.ref(made := real(self, setting)))
+        return made
+
+    def alive(self):
+        bases.append(sum(half() is not None and hasattr(half(), "params") for half in halves))
+        return verdict(self)
+
+    verdict, bases = Simulation.verdict, list[int]()
+    monkeypatch.setattr(Strategy, "member_half", member_half)
+    monkeypatch.setattr(Simulation, "verdict", alive)
+    gc.disable()
+    try:
+        run(tmp_path, monkeypatch, True)
+    finally:
+        gc.enable()
+    assert len(halves) > 20
+    assert bases[0] <= 4  # of the last round, and of the member that evaluates
+
+
+@pytest.mark.parametrize("words", [(), ("cohort=0",)])
+def test_links_without_a_network_take_no_tcp_and_give_the_same(tmp_path, monkeypatch, words):
+    """Of a fleet from which on links are modelled coarsely."""
+    found = []
+    for bare in (True, False):
+        if not bare:
+            monkeypatch.setattr(streams.Path, "is_bare", False)
+        summary, folder, model = run(
+            tmp_path / str(bare), monkeypatch, True, "members=70", "network=none", "steps=9", *words
+        )
+        rounds = [each["t"] for each in read_metrics(folder, "round")]
+        keys = "sent_bytes", "received_bytes", "seconds", "final"
+        found.append(
+            (rounds, [summary[key] for key in keys], {k: v.tobytes() for k, v in model.items()})
+        )
+    assert found[0] == found[1]
