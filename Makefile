@@ -1,7 +1,7 @@
 # The two commands that do everything on a fresh machine, and what CI runs.
 #   make demo    install into .venv, then DGA against synchronous SGD: a table and a picture
 #   make test    install into .venv with the test tools, then run the tests in which nothing is real: five
-#                minutes, in a drawn order (the same again: make test SEED=12345); docs/tests.md says when to run which
+#                minutes, in a drawn order (the same again: make test SEED=12345); docs/reference/tests.md says when to run which
 #   make test-real  real processes, emulated networks, images, deadlines that fit this machine: ten minutes
 #   make test-examples  1,000 examples of each property (20 are in make test): at night
 #   make test-costs  measure what each file of tests takes, into tests/costs.toml; TESTS="tests/cli" for some
@@ -186,8 +186,8 @@ drawn: install-dev
 # Pages, examples and what stands at the root are copied together first: links between them then lead somewhere.
 docs: install-docs
 	rm -rf build/site-source && mkdir -p build/site-source
-	cp -r docs/. examples devices findings *.md LICENSE CITATION.cff build/site-source
+	cp -r docs/. benchmarks examples devices findings *.md LICENSE CITATION.cff build/site-source
 	mv build/site-source/README.md build/site-source/index.md
-	sed -i -E 's#\]\(docs/#](#g; s#\]\((\.\./)*README\.md#](index.md#g; s#\]\(\.\./(examples|devices|findings|[A-Z]+\.md)#](\1#g' build/site-source/*.md
-	sed -i 's#](\.\./docs/#](../#g' build/site-source/findings/README.md
+	sed -i -E 's#\]\(docs/#](#g; s#\]\(README\.md#](index.md#g' build/site-source/*.md
+	sed -i -E 's#\]\(\.\./(\.\.|docs)/#](../#g; s#\]\(\.\./README\.md#](../index.md#g' build/site-source/*/*.md
 	$(DOCS)/bin/zensical build --strict

@@ -1,7 +1,7 @@
 """`python -m benchmarks [NAME…]`: each figure beside its bound (`bounds`), or benchmarks by name.
 
-    python -m benchmarks                     docs/benchmarks.md begins with this table
-    python -m benchmarks page                all that docs/benchmarks.md shows: hours
+    python -m benchmarks                     docs/reference/benchmarks.md begins with this table
+    python -m benchmarks page                all that docs/reference/benchmarks.md shows: hours
     python -m benchmarks --list              what there is
     python -m benchmarks report checkpoint   some of it
     python -m benchmarks report --json       for programs
@@ -35,7 +35,7 @@ PAGE: dict[str, tuple[str, ...]] = {
     "codecs_speed": ("--repeats", "5"), "untouched": (), "whole_job": (), "flash": (),
     "placements": (), "memory": (), "report": (), "draws": (),
 }  # fmt: skip
-"""What docs/benchmarks.md shows, in its order, with the flags that it names."""
+"""What docs/reference/benchmarks.md shows, in its order, with the flags that it names."""
 PARTS = (
     "harness", "__main__", "peer", "environments", "processes", "flower_simulation", "cohort_jobs",
     "kept-500ms", "calibration", "lab",
@@ -118,7 +118,7 @@ def main() -> int:
         width = max(map(len, known))
         for name, path in known.items():
             print(f"{'*' if name in PAGE else ' '} {name:{width}}  {about(path)}")
-        print("* docs/benchmarks.md shows it: `page` runs all of these")
+        print("* docs/reference/benchmarks.md shows it: `page` runs all of these")
         return 0
     chosen = [known[name] for name in wanted]
     if len(chosen) == 1:

@@ -1,6 +1,6 @@
 """How DGA works, as an animated SVG: two simulated members, with synchronous SGD and with DGA.
 
-    python benchmarks/animation.py                  # writes docs/dga.svg
+    python benchmarks/animation.py                  # writes docs/images/dga.svg
 
 Boxes are steps, lines are contributions on their way to the mean and back, as two simulated runs
 have them: a round trip of 200 ms, steps of 50 ms, rounds of two steps. A browser plays it; where
@@ -45,7 +45,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-o", "--output", type=Path, default=Path("docs/dga.svg"), metavar="FILE")
+    picture = Path("docs/images/dga.svg")
+    parser.add_argument("-o", "--output", type=Path, default=picture, metavar="FILE")
     output = parser.parse_args().output
     with tempfile.TemporaryDirectory() as folder:
         panels: list[str] = []

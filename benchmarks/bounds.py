@@ -3,12 +3,12 @@
     python -m benchmarks                                  all rows, some ten minutes
     python benchmarks/bounds.py --only codecs,round       some of them
     python benchmarks/bounds.py --only codecs --kernels avx2
-    python benchmarks/bounds.py --only round --docs       the same, written into docs/benchmarks.md
+    python benchmarks/bounds.py --only round --docs       the same, written into the page
 
 A row is the median of its repeats, the lowest and the highest, the load, and whether other work was
 going on (then a figure in seconds says little). `--docs` replaces the rows that were measured in
-the table of docs/benchmarks.md, and leaves the others as they are. Nothing here is a timed test: a
-goal that is missed is printed as missed.
+the table of docs/reference/benchmarks.md, and leaves the others as they are. Nothing here is a
+timed test: a goal that is missed is printed as missed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 from harness import Figure, Measured, machine, measure, spelled
 
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).parents[1] / "docs/reference/benchmarks.md"
 HEAD = (
     "| what | bound | ratio | spread | to reach | | measured on |",
     "|---|---|---|---|---|---|---|",
@@ -263,7 +263,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--only", default=",".join(PARTS), metavar="NAMES", help=", ".join(PARTS))
     made.add_argument("--repeats", type=int, default=0, help="of each, in place of its own number")
     made.add_argument("--kernels", default="", help="of the codecs: avx2, avx512, neon, …")
-    made.add_argument("--docs", action="store_true", help="write the rows into docs/benchmarks.md")
+    made.add_argument("--docs", action="store_true", help=f"write the rows into {PAGE.name}")
     made.add_argument("--json", action="store_true", help="print JSON instead of the table")
     return made
 

@@ -2,8 +2,8 @@
 
 A job names it as `module:object`, of a file beside the job file or of an installed package; as
 `FILE.bundle#module:object`, of a bundle that this device allows; or, of an installed package, by
-the name of an entry point in the group of its kind (`GROUPS`). docs/extensions.md has the contract
-of each kind.
+the name of an entry point in the group of its kind (`GROUPS`). docs/how-to/extensions.md has the
+contract of each kind.
 
 What a job of this machine spells as `module:object` is imported by `load`. Whatever the network
 names is looked for among that and the entry points, and never imported from anywhere else.
@@ -76,7 +76,7 @@ def find(kind: str, name: str, known: Mapping[str, T], cls: type[Any] = object) 
         raise ConfigError(f"no {kind} '{name}'", _NOT_LOADED if ":" in name else hint)
     if not (isinstance(found, cls) or (isinstance(found, type) and issubclass(found, cls))):
         said = f"a {type(found).__name__}, and no {cls.__name__}"
-        raise ConfigError(f"{kind} '{name}' is {said}", f"docs/extensions.md says what a {kind} is")
+        raise ConfigError(f"{kind} '{name}' is {said}", "see docs/how-to/extensions.md")
     return cast(T, found)
 
 

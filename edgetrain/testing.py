@@ -43,7 +43,7 @@ def _law(holds: object, said: str) -> None:
 
 def _refuse(what: str, error: Exception) -> ConfigError:
     said = str(error) if isinstance(error, _Broken | EdgetrainError) else in_words(error)
-    return ConfigError(f"{what}: {said.splitlines()[0]}", "docs/extensions.md has its laws")
+    return ConfigError(f"{what}: {said.splitlines()[0]}", "docs/how-to/extensions.md has its laws")
 
 
 # -- codecs --------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@
     python examples/your_own_loop.py 0          # another: the first half of the data
     python examples/your_own_loop.py 1          # another: the second half
 
-On several machines, start the hub with --bind tcp://eth0:5555, enrol the others (docs/security.md),
-and give the address that it prints after the number.
+On several machines, start the hub with --bind tcp://eth0:5555, enrol the others
+(docs/explanation/security.md), and give the address that it prints after the number.
 """
 
 import sys

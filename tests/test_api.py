@@ -29,7 +29,7 @@ from edgetrain.training.hub_recorder import HubRecorder
 from edgetrain.training.simulated import batched
 from edgetrain.training.simulated.virtual import World
 
-PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+PAGE = Path(__file__).parents[1] / "docs/how-to/python.md"
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "dga.ipynb"
 SMALL = {"members": 2, "steps": 6, "batch": 8}
 

@@ -35,7 +35,7 @@ from edgetrain.strategies.merging.rule import Mean
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples/extensions"
-PAGE = (ROOT / "docs/extensions.md").read_text("utf-8")
+PAGE = (ROOT / "docs/how-to/extensions.md").read_text("utf-8")
 
 
 @pytest.fixture(autouse=True)

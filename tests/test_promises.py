@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMED = re.compile(r"(tests/[\w/]+\.py)(?:::(\w+))?")
-OF_PROMISES = ("docs/security.md", "docs/recovery.md")
+OF_PROMISES = ("docs/explanation/security.md", "docs/how-to/recovery.md")
 """Pages whose sections promise something, all of them."""
 
 
@@ -44,7 +44,7 @@ def test_every_test_that_a_document_names_is_there():
 
 
 def test_every_threat_to_a_hub_names_the_test_that_shows_what_happens():
-    text = (ROOT / "docs/security.md").read_text("utf-8")
+    text = (ROOT / "docs/explanation/security.md").read_text("utf-8")
     first = text.index("| no key, or one that is not on the list |")
     rows = text[first : text.index("\n\n", first)].splitlines()
     assert len(rows) > 8
@@ -84,7 +84,7 @@ def texts_of(path: Path) -> str:
 
 
 def test_every_message_that_symptoms_names_is_printed():
-    page = (ROOT / "docs" / "symptoms.md").read_text("utf-8")
+    page = (ROOT / "docs/how-to/symptoms.md").read_text("utf-8")
     firsts = [line.split("|")[1] for line in page.splitlines() if line.startswith("|")]
     messages = [m for first in firsts for m in re.findall("`([^`]+)`", first) if " " in m]
     assert len(messages) > 15

@@ -53,9 +53,8 @@ def test_the_line_for_a_hub_takes_all_that_is_needed_but_torch():
 
 
 def test_commands_are_found():
-    assert {"README.md", "docs/jobs.md", "docs/networks.md", "examples/your_own_loop.py"} <= {
-        command.page for command in COMMANDS
-    }
+    pages = {"README.md", "docs/reference/jobs.md", "examples/your_own_loop.py"}
+    assert pages <= {command.page for command in COMMANDS}
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command.page}: {command.line}")
@@ -129,7 +128,7 @@ def rows_below(page: str, heading: str) -> list[list[str]]:
 
 
 def test_every_strategy_and_every_codec_has_a_row(capsys):
-    rows = rows_below("strategies.md", "All strategies")
+    rows = rows_below("reference/strategies.md", "All strategies")
     named = [spelled for row in rows for spelled in re.findall("`(.*?)`", row[0])]
     table = strategies.TABLE.values()
     corrected = {f"{row.name}({word})" for row in table for word in row.corrections[1:]}
@@ -138,11 +137,11 @@ def test_every_strategy_and_every_codec_has_a_row(capsys):
     listed = json.loads(capsys.readouterr().out)["codecs"]
     ratios = {row["example"]: f"{row['ratio']:.1f}" for row in listed}
     shown = {}
-    for names, figures, _ in rows_below("codecs.md", "Ratios"):
+    for names, figures, _ in rows_below("reference/codecs.md", "Ratios"):
         spelled, each = re.findall(r"`(.*?)`", names), re.findall(r"[\d.]+", figures)
         shown |= dict(zip(spelled, each if each[1:] else each * len(spelled), strict=True))
     assert shown | {"topk(0.01) | q2": "307.0"} == ratios
-    codecs = (ROOT / "docs" / "codecs.md").read_text("utf-8")
+    codecs = (ROOT / "docs/reference/codecs.md").read_text("utf-8")
     assert "`topk(0.01) | q2` has a ratio of 307.0" in codecs
 
 
@@ -150,7 +149,7 @@ def test_every_column_of_the_closing_table_is_explained(tmp_path):
     runs = [read_summary(folder) for folder in write_comparison(tmp_path, SYNC, FEDAVG, DGA)]
     table = columns_of(compare([{**run, "codec": "int8"} for run in runs]))
     assert len(table) == 12
-    cells = [row[0] for row in rows_below("looking.md", "The closing table")]
+    cells = [row[0] for row in rows_below("how-to/looking.md", "The closing table")]
     explained = {name for cell in cells for name in (cell, *cell.split(", "))}
     headings = {f"{each.heading} {each.heading_below}".strip() for each in table}
     assert headings <= explained

@@ -100,7 +100,7 @@ def _here(arguments: argparse.Namespace) -> int:
     if arguments.save and not board:
         raise ConfigError(
             "--save: this machine is not a board of the catalog",
-            "write its figures into a file of its own (docs/devices.md), and name that as device",
+            "write its figures into a file (docs/reference/devices.md), and name that as device",
         )
     speed = measure(arguments.seconds)
     lines = [_line(speed)] + ([_save(board, [("this machine", speed)])] if arguments.save else [])

@@ -39,7 +39,7 @@ vector's bytes, the links and the hub. Read the bottleneck first. If it is
 With --gateways N a gateway in each of N sites merges for its members and is one member to the hub;
 `network` is then the way to the gateway and --uplink the way on. With --sites N there is no
 gateway: the members of a site share its uplink. A codec counts with the most bytes it may take,
-unless you say --ratio from a run of your own. What is approximated: docs/simulation.md.
+unless you say --ratio from a run of your own. What is approximated: docs/explanation/simulation.md.
 """
 
 

@@ -19,7 +19,7 @@ examples:
   edgetrain run strategy=dga codec="topk(0.01) | q2"
 
 One codec may code what another keeps: "topk(0.01) | q2". Different tensors may have different
-codecs: "small(1024): fp32; *.bias: bf16; topk(0.01) | q2". docs/codecs.md has the details;
+codecs: "small(1024): fp32; *.bias: bf16; topk(0.01) | q2". Details: docs/reference/codecs.md;
 `python benchmarks/codecs_speed.py`, in the repository, measures speed and error on this machine.
 """
 

@@ -17,8 +17,8 @@ examples:
 
 Every file is evaluated by the task, ONNX files by onnxruntime, and its figure is printed and kept
 in export.json. One that is worse than the trained model by more than 0.5 points of accuracy, or 1 %
-of another figure, is kept and called so; the exit status is 1. docs/export.md runs the files on a
-Pi without torch.
+of another figure, is kept and called so; the exit status is 1. docs/how-to/export.md: the files on
+a Pi without torch.
 """
 
 

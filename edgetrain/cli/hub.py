@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replica-of", metavar="HUB",
         help="be the replica of the hub at this address, and take over if it is gone: --bind is "
-        "the job's hub.replica (docs/recovery.md)",
+        "the job's hub.replica (docs/how-to/recovery.md)",
     )  # fmt: skip
     common.add_output(parser, json=False)
     common.add_dashboard(parser)

@@ -32,7 +32,7 @@ A placement is a few words: data=D ranks share the batch, pipeline=P ranks each 
 layers, tensor=T ranks each have a part of every layer; shard=S zero=3 divides the parameters among
 S of the data ranks; sequence=S ranks each have a slice of every sequence. schedule, microbatches,
 recompute and cuts are chosen if they are left out of servers.placement = "auto".
-docs/gpu-servers.md explains them.
+docs/how-to/gpu-servers.md explains them.
 """
 
 

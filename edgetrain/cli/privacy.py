@@ -18,7 +18,7 @@ examples:
 
 Noise is a multiplier: its standard deviation divided by the clip. A round is whatever releases
 something about the unit: a step for examples (--sample-rate: batch / samples of the shard), a round
-for members. What the figure means, and what it does not: docs/privacy.md
+for members. What the figure means, and what it does not: docs/how-to/privacy.md
 """
 
 

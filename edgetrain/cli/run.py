@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster", metavar="FILE",
         help="train on the devices of this cluster file, which run already: the job is sent to "
-        "them, and its hub runs here (docs/devices-at-work.md)",
+        "them, and its hub runs here (docs/how-to/devices-at-work.md)",
     )  # fmt: skip
     common.add_keys(parser)
 

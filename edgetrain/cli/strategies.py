@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{'':10} exchanges {row.contributes}s; {more}{row.source}"
         )
     common.say(
-        "\nstrategy=auto takes, by the round trip, the data and the optimizer (docs/choosing.md):"
+        "\nstrategy=auto chooses by round trip, data and optimizer (docs/how-to/choosing.md):"
     )
     for advice in choosing.TABLE:
         common.say(f"{advice.strategy:10} {advice.when}: {advice.because}")

@@ -24,7 +24,7 @@ reply with TCP's windows open, from idle (slow start), and in the rhythm of this
 are pauses; then the steps a second of each member, and the bytes of all members in a round, between
 sites (WAN) and within them (LAN). Where a delay hides the averaging the steps a second say so.
 Topologies with a star are refused in this job; why stands below the table. The last line is what
-fleet.topology = "auto" takes. docs/topologies.md says when to use which.
+fleet.topology = "auto" takes. docs/explanation/topologies.md says when to use which.
 """
 
 

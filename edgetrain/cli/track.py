@@ -26,7 +26,7 @@ examples:
   edgetrain track --to wandb --offline                    `wandb sync` sends it later
 
 The run folder is read, and no process asked: whatever becomes of the tracker, a run goes on.
-docs/looking.md has the table of what goes where.
+docs/how-to/looking.md has the table of what goes where.
 """
 
 _POLL_S = 1.0

@@ -7,7 +7,7 @@
 
 Codecs that depend on the tensors' shapes are bound first: `codec.bind(layout)`. What `memory`
 makes is the state that belongs around a codec: feedback, or Deep Gradient Compression. The bytes of
-payloads are in docs/codecs.md; `kernels.backend()` says whether C or NumPy does the work.
+payloads are in docs/reference/codecs.md; `kernels.backend()` says whether C or NumPy does the work.
 
 Here is what every job has. A codec that a job names is loaded by `parse`.
 

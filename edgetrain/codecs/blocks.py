@@ -1,7 +1,7 @@
 """Codecs that send every element in a few bits: int8, int4, qsgd, ternary, sign, q1 to q4.
 
 Each block of a part has its own scale, so an outlier affects only its block. The loops are in
-kernels/; docs/codecs.md specifies the bytes.
+kernels/; docs/reference/codecs.md specifies the bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Codecs that send few elements: top-k by magnitude, and random ones.
 
 Another codec may code the kept values: `topk(0.01) | q2`. The payload of top-k is a count, the
-positions as gaps in block Rice code, and the values (docs/codecs.md). A part holds about 16384
-entries, and decoding can start at any part.
+positions as gaps in block Rice code, and the values (docs/reference/codecs.md). A part holds about
+16384 entries, and decoding can start at any part.
 """
 
 from __future__ import annotations

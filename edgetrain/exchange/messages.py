@@ -3,7 +3,7 @@
 On the wire a message is `[kind, header]` or `[kind, header, payload]`: one byte, a msgpack array of
 the fields in order, and for the kinds that carry a vector one raw buffer. Nothing is ever
 unpickled. `unpack` raises only BadMessage, and checks sizes before it allocates memory. What each
-field means, and its bytes, is in docs/wire.md and nowhere else. Arrays travel as
+field means, and its bytes, is in docs/reference/wire.md and nowhere else. Arrays travel as
 `memoryview(array)`, without a copy. This module knows no sockets, no torch and no numpy.
 """
 
@@ -706,7 +706,7 @@ class Activation(_Kind, kind=b"x"):
     loss: Finite
     """With a gradient: the micro-batch's part of the step's loss."""
     payload: "Buffer"
-    """Of a length that both stages know (docs/wire.md)."""
+    """Of a length that both stages know (docs/reference/wire.md)."""
     squares: Annotated[float, number(0.0, MOST_FIGURE)] = _optional(0.0)
     """Where gradients are clipped. With the last gradient of a step: the sum of the squares of all
     gradients of the stages behind; with the first activation of the next: of all stages."""

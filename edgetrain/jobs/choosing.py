@@ -1,4 +1,4 @@
-"""`strategy = "auto"`: the row of docs/choosing.md for a job's network, data and optimizer.
+"""`strategy = "auto"`: the row of docs/how-to/choosing.md for a job's network, data and optimizer.
 
 Pure. The table is what `benchmarks/frontier.py` measured; a job that it has no row for is refused.
 Only a job file may say "auto": what runs, and what a run folder keeps, has the name that was taken.
@@ -120,5 +120,5 @@ def named(job: Job) -> tuple[Job, str]:
     if job.strategy.name.strip() != AUTO:
         return job, ""
     row = advise(job)
-    why = f"strategy auto: {row.strategy}, for {row.when}: {row.because} (docs/choosing.md)"
+    why = f"strategy auto: {row.strategy}, for {row.when}: {row.because} (docs/how-to/choosing.md)"
     return replace(job, strategy=replace(job.strategy, name=row.strategy)), why

@@ -22,7 +22,7 @@ def doubts(strategy: Strategy, optimizers: Iterable[str], partition: str = "") -
         found.append(
             f"{adaptive[0]} in each member's own steps, on data that are unequal ({partition}): on "
             "digits, dirichlet(0.3), with adamw, dga ended at 85 % and sync-sgd at 98 in the same "
-            "time; scaffold and dga(variates) correct the gradients (docs/choosing.md)"
+            "time; scaffold and dga(variates) correct the gradients (docs/how-to/choosing.md)"
         )
     return found
 

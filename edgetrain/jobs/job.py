@@ -218,7 +218,7 @@ class ServersTable:
 
 @dataclass(frozen=True)
 class Job:
-    """A training job. Keys and defaults are these fields; `docs/jobs.md` explains them."""
+    """A training job: its keys and their defaults (`docs/reference/jobs.md`)."""
 
     task: str = key("edgetrain.tasks:digits", "model, data, loss, evaluation: 'module:object'")
     name: str = key("", "of the run folder; '': the task's name")

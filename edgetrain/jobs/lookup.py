@@ -223,9 +223,7 @@ def check_loss(job: Job, task: Task) -> None:
         where, way_out = "lbfgs computes slices of a batch", "choose dga or sync-sgd"
     elif train.accumulate > 1:
         where = f"train.accumulate = {train.accumulate}"
-        way_out = (
-            "say what it is a mean over (a task's `counted`, docs/tasks.md), or accumulate = 1"
-        )
+        way_out = "say what it is a mean over (`counted`, docs/how-to/tasks.md), or accumulate = 1"
     else:
         return
     from edgetrain.tasks.losses import first_batches, look_at

@@ -90,7 +90,7 @@ def _full_key(key: str) -> str:
         raise ConfigError(f"no key '{key}' in a job", near)
     raise ConfigError(
         f"no key '{key}' in a job",
-        f"the optimizer's is optimizer.{key}=…, the task's data.{key}=…; docs/jobs.md has all keys",
+        f"the optimizer's is optimizer.{key}=…, the task's data.{key}=… (docs/reference/jobs.md)",
     )
 
 

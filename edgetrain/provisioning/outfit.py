@@ -39,7 +39,7 @@ def check_profile(workers: Workers, device: DeviceEntry) -> None:
         raise ConfigError(
             f"{device.name} is a {device.profile}, and Jetson boards are not flashed from here",
             "use NVIDIA's SDK Manager or l4t_initrd_flash, then enrol the board by hand "
-            "(docs/real-machines.md)",
+            "(docs/how-to/real-machines.md)",
         )
     if device.profile not in workers.boards:
         known = ", ".join(sorted(workers.boards))

@@ -8,8 +8,8 @@
         *.png              pictures
 
 `compare` makes a folder of run folders, with a job, a summary and a picture of its own. This module
-makes folders and writes and reads their files. Keys and units: docs/run-folder.md. Importing it
-loads only the standard library.
+makes folders and writes and reads their files. Keys and units: docs/reference/run-folder.md.
+Importing it loads only the standard library.
 """
 
 from __future__ import annotations

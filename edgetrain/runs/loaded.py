@@ -32,7 +32,7 @@ KINDS = {
     "events": "event",
 }
 """Names of columns, and the kind of the lines that they are of. Keys and units:
-docs/run-folder.md."""
+docs/reference/run-folder.md."""
 
 _MOST_ON_A_PAGE = 24
 _PAGE_HEIGHT = 640

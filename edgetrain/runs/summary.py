@@ -17,7 +17,7 @@ from edgetrain.runs.shapes import PARTS
 def summarise(
     folder: Path, extra: Mapping[str, Any] | None = None, data: RunData | None = None
 ) -> dict[str, Any]:
-    """The summary of a run, from its job and its metrics; docs/run-folder.md explains each key.
+    """The summary of a run, from its job and its metrics (docs/reference/run-folder.md).
 
     `extra` has what only the driver of the run knows (name, metric, better, target, delay,
     emulation, status, joules_source, …); its keys override those found here. `data` has all

@@ -1,7 +1,7 @@
 """The stand-in for a round in flight where a member's own progress predicts its reply badly.
 
-Pure: float32 vectors in and out. docs/dga.md derives the rule, docs/decisions/023 has what was
-tried.
+Pure: float32 vectors in and out. docs/explanation/dga.md derives the rule, docs/decisions/023 has
+what was tried.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def task(
     Hugging Face: `label` is the key of the target. `loss(outputs, targets)` is a mean over the
     batch. `metric` is "accuracy", "loss", or a function of outputs and targets; each batch of the
     test set counts by its samples, also a shorter last one. `partition` and `seed` deal `train` out
-    to members (docs/tasks.md); "by(writer)" looks for `columns["writer"]`, or the data set's own.
-    Raises TaskError.
+    to members (docs/how-to/tasks.md); "by(writer)" looks for `columns["writer"]`, or the data set's
+    own. Raises TaskError.
     """
     return DataTask(
         name, model, (_dataset(train), _dataset(test)), loss, metric, better, label,

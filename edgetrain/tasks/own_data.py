@@ -62,7 +62,7 @@ def hold_out(task: Task, share: float) -> None:
         raise ConfigError(
             f"train.hold_out = {share:g}: task '{task.name}' has no held_out(member, members), or "
             "no `shards` that edgetrain deals out",
-            "see docs/own-data.md; a task that deals its data out itself wants no train.hold_out",
+            "see docs/how-to/own-data.md; a task with its own division has no train.hold_out",
         )
 
 

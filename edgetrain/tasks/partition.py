@@ -124,9 +124,9 @@ def partition(
     lost), or of drawn sizes behind a bar: "iid | sizes(lognormal(1.0))".
 
     "by(column)" gives each member a value of a column (`columns`, or "label"), or several if there
-    are fewer members. "given(FILE)" reads whose sample is whose (docs/tasks.md). Here shards may
-    overlap, or leave samples out: "shared(n)": each member draws n samples of its own from all of
-    them, so that a fleet may be larger than its data; with "shared(all)" each holds all of them;
+    are fewer members. "given(FILE)" reads whose sample is whose (docs/how-to/tasks.md). Here shards
+    may overlap, or leave samples out: "shared(n)": each member draws n samples of its own from all
+    of them, so that a fleet may be larger than its data; with "shared(all)" each holds all of them;
     and what a user's own partition gives. Raises TaskError when members would get fewer than
     `minimum`.
     """

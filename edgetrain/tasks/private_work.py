@@ -73,7 +73,7 @@ def _poisson(sampling: Sampling, task: Task, source: Source) -> Iterator[Batch |
         raise ConfigError(
             f"privacy.sampling = 'poisson': task '{task.name}' has no method `pick`, which gives "
             "samples by their number",
-            "write it (docs/tasks.md), or say sampling = 'shuffle', which costs more epsilon",
+            "write it (docs/how-to/tasks.md), or set sampling = 'shuffle', for more epsilon",
         )
     samples = task.samples(sampling.member, sampling.members)
     rate = min(1.0, sampling.batch / samples)

@@ -98,7 +98,7 @@ def check_slices(task: Task, shard: tuple[int, int], batch: int) -> None:
     refuse_first(
         (not isinstance(task, Picks),
          f"task '{task.name}' has no pick(), which gives any samples of the data",
-         "lbfgs computes slices of a batch: add it (docs/tasks.md), or choose dga or sync-sgd"),
+         "lbfgs computes slices of a batch: add it (docs/how-to/tasks.md), or set dga or sync-sgd"),
         (is_counted(task),
          f"task '{task.name}' counts other things than samples, and slices are weighed by these",
          "choose dga or sync-sgd"),

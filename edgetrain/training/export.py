@@ -52,8 +52,8 @@ def export(
     `run` is its folder; `formats` are keys of FILES; `into` is the new folder (None: RUN/export).
     Modules of a task of the user's own are looked for in the current folder. Every file is read
     back and evaluated by the task, ONNX files by onnxruntime, in float32 or int8, on the CPU. One
-    that is below the bar is kept. Returns what export.json says (docs/export.md): figures as the
-    task gives them, sizes in bytes.
+    that is below the bar is kept. Returns what export.json says (docs/how-to/export.md): figures as
+    the task gives them, sizes in bytes.
 
     ConfigError for what cannot be exported, with no folder made; TaskError for a task that is not
     there.

@@ -93,7 +93,7 @@ def _torch() -> Check:
     if tried.returncode == -signal.SIGILL:
         return Check(
             "torch", "no", "this build needs instructions that this CPU does not have",
-            "another version: docs/flashing.md says which runs on which board",
+            "another version: docs/how-to/flashing.md says which runs on which board",
         )  # fmt: skip
     if tried.returncode:
         last = (tried.stderr.strip().splitlines() or ["no reason given"])[-1]

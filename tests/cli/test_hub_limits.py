@@ -137,7 +137,7 @@ MB = 1_000_000
 )
 def test_a_hubs_memory_is_bounded_whoever_sends_frames_without_end(who, most, tmp_path):
     """400 MB come, or more than a million frames, which libzmq would keep until the last frame of
-    the message is there. `most`: in MB, as docs/security.md has it."""
+    the message is there. `most`: in MB, as docs/explanation/security.md has it."""
     with contextlib.ExitStack() as stack:
         place = Place(stack, tmp_path, "true")
         members = place.members()

@@ -1,5 +1,5 @@
-"""docs/run-folder.md against folders that verbs leave: every key of a line or a summary is on the
-page, and nothing on the page is in none of them."""
+"""docs/reference/run-folder.md against folders that verbs leave: every key of a line or a summary
+is on the page, and nothing on the page is in none of them."""
 
 from __future__ import annotations
 

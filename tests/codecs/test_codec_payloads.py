@@ -95,7 +95,7 @@ def test_a_lie_allocates_nothing(spec: str, choice: str) -> None:
         assert peak < 50_000
 
 
-# A count of 5 in 100 elements at 3, 4, 20, 63, 99; see docs/codecs.md for how it is made.
+# A count of 5 in 100 elements at 3, 4, 20, 63, 99; see docs/reference/codecs.md for how it is made.
 POSITIONS = np.array([3, 4, 20, 63, 99], np.uint32)
 VALUES = np.array([1.0, -2.0, 3.0, -1.5, 1.0], np.float32)
 

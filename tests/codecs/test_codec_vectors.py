@@ -1,4 +1,5 @@
-"""The test vectors of docs/codecs.md: what an implementation in another language must write.
+"""The test vectors of docs/reference/codecs.md: what an implementation in another language must
+write.
 
 Stochastic codecs are there too: their noise is drawn from the vector itself.
 """
@@ -12,7 +13,7 @@ from edgetrain.codecs import parse
 from edgetrain.codecs.kernels import chosen as kernels
 from edgetrain.vectors.vector import Layout, Vector
 
-DOCS = Path(__file__).parents[2] / "docs" / "codecs.md"
+DOCS = Path(__file__).parents[2] / "docs/reference/codecs.md"
 
 SPARSE = np.zeros(100, np.float32)
 SPARSE[[3, 4, 20, 63, 99]] = [1, -2, 3, -1.5, 1]

@@ -11,8 +11,8 @@ them a core each; so these attacks are done a second time, on another hub with t
 `beside` is the honest members' step meanwhile: what the cores alone take from them. At the end:
 the hub is up, its memory has grown by at most 5 % (since a first thousand connections, whose room
 it keeps for the next), and by what messages without end may make it keep (128 MB, see
-docs/security.md), no ratio is above 1.10 (of `beside`, where there is one), and there is a line in
-its log for each kind of refusal.
+docs/explanation/security.md), no ratio is above 1.10 (of `beside`, where there is one), and there
+is a line in its log for each kind of refusal.
 """
 
 from __future__ import annotations
@@ -359,8 +359,8 @@ class Kind:
     seconds: float = 0.0
     """What it takes at least."""
     max_model_mb: float = 0.0
-    """Memory that it may make the hub keep, see docs/security.md. Such an attack keeps two cores
-    busy, whichever hub it is on."""
+    """Memory that it may make the hub keep, see docs/explanation/security.md. Such an attack keeps
+    two cores busy, whichever hub it is on."""
 
 
 WAITS_S = HANDSHAKE_MS / 1000 + 2

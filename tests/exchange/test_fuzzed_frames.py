@@ -67,8 +67,8 @@ VALUES = [
 
 
 def examples() -> dict[type, list[bytes]]:
-    """The frames of docs/wire.md, by kind."""
-    text = (Path(__file__).parents[2] / "docs" / "wire.md").read_text("utf-8")
+    """The frames of docs/reference/wire.md, by kind."""
+    text = (Path(__file__).parents[2] / "docs/reference/wire.md").read_text("utf-8")
     (block,) = re.findall(r"```vectors\n(.*?)```", text, re.DOTALL)
     found = {}
     for vector in block.strip().split("\n\n"):

@@ -36,7 +36,7 @@ from edgetrain.exchange.messages import (
     unpack,
 )
 
-WIRE = Path(__file__).parents[2] / "docs" / "wire.md"
+WIRE = Path(__file__).parents[2] / "docs/reference/wire.md"
 
 
 CLASSES = tuple(KINDS.values())
@@ -305,7 +305,7 @@ def test_kinds_are_one_letter_each():
     assert all(Refuse(code, why) == unpack(pack(Refuse(code, why))) for code, why in CODES.items())
 
 
-# -- docs/wire.md ---------------------------------------------------------------------------------
+# -- docs/reference/wire.md ---------------------------------------------------------------------
 
 
 def vectors() -> list[str]:

@@ -158,7 +158,7 @@ def test_sums_become_the_seconds_of_the_steps_between():
 
 
 def test_every_key_of_a_status_line_is_documented():
-    page = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/reference/run-folder.md").read_text("utf-8")
     chapter = page.partition("**status**")[2].partition("**event**")[0]
     keys = Statuses().keys_of("a", Telemetry(1, 0))
     assert [key for key in ("about", "name", *keys) if f"`{key}`" not in chapter] == []

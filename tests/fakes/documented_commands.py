@@ -14,7 +14,7 @@ from edgetrain.cli.parser import parser
 ROOT = Path(__file__).parents[2]
 PAGES = [
     path
-    for pattern in ("*.md", "docs/*.md", "docs/decisions/*.md", "examples/*.py")
+    for pattern in ("*.md", "docs/*/*.md", "examples/*.py")
     for path in sorted(ROOT.glob(pattern))
 ]
 

@@ -1,4 +1,4 @@
-"""The Python blocks of docs/your-own-loop.md."""
+"""The Python blocks of docs/how-to/your-own-loop.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import edgetrain
 
-PAGE = (Path(__file__).parents[2] / "docs" / "your-own-loop.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/how-to/your-own-loop.md").read_text("utf-8")
 
 _SECTIONS = re.split(r"^##? ", PAGE, flags=re.MULTILINE)[1:]
 BLOCKS = {

@@ -1,11 +1,11 @@
-"""The tables of docs/run-folder.md."""
+"""The tables of docs/reference/run-folder.md."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-PAGE = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/reference/run-folder.md").read_text("utf-8")
 
 
 def rows(after, table=0):

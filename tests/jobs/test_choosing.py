@@ -70,7 +70,7 @@ def test_where_it_cannot_know_is_one_clear_line(words, said):
 
 
 def test_every_row_is_one_that_the_page_names():
-    page = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/how-to/choosing.md").read_text("utf-8")
     table = page[: page.index("**First at")]
     assert all(f"`{row.strategy}`" in table for row in choosing.TABLE)
 

@@ -19,7 +19,7 @@ from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import task_of
 from edgetrain.jobs.reading import keys, load, parse
 
-JOBS = Path(__file__).parents[2] / "docs" / "jobs.md"
+JOBS = Path(__file__).parents[2] / "docs/reference/jobs.md"
 
 
 def value_of(job, key):
@@ -243,7 +243,7 @@ def test_the_digest_does_not_depend_on_the_order_of_keys():
 def test_every_key_is_explained_with_its_default(key):
     assert keys()[key].metadata["doc"]
     rows = re.findall(rf"^\| `{re.escape(key)}` \| `(.*?)` \|", JOBS.read_text("utf-8"), re.M)
-    assert len(rows) == 1, f"docs/jobs.md has {len(rows)} rows for {key}"
+    assert len(rows) == 1, f"docs/reference/jobs.md has {len(rows)} rows for {key}"
     assert tomllib.loads(f"v = {rows[0]}")["v"] == value_of(Job(), key)
 
 

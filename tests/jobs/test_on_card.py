@@ -44,7 +44,7 @@ def bundle() -> tuple[str, bytes, str]:
 
 
 def test_the_documented_first_job_can_be_made_on_a_card():
-    page = (Path(__file__).parents[2] / "docs/flashing.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/how-to/flashing.md").read_text()
     (named,) = re.findall(r"edgetrain init job.toml members=8 task=(\S+)", page)
     assert check(Card(job(named), MODULES)) == ""
 

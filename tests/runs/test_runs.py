@@ -419,7 +419,7 @@ def test_what_the_driver_says_stands(tmp_path: Path) -> None:
 def test_every_key_is_documented(tmp_path: Path) -> None:
     folder = write_run(tmp_path, Story(steps=20, lost="m3"))
     write_environment(folder)
-    page = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/reference/run-folder.md").read_text(encoding="utf-8")
     written = set(json.loads((folder / "environment.json").read_text()))
     written |= set(read_summary(folder) or {})
     written |= {key for record in read_metrics(folder) for key in record}

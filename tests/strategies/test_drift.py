@@ -24,7 +24,7 @@ SHAPES = {
 
 
 class Naive:
-    """One member as docs/dga.md writes it, whole vectors in float64."""
+    """One member as docs/explanation/dga.md writes it, whole vectors in float64."""
 
     def __init__(self, initial, local_steps, delay, stride=1, momentum=0.0):
         self.base, self.local = initial.astype(np.float64), np.zeros(initial.size)

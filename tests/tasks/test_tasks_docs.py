@@ -1,4 +1,5 @@
-"""The code blocks of docs/tasks.md and docs/devices.md run, and the task in them is one."""
+"""The code blocks of docs/how-to/tasks.md and docs/reference/devices.md run, and the task in them
+is one."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
 
 
-CODE = [(page, code) for page in ("tasks.md", "devices.md") for code in blocks(page, "python")]
+PAGES = ("how-to/tasks.md", "reference/devices.md")
+CODE = [(page, code) for page in PAGES for code in blocks(page, "python")]
 
 
 @pytest.mark.parametrize(("page", "code"), CODE, ids=[f"{p}:{i}" for i, (p, _) in enumerate(CODE)])
@@ -28,11 +30,9 @@ def test_python_runs(page, code):
 
 
 def test_toml_is_valid_and_the_profile_in_it_is_a_device():
-    tables = [
-        tomllib.loads(text) for page in ("tasks.md", "devices.md") for text in blocks(page, "toml")
-    ]
+    tables = [tomllib.loads(text) for page in PAGES for text in blocks(page, "toml")]
     mine = next(table for table in tables if "dispatch_s" in table)
-    assert devices.parse("mine", mine, DOCS / "devices.md").dispatch_s == 140e-6
+    assert devices.parse("mine", mine, DOCS / "devices").dispatch_s == 140e-6
 
 
 def test_ones_own_task_trains(tmp_path, own_imports, monkeypatch):

@@ -179,7 +179,7 @@ def test_pieces_of_a_transformer_are_the_whole():
 
 
 def test_the_docs_lines_load_a_file_with_tied_parameters(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs/reference/run-folder.md").read_text("utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     trained = Tied()
     weights.save(trained, tmp_path / "model.safetensors")

@@ -2,9 +2,9 @@
 
     python trained.py INDEX FOLDER LOOP=ADDRESS ...
 
-For each LOOP, one of LOOPS or a section of docs/your-own-loop.md, join the hub at ADDRESS, train on
-the batches of member INDEX, and leave the parameters in FOLDER. Some libraries keep state for the
-whole process, so that members are not threads.
+For each LOOP, one of LOOPS or a section of docs/how-to/your-own-loop.md, join the hub at ADDRESS,
+train on the batches of member INDEX, and leave the parameters in FOLDER. Some libraries keep state
+for the whole process, so that members are not threads.
 """
 
 from __future__ import annotations

@@ -86,7 +86,8 @@ def test_a_job_with_faults_reads_back(write):
 def test_init_explains_faults():
     text = commented(Job())
     example = "\n".join(line[2:] for line in text.splitlines() if line.startswith("# "))
-    (fault,) = reading.parse(tomllib.loads(example.partition("docs/networks.md\n")[2])).faults
+    below = example.partition("docs/reference/networks.md\n")[2]
+    (fault,) = reading.parse(tomllib.loads(below)).faults
     assert fault == {"kind": "down", "at_s": 10, "for_s": 5, "members": [0]}
 
 

@@ -1,4 +1,4 @@
-"""The loops of docs/your-own-loop.md run as they are, each in a fleet of two members."""
+"""The loops of docs/how-to/your-own-loop.md run as they are, each in a fleet of two members."""
 
 from __future__ import annotations
 

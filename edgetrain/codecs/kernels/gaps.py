@@ -1,6 +1,6 @@
 """Sorted positions as gaps in block Rice code, in NumPy: the bits that kernels.c writes and reads.
 
-Positions and bytes only, no values. docs/codecs.md specifies the code.
+Positions and bytes only, no values. docs/reference/codecs.md specifies the code.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 /* The inner loops of edgetrain's codecs: plain C, no Python, no allocation, no global state but the
- * instruction set in use. `fallback.py` does the same in NumPy, bit for bit; docs/codecs.md says
+ * instruction set in use. `fallback.py` does the same in NumPy, bit for bit; docs/reference/codecs.md says
  * what the bytes mean. What must hold here:
  *
  * - Every result is the same on every machine and in NumPy: sums run in sixteen lanes that are
@@ -601,7 +601,7 @@ INLINE i64 get_varint(const u8 *p, i64 length, u32 *v)
 }
 
 /* ---- positions: block Rice code ----------------------------------------------------------------
- * varint U, a unary stream of U bytes, a stream of low bits; see docs/codecs.md. Every number in the
+ * varint U, a unary stream of U bytes, a stream of low bits; see docs/reference/codecs.md. Every number in the
  * unary stream is that many zeros and a one: for each block of gaps how far the Rice parameter moved
  * (zigzag), then the quotient of each gap. Low bits: `parameter` bits a gap, or the whole gap after
  * the escape.
@@ -723,7 +723,7 @@ VARIANTS(rice_encode, (const u32 *restrict idx, i64 count, i64 elements, u8 *res
  * What Rice code cannot say briefly: neighbours that are kept together, and gaps of a few lengths.
  * Entries are told as tokens: a gap that is not 0 and the entry after it; a run of entries without
  * gaps; or the gap before the last one again. A token is a symbol in Huffman code (one table after a
- * run, one elsewhere) and the low bits of its number; see docs/codecs.md.
+ * run, one elsewhere) and the low bits of its number; see docs/reference/codecs.md.
  */
 
 enum {

@@ -1,7 +1,7 @@
 """The inner loops in NumPy: bit for bit what kernels.c does, in tiles that stay in cache.
 
 One method a kernel. gaps.py reads and writes positions, tiles.py has the arithmetic on one tile;
-docs/codecs.md specifies the bytes. Imported by chosen.py only.
+docs/reference/codecs.md specifies the bytes. Imported by chosen.py only.
 """
 
 from __future__ import annotations

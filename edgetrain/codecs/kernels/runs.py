@@ -2,7 +2,7 @@
 
 A token is a gap and the entry after it, a run of entries without gaps, or the gap before the last
 one again. Shorter than Rice code (gaps.py) where kept elements stand together, as in the rows of an
-embedding. Positions and bytes only, no values. docs/codecs.md specifies the code.
+embedding. Positions and bytes only, no values. docs/reference/codecs.md specifies the code.
 """
 
 from __future__ import annotations

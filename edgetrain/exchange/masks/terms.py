@@ -3,8 +3,8 @@
 After Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning (CCS
 2017): pairwise masks, a mask of each member's own, Shamir shares of the seeds of both. `masker` is
 the member's side, `aggregator` the hub's; neither has a socket or a clock. Only `primitives`
-imports cryptographic packages; this module imports nothing heavy. docs/secure-aggregation.md says
-what it is for, docs/decisions/020 why it keeps its promise.
+imports cryptographic packages; this module imports nothing heavy. docs/how-to/secure-aggregation.md
+says what it is for, docs/decisions/020 why it keeps its promise.
 """
 
 from __future__ import annotations

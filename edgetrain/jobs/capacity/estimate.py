@@ -2,8 +2,8 @@
 
 Only sizes and times: a round of all members is a few array operations (`flows`), so that 100,000
 members and 100 rounds take seconds. Gateways and hubs of which each has a part of the vector are
-included. Approximations are named in docs/simulation.md. Pure: no file, no clock, no torch, no
-greenlet; the same question has the same answer, bit for bit.
+included. Approximations are named in docs/explanation/simulation.md. Pure: no file, no clock, no
+torch, no greenlet; the same question has the same answer, bit for bit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COUNTS = (10, 100, 1_000, 10_000, 100_000)
 
 LONG_BYTES, VARYING_MS = 100_000, 4.0
 """Of what a member sends in a round, and of a link's jitter, from which on slow start's early end
-(HyStart, 4 ms and more) makes rounds much longer: docs/simulation.md."""
+(HyStart, 4 ms and more) makes rounds much longer: docs/explanation/simulation.md."""
 
 _STEADY = (
     0.5  # the last part of the rounds, in which slow start and a delay being measured are over

@@ -25,7 +25,7 @@ _DIVIDING = ("tensor", "zero=2", "zero=3", "experts")
 _SLICES = ("sequence", "norms=split")
 """Words with which a rank has some positions of a sequence."""
 _APART = ("pipeline",)
-_COUNTED = "say what it is a mean over (a task's `counted`, docs/tasks.md)"
+_COUNTED = "say what it is a mean over (a task's `counted`, docs/how-to/tasks.md)"
 
 
 @dataclass(frozen=True)
@@ -140,5 +140,5 @@ def _of_model(effects: Effects) -> list[Bar]:
     found += [Bar((), reason, hint) for seen, reason, hint in everywhere if seen]
     if effects.untraced:
         reason = f"torch's tracer, which would cut this model, leaves out {effects.untraced}"
-        found.append(Bar(_APART, reason, "name its pieces (`pieces`, docs/gpu-servers.md)"))
+        found.append(Bar(_APART, reason, "name its pieces (`pieces`, docs/how-to/gpu-servers.md)"))
     return found

@@ -303,7 +303,7 @@ def _check_sequence(placement: Placement, model: Model) -> None:
          "scaled_dot_product_attention", "leave sequence out"),
         (not model.knows_place, f"placement: sequence={count}, and the model cannot be told which "
          "positions it sees",
-         "a module with `first_place`, or position_ids among its inputs (docs/gpu-servers.md)"),
+         "a module with `first_place`, or the input position_ids (docs/how-to/gpu-servers.md)"),
         (model.length % count,
          f"placement: sequence={count} does not divide the {model.length} positions of a sample",
          f"sequence={_below(count, model.length)}"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _HEAD = """\
 # The machines of a fleet. `edgetrain devices flash {name}` writes a card for each device.
-# Paths are relative to this file. docs/flashing.md
+# Paths are relative to this file. docs/how-to/flashing.md
 
 [hub]
 # Where devices look for the hub; they take the first that answers.
@@ -26,7 +26,7 @@ file = "2025-12-04-raspios-trixie-arm64-lite.img.xz"
 # [system]                    # left out: as the image has it
 # timezone = "Europe/Berlin"
 # locale = "en_GB.UTF-8"
-# first_window = 30             # segments that TCP begins with, not ten: docs/networks.md
+# first_window = 30             # segments that TCP begins with, not ten: docs/reference/networks.md
 # receive_kb = 1000             # first receive buffer of TCP, not 131
 # dns = ["192.168.1.1"]       # for devices with an address of their own
 
@@ -48,7 +48,7 @@ profile = "{profile}"   # see `edgetrain devices list`
 address = "dhcp"              # or with the length of the network: "192.168.1.20/24"
 # gateway = "192.168.1.1"     # only with an address of its own
 # max_celsius = 75            # its member lengthens its steps to stay below
-# role = "hub"                # or "gateway": it has that, and no member (docs/devices-at-work.md)
+# role = "hub"                # or "gateway", without a member (docs/how-to/devices-at-work.md)
 # site = "barn"               # of a gateway, and of the members that join it
 """
 

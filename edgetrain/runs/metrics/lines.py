@@ -1,7 +1,7 @@
 """Lines of metrics: format one, parse one, follow a file that grows, read a whole file.
 
-A line that is torn or not ours is skipped. Keys and units: docs/run-folder.md. Only the standard
-library is imported.
+A line that is torn or not ours is skipped. Keys and units: docs/reference/run-folder.md. Only the
+standard library is imported.
 """
 
 from __future__ import annotations

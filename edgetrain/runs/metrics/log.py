@@ -1,7 +1,7 @@
 """Write metrics.jsonl: one JSON object a line, from many processes at once.
 
-`lines` reads them back, `runs/data.py` adds them up. Keys and units: docs/run-folder.md. Only the
-standard library is imported.
+`lines` reads them back, `runs/data.py` adds them up. Keys and units: docs/reference/run-folder.md.
+Only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class MetricsLog:
     def step(self, *, joules: float | None = None, **keys: float) -> None:
         """Write one finished training step of this member, or `steps` of them as one line.
 
-        The other keys are those of the line (docs/run-folder.md), in seconds and bytes.
+        The other keys are those of the line (docs/reference/run-folder.md), in seconds and bytes.
         """
         usual = {"steps": 1, "eval_s": 0.0, "end_s": 0.0}
         kept = {
@@ -148,7 +148,7 @@ class MetricsLog:
         """Write an exchange of this member whose reply has just been applied.
 
         submitted, arrived: readings of the log's clock. The other keys are those of the line
-        (docs/run-folder.md).
+        (docs/reference/run-folder.md).
         """
         times = {"submitted_t": submitted - self._t0, "arrived_t": arrived - self._t0}
         self._write("exchange", _plain("exchange", keys | times))
@@ -179,7 +179,7 @@ class MetricsLog:
     def own_evaluation(self, sums: Mapping[str, tuple[float, float]], **keys: Any) -> None:
         """Write what this member, or the one that the hub was told `about`, found on data of its
         own: sums and counts of figures, in as many lines as they take. What is not finite is left
-        out. The other keys are those of the line (docs/run-folder.md)."""
+        out. The other keys are those of the line (docs/reference/run-folder.md)."""
         rows = [[name, value, count] for name, (value, count) in sums.items() if isfinite(value)]
         for first in range(0, len(rows), _FIGURES):
             line = {**_plain("own_eval", keys), "sums": rows[first : first + _FIGURES]}
@@ -191,7 +191,7 @@ class MetricsLog:
         """Write a round that the hub closed.
 
         cuts: (member, share left out, reason) for each contribution that did not count in full.
-        ages: of all contributions. The other keys are those of the line (docs/run-folder.md).
+        ages: of all contributions. Other keys: as the line's (docs/reference/run-folder.md).
         """
         keys["cuts"] = [[name, float(f"{share:.4f}"), reason] for name, share, reason in cuts]
         keys["ages"] = [median_low(ages), max(ages)] if ages else []

@@ -1,4 +1,4 @@
-"""Lines of metrics as points of curves: which key goes where. Pure; keys: docs/run-folder.md."""
+"""Lines of metrics as points of curves, by key (docs/reference/run-folder.md). Pure."""
 
 from __future__ import annotations
 

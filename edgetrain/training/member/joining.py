@@ -78,12 +78,12 @@ def join(
     the order of their steps, the last one's ends a step. The hub decides strategy, every, delay and
     codec. Parameters become views of one flat vector and, unless this member is the first, are
     overwritten with the fleet's. `weight`: samples it holds; `timeout_s`: how long an unreachable
-    hub is tried, ten minutes with a checkpoint. `job_file`: if members reduce (docs/topologies.md).
+    hub is tried, ten minutes with a checkpoint. `job_file`: for `fleet.topology`.
 
     On another machine the hub is joined encrypted, with this machine's `keys` (a folder; None: the
     usual one) and the hub's key: pinned when this machine was enrolled, or `hub_key` (text or
     file). `insecure` does without. `secure`: only a hub that sees only sums, even a lying one
-    (docs/secure-aggregation.md); `honest_hub`: it does not lie. Without a checkpoint. With a
+    (docs/how-to/secure-aggregation.md); `honest_hub`: it does not lie. Without a checkpoint. With a
     `checkpoint` (a folder or an edgetrain.Keep) what only this member knows is written there: the
     optimizer's state, lossy contributions' rests, the steps. A process that was killed and joins
     again with the same folder and `name` goes on behind `member.steps` batches. `close` empties it.

@@ -74,7 +74,7 @@ def plan_stages(
     if parts is None:
         raise ConfigError(
             f"fleet.placement = '{job.fleet.placement}': only torch's tracer could cut the model",
-            "name its pieces (`pieces`, docs/gpu-servers.md)",
+            "name its pieces (`pieces`, docs/how-to/gpu-servers.md)",
         )
     _check_shared(parts)
     shapes = shapes_of(job, task, placement, parts)

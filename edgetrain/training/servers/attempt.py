@@ -10,7 +10,7 @@ from edgetrain.errors import EdgetrainError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import parse
 
-WAY_OUT = "take another placement, or name the model's `pieces` (docs/gpu-servers.md)"
+WAY_OUT = "take another placement, or name the model's `pieces` (docs/how-to/gpu-servers.md)"
 """Of a placement that torch cannot build or run."""
 
 

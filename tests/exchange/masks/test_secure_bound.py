@@ -126,7 +126,7 @@ def test_by_default_it_takes_more_than_a_third_or_all_but_one(members):
 
 
 def test_the_page_has_the_numbers():
-    page = (Path(__file__).parents[3] / "docs/secure-aggregation.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/how-to/secure-aggregation.md").read_text()
     rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \|$", page, re.M)
     assert len(rows) >= 8
     for members, threshold, least in (map(int, row) for row in rows):

@@ -10,14 +10,14 @@ import pytest
 
 from edgetrain.fleet.networks import Direction
 
-TEXT = (Path(__file__).parents[3] / "docs/networks.md").read_text("utf-8")
+TEXT = (Path(__file__).parents[3] / "docs/reference/networks.md").read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("code", BLOCKS)
 def test_the_code_runs(code: str) -> None:
-    exec(compile(code, "docs/networks.md", "exec"), {})
+    exec(compile(code, "docs/reference/networks.md", "exec"), {})
 
 
 def test_every_key_is_described() -> None:

@@ -1,5 +1,6 @@
 """Models of other people's libraries in six ways (`make test-zoo`): each trains what torch alone
-does, or is refused in words of edgetrain; docs/gpu-servers.md has the table that this prints."""
+does, or is refused in words of edgetrain; docs/how-to/gpu-servers.md has the table that this
+prints."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ pytestmark = [
 
 LONGEST_S = 60.0
 """Of a cell, on an idle machine."""
-PAGE = Path(__file__).parents[3] / "docs" / "gpu-servers.md"
+PAGE = Path(__file__).parents[3] / "docs/how-to/gpu-servers.md"
 
 
 @pytest.fixture(scope="module")
