@@ -5,7 +5,7 @@
 
 The first trains char_lm on placements of two and four ranks of this machine and prints the median
 seconds of a step, and those of the check before the first one, in steps; with another checkout both
-take turns. `--models` prints the table of docs/how-to/gpu-servers.md: each model and loss of
+take turns. `--models` prints the table of docs/reference/placements.md: each model and loss of
 tests/fakes/odd_models.py on each of its placements, and why some are refused.
 """
 

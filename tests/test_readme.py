@@ -166,6 +166,32 @@ def test_the_citation_is_of_this_version():
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
+KINDS = ("start", "how-to", "reference", "explanation")
+GUIDES = [path for kind in KINDS for path in sorted((ROOT / "docs" / kind).glob("*.md"))]
+
+
+def leaves(menu):
+    """The pages of the site's menu."""
+    if isinstance(menu, str):
+        return [menu]
+    entries = menu.values() if isinstance(menu, dict) else menu
+    return [page for entry in entries for page in leaves(entry)]
+
+
+def test_every_page_is_in_the_sites_menu_once():
+    menu = leaves(tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]["nav"])
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in GUIDES]
+    assert sorted(menu) == sorted(["index.md", *pages])
+    assert not [*(ROOT / "docs").glob("*.md")], "a page belongs into one of the kinds"
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)
+def test_a_page_says_for_whom_it_is_and_after_which_page(path):
+    first = path.read_text("utf-8").split("\n\n")[1]
+    assert first.startswith("For ")
+    assert re.search(r"after \[|from any page|no other page first", " ".join(first.split()))
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text("utf-8")):

@@ -11,7 +11,7 @@ import torch
 
 pytestmark = pytest.mark.real
 
-DOCS = Path(__file__).parents[3] / "docs/how-to/gpu-servers.md"
+DOCS = Path(__file__).parents[3] / "docs/reference/placements.md"
 
 
 @pytest.fixture(scope="module")

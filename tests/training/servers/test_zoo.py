@@ -1,5 +1,5 @@
 """Models of other people's libraries in six ways (`make test-zoo`): each trains what torch alone
-does, or is refused in words of edgetrain; docs/how-to/gpu-servers.md has the table that this
+does, or is refused in words of edgetrain; docs/reference/placements.md has the table that this
 prints."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = [
 
 LONGEST_S = 60.0
 """Of a cell, on an idle machine."""
-PAGE = Path(__file__).parents[3] / "docs/how-to/gpu-servers.md"
+PAGE = Path(__file__).parents[3] / "docs/reference/placements.md"
 
 
 @pytest.fixture(scope="module")
