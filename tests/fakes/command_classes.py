@@ -80,6 +80,7 @@ NIGHTLY = {
     "edgetrain compare": r"dga .*yes|dga .*NO",
     "edgetrain compare --simulate": "dga ",
     "edgetrain compare --simulate network=wan-200ms": "dga ",
+    "edgetrain compare --simulate network=4g-good --strategies sync-sgd,dga": "dga ",
     'edgetrain compare --simulate --strategies lbfgs,sync-sgd "data.partition=shared(all)"'
     " network=wan-200ms steps=40": "lbfgs ",
     "edgetrain compare --simulate --strategies 'fedavg,dga' task=edgetrain.tasks:char_lm"
