@@ -12,7 +12,7 @@ from itertools import combinations
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.fallback import steps_in
-from edgetrain.jobs.job import COLLECTIVES, DIRECT
+from edgetrain.jobs.job import AUTO, COLLECTIVES, DIRECT
 from edgetrain.jobs.on_member import Refusal
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.jobs.shares import has_group
@@ -36,12 +36,27 @@ WHY = {
     "private": "members' data are private, and more than contributions would leave them",
     "rated": "it scales the rate with the members, and ranks or stages are not members",
     "rounds": "the next member adds to what one has rounded",
+    "coded": "what is added up there has to be whole, and not rounded",
+    "recoded": "what is sent back there has to be whole, and not rounded",
     "bound": "its payloads mean something at one hub only",
     "zeros": "the middle of mostly zeros is zero, and the codec sends a few elements of each",
     "lengths": "a gradient is cut by its whole length, which members do not have in common",
     "local": "stages make one step together, as in sync-sgd",
     "drawn": "each of its rounds has all members, or a cohort is not built for it yet",
     "staged": "no contributions are exchanged, and the hub passes activations on",
+    "partial": "elements that are left out would count as gradients of zero",
+    "moves": "the codec is for gradients, and the strategy sends displacements",
+    "momentum": "momentum would count twice",
+    "follows": "it follows rounds that all members share, whenever they end",
+    "counted": "the strategy says how many contributions make a round",
+    "weighed": "the strategy says itself what a contribution counts for",
+    "evenly": "how much a member counts depends on when its contributions arrive, as would epsilon",
+    "stepwise": "it exchanges gradients at every step, and waits for each reply",
+    "waits": "it waits for every reply",
+    "varied": "the length of its rounds may change",
+    "adjusts": "it adds to the gradient of what members share in every step",
+    "small": "samples are taken a few at a time already",
+    "stepped": "the hub's search says how long a step is",
 }
 """By property: why a choice that bars it cannot be with one that has it."""
 
@@ -82,33 +97,57 @@ def _topology(name: str, found: Resolved) -> JobChoice:
     return JobChoice(*words[:2], frozenset(words[2:]), _BARRED[name])
 
 
+def _shown(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
 def _choices(found: Resolved) -> Iterator[JobChoice]:
     """What the job says, but for its topology."""
-    job, strategy, table = found.job, found.strategy, found.job.strategy
+    job, strategy, table, train = found.job, found.strategy, found.job.strategy, found.job.train
     hub, unit, codec, merge = job.hub, job.privacy.unit, found.codec, found.merge
     cuts = unit == "member" and job.privacy.where == "hub"
-    another, few = "choose dga or fedavg", hub.min_members
+    another, calm, few = "choose dga or fedavg", "choose fedavg or local-sgd", hub.min_members
+    spelled, momentum = strategy.spelled, train.optimizer.get("momentum")
     rows: tuple[tuple[object, str, str, str, str], ...] = (
         (job.cohort, f"strategy.cohort = {table.cohort:g}", "leave cohort out", "drawn", ""),
-        (found.mask_terms, "strategy.secure", "leave secure out", "hidden", "compares drawn"),
+        (found.mask_terms, "strategy.secure", "leave secure out", "hidden",
+         "compares drawn coded follows"),
         (not merge.sum_only, f"strategy.merge = '{table.merge}'", "say merge = 'mean'",
          "compares" if merge.weighs else "compares once", "zeros" if merge.elementwise else ""),
         (cuts, "privacy.where = 'hub'", "say where = 'member'", "cuts", ""),
-        (unit != "none", f"privacy.unit = '{unit}'", "leave privacy out", "private", ""),
-        (not strategy.is_synchronous, strategy.spelled, another, "apart", "hidden"),
-        (strategy.delays, strategy.spelled, "choose fedavg or local-sgd", "", "drawn"),
+        (unit != "none", f"privacy.unit = '{unit}'", "leave privacy out", "private",
+         "small" if unit == "example" else "evenly"),
+        (not strategy.is_synchronous, spelled, another, "apart varied evenly",
+         "hidden follows counted weighed"),
+        (strategy.delays, spelled, calm, "varied", "drawn"),
         (strategy.weighted, strategy.name, "choose dga or local-sgd", "", "once"),
-        (strategy.ranges > 1, strategy.spelled, another, "fragments", ""),
-        (strategy.has_variates, strategy.spelled, another, "", "compares"),
-        (strategy.deals, strategy.name, another, "deals", "hidden compares group drawn"),
+        (strategy.ranges > 1, spelled, another, "fragments", ""),
+        (strategy.has_variates, spelled, another, "", "compares partial"),
+        (strategy.adjusts_gradient, spelled, calm, "adjusts", ""),
+        (strategy.moves_params, spelled, "choose sync-sgd", "moves", ""),
+        (not strategy.delays, strategy.name, "choose dga", "waits", ""),
+        (not strategy.has_local_steps, strategy.name, another, "stepwise", ""),
+        (strategy.deals, strategy.name, another, "deals",
+         "hidden compares group drawn private coded recoded counted weighed small stepped"),
         (strategy.has_local_steps, strategy.name, "choose sync-sgd", "local", ""),
         (job.fleet.placement, f"fleet.placement = '{job.fleet.placement}'", "leave placement out",
          "staged", "private hidden apart local deals compares few replica group rated drawn"),
         (not strategy.allows_late_join, strategy.name, another, "closed", "drawn"),
         (0 < few < job.fleet.members, f"hub.min_members = {few}", "leave min_members out", "few",
          "closed"),
+        (hub.quorum > 1, f"hub.quorum = {hub.quorum}", "leave quorum out", "counted", ""),
+        (hub.deadline_s == AUTO, "hub.deadline_s = 'auto'", "say seconds: deadline_s = 60",
+         "follows", ""),
         (table.ranges > 1, f"strategy.ranges = {table.ranges}", "leave ranges out", "ranged",
          "fragments hidden drawn"),
+        (table.weighting, f"strategy.weighting = '{table.weighting}'", "leave weighting out",
+         "weighed", ""),
+        (found.local_steps != 1, f"strategy.local_steps = {found.local_steps}",
+         "leave local_steps out", "", "stepwise"),
+        (table.delay not in (0, AUTO), f"strategy.delay = {table.delay}", "leave delay out", "",
+         "waits"),
+        (table.final_sync not in (0, AUTO), f"strategy.final_sync = {_shown(table.final_sync)}",
+         "leave final_sync out", "varied", "apart fragments stepwise"),
         (hub.replica, "hub.replica", "leave replica out", "replica",
          "apart hidden deals drawn"),
         (has_group(job), f"fleet.device = '{job.fleet.device}'", "leave servers out", "group",
@@ -116,21 +155,37 @@ def _choices(found: Resolved) -> Iterator[JobChoice]:
         (steps_in(job), f"servers.fallback = '{job.servers.fallback}' with servers.data",
          "leave servers.data out, then no group steps in while the job runs", "group",
          "closed apart replica hidden private rated drawn"),
-        (job.train.clip and strategy.adjusts_gradient, f"train.clip = {job.train.clip:g}",
+        (train.clip and strategy.adjusts_gradient, f"train.clip = {train.clip:g}",
          "leave clip out", "lengths", ""),
         (table.personal, f"strategy.personal = '{table.personal}'", "leave personal out", "",
          "private staged deals group lengths drawn"),
-        (job.train.hold_out, f"train.hold_out = {job.train.hold_out:g}", "leave hold_out out", "",
+        (table.head_steps, f"strategy.head_steps = {table.head_steps}", "leave head_steps out", "",
+         "varied adjusts"),
+        (train.hold_out, f"train.hold_out = {train.hold_out:g}", "leave hold_out out", "",
          "deals staged group"),
-        (job.train.lr_reference_batch,
-         f"train.lr_reference_batch = {job.train.lr_reference_batch}",
-         "leave lr_reference_batch out", "rated", "drawn"),
+        (train.accumulate > 1, f"train.accumulate = {train.accumulate}", "leave accumulate out",
+         "small", ""),
+        (train.lr_reference_batch, f"train.lr_reference_batch = {train.lr_reference_batch}",
+         "leave lr_reference_batch out", "rated stepped", "drawn"),
+        *((getattr(train, key), f"train.{key} = {getattr(train, key)!r}", f"leave {key} out",
+           "stepped", "") for key in ("clip", "schedule")),
+        (momentum, f"train.optimizer.momentum = {momentum}", "say optimizer.momentum=0",
+         "momentum", ""),
         (codec.sums_only or codec.two_trips, f"strategy.codec = '{codec.name}'",
          "choose fp16, int8 or topk", "bound", "compares" if codec.sums_only else ""),
+        (codec.gradients_only, f"strategy.codec = '{codec.name}'",
+         f"take '{codec.for_displacements().name}'", "", "moves"),
+        (codec.momentum, f"strategy.codec = '{codec.name}'", "take topk", "", "momentum"),
+        (codec.adapts, f"strategy.codec = '{codec.name}'", "name a codec: fp16, topk(0.01) | q2",
+         "follows", "stepwise"),
         (codec.few_elements, f"strategy.codec = '{codec.name}'", "send all (int8, sign)", "zeros",
          ""),
-        *((not each.lossless, f"strategy.{key} = '{each.name}'", f"leave {key} out", "rounds", "")
+        *((each.few_elements, f"strategy.{key} = '{each.name}'", "take int8", "partial", "")
           for key, each in (("codec", codec), ("reply_codec", found.reply_codec))),
+        *((not each.verbatim, f"strategy.{key} = '{each.name}'", f"leave {key} out",
+           (coded if each.lossless else f"{coded} rounds"), "")
+          for key, each, coded in (("codec", codec, "coded"),
+                                   ("reply_codec", found.reply_codec, "recoded"))),
     )  # fmt: skip
     for holds, said, way_out, has, bars in rows:
         if holds:

@@ -1,7 +1,8 @@
-"""What does not go together in a job, and why: every such rule stands here.
+"""What a key of a job may be, beside the fleet, the strategy and the codecs that the job has.
 
-A rule asks codecs, strategies and merge rules for their properties, and refuses with a way out.
-Nothing is built: a job can be checked without a hub.
+What follows from the properties of two choices is in `pairs`. A rule asks codecs, strategies and
+merge rules for their properties, and refuses with a way out. Nothing is built: a job can be checked
+without a hub.
 """
 
 from __future__ import annotations
@@ -10,13 +11,7 @@ from edgetrain import codecs
 from edgetrain.errors import ConfigError, refuse_first, require
 from edgetrain.exchange.addresses import split_address
 from edgetrain.jobs.fallback import quorum_of, steps_in
-from edgetrain.jobs.job import (
-    AUTO,
-    DIRECT,
-    Fleet,
-    Job,
-    ServersTable,
-)
+from edgetrain.jobs.job import AUTO, DIRECT, Fleet, Job
 from edgetrain.jobs.on_member import Refusal, check_mask_terms, check_on_member
 from edgetrain.jobs.pairs import check_pairs, why_not_with
 from edgetrain.jobs.resolved import Resolved, journal_settings, look_up
@@ -37,29 +32,35 @@ def resolve(job: Job) -> Resolved:
 
 
 def check(found: Resolved) -> None:
-    _check_weights(found)
-    if (table := found.job.strategy).cohort or table.cohort_extra or table.sampling != "uniform":
+    """ConfigError for what does not go together in a job. Links are not looked at."""
+    job, table = found.job, found.job.strategy
+    _check_shares(found)
+    if table.cohort or table.cohort_extra or table.sampling != "uniform":
         from edgetrain.jobs.cohorts import check_cohort  # of a job that says so
 
         check_cohort(found)
-    _check_pace(found)
+    _check_counts(found)
     check_pairs(found)
-    _check_head_steps(found)
-    _check_accumulated(found)
-    if found.job.train.schedule:
+    _check_strategy(found)
+    if job.train.schedule:
         from edgetrain.jobs import schedule
 
-        schedule.parse(found.job.train.schedule, found.job.train.steps)
-    _check_codecs(found)
+        schedule.parse(job.train.schedule, job.train.steps)
+    _check_replies(found)
     _check_ranges(found)
-    _check_masked(found)
-    journal_settings(found.job)
+    check_mask_terms(found)
+    if found.mask_terms:
+        require(
+            "strategy.secure = true, on the hub and on every member,", "private", "cryptography"
+        )
+    journal_settings(job)
     check_on_member(found)
     _check_merged(found)
-    _check_out_of_step(found)
-    _check_dealt(found)
     check_topology(found)
-    check_group_beside(found.job)
+    if has_group(job):
+        from edgetrain.jobs.placement.words import check_group_beside  # of such a job
+
+        check_group_beside(job)
     _check_pipeline(found)
 
 
@@ -97,63 +98,14 @@ def refuse_fallback(job: Job, what: str) -> None:
         )
 
 
-def _check_weights(found: Resolved) -> None:
-    job, shares, weighting = found.job, found.job.servers.shares, found.job.strategy.weighting
-    members = job.fleet.members
+def _check_shares(found: Resolved) -> None:
+    job, shares, members = found.job, found.job.servers.shares, found.job.fleet.members
     refuse_first(
         (shares > 1 and not has_group(job), f"servers.shares = {shares}, and no member is a group",
          "name it, as in fleet.device = 'raspberry-pi-4b:6, servers'"),
         (shares > members, f"servers.shares = {shares}: the job has only {members} members",
          f"allowed are 1 to {members}"),
-        (weighting and not found.strategy.is_synchronous, f"strategy.weighting = '{weighting}': "
-         f"{found.strategy.name} says itself what a contribution counts for",
-         "leave it out, or choose dga or fedavg"),
     )  # fmt: skip
-
-
-def check_group_beside(job: Job) -> None:
-    """ConfigError for what a group that is one member of the fleet cannot have."""
-    servers = job.servers
-    if not has_group(job):
-        return
-    from edgetrain.jobs.placement.words import EDGE, parse
-
-    what = f"fleet.device = '{job.fleet.device}'"
-    if servers.placement in ("auto", EDGE):
-        table = "the job has no [servers]" if servers == ServersTable() else (
-            f"servers.placement = '{servers.placement}' does not say how many processes it is"
-        )  # fmt: skip
-        raise ConfigError(f"{what}, and {table}", "as in [servers] placement = 'data=2'")
-    data, shares = parse(servers.placement).data, servers.shares
-    if not _divide(data, shares, job.train.batch):
-        near = max(d for d in range(1, data) if _divide(d, shares, job.train.batch))
-        raise ConfigError(
-            f"servers.placement: data={data} ranks have {shares} "
-            f"{'batch' if shares == 1 else 'batches'} of train.batch = {job.train.batch} samples "
-            "in a step, and cannot have equal parts of them",
-            f"data={near}",
-        )
-    refused = (
-        (servers.cluster, "servers.cluster: ranks of a member run on its own machine yet"),
-        (servers.fallback != "never", f"servers.fallback = '{servers.fallback}': it is there"),
-        (job.privacy.unit == "example", "privacy.unit = 'example': a group clips no examples"),
-    )
-    refuse_first(
-        *((holds, f"{what}, and {why}", "leave one of both out") for holds, why in refused)
-    )
-
-
-def _divide(data: int, shares: int, batch: int) -> bool:
-    """Whether data ranks have whole batches of as many shares, or equal parts of one."""
-    return shares % data == 0 or (data % shares == 0 and batch % (data // shares) == 0)
-
-
-def _check_accumulated(found: Resolved) -> None:
-    if found.job.train.accumulate > 1 and found.job.privacy.unit == "example":
-        raise ConfigError(
-            f"train.accumulate = {found.job.train.accumulate} with privacy.unit = 'example'",
-            "raise train.batch: examples are taken a few at a time already, whatever it is",
-        )
 
 
 # -- strategy, codecs, masks, merge rule ----------------------------------------------------------
@@ -175,66 +127,54 @@ def _check_replica(found: Resolved) -> None:
     )  # fmt: skip
 
 
-def _check_pace(found: Resolved) -> None:
-    strategy, job = found.strategy, found.job
-    final_sync, delay = job.strategy.final_sync, job.strategy.delay
-    syncs, spelled = final_sync not in (0, AUTO), f"strategy.final_sync = {_shown(final_sync)}"
-    refuse_first(
-        (not strategy.has_local_steps and found.local_steps != 1,
-         f"strategy.local_steps = {found.local_steps}: {strategy.name} exchanges gradients at "
-         "every step", "leave it out, or choose local-sgd"),
-        (job.hub.quorum > job.fleet.members,
-         f"hub.quorum = {job.hub.quorum}: the job has only {job.fleet.members} members", ""),
-    )  # fmt: skip
-    _check_start(found)
-    _check_replica(found)
-    refuse_first(
-        (not strategy.delays and delay not in (0, AUTO),
-         f"strategy.delay = {delay}: {strategy.name} waits for every reply",
-         "leave it out, or choose dga"),
-        (syncs and not strategy.has_local_steps, f"{spelled}: {strategy.name} waits for every "
-         "reply at every step, to the end", "leave it out, or choose dga or fedavg"),
-        (syncs and strategy.ranges > 1, f"{spelled}: {strategy.spelled} exchanges a fragment at a "
-         "time, and rounds of all at the end are not built",
-         "leave it out, or choose dga or fedavg"),
-    )  # fmt: skip
-
-
-def _check_head_steps(found: Resolved) -> None:
-    table, strategy = found.job.strategy, found.strategy
-    if not (steps := table.head_steps):
-        return
-    spelled, way_out = f"strategy.head_steps = {steps}", "choose fedavg or local-sgd"
-    refuse_first(
-        (not table.personal, f"{spelled} without strategy.personal: members have no layers of "
-         "their own", "say which, as in personal = 'head.*'"),
-        (steps >= found.local_steps,
-         f"{spelled} in rounds of {found.local_steps} steps: none is left for what members share",
-         f"head_steps = {found.local_steps - 1} or less, or more strategy.local_steps"),
-        (strategy.delays or not strategy.is_synchronous,
-         f"{spelled} and {strategy.spelled}: the length "
-         "of its rounds may change", way_out),
-        (strategy.adjusts_gradient, f"{spelled} and {strategy.spelled}: it adds to the gradient of "
-         "what members share in every step", way_out),
-        (table.final_sync not in (0, AUTO), f"{spelled} and strategy.final_sync = "
-         f"{_shown(table.final_sync)}: the last rounds are shorter", "leave final_sync out"),
-    )  # fmt: skip
-
-
-def _shown(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
-
-
-def _check_start(found: Resolved) -> None:
-    job, few = found.job, found.job.hub.min_members
+def _check_counts(found: Resolved) -> None:
+    job, few, most = found.job, found.job.hub.min_members, found.job.fleet.members
     least = found.mask_terms.threshold if found.mask_terms else 0
     refuse_first(
-        (few > job.fleet.members,
-         f"hub.min_members = {few}: the job has only {job.fleet.members} members",
-         "leave it out: 0 begins with all of them"),
+        *((count > most, f"hub.{key} = {count}: the job has only {most} members",
+           f"allowed are 1 to {most}")
+          for key, count in (("quorum", job.hub.quorum), ("min_members", few))),
         *((0 < few < fewest, f"hub.min_members = {few} and {key} = {fewest}: rounds could not "
            "close until more have come", f"say hub.min_members={fewest} or more")
           for key, fewest in (("hub.quorum", quorum_of(job)), ("strategy.threshold", least))),
+    )  # fmt: skip
+    _check_replica(found)
+
+
+def _check_strategy(found: Resolved) -> None:
+    """What the job's strategy needs of it."""
+    strategy, job, table = found.strategy, found.job, found.job.strategy
+    partition, head = (
+        str(job.data.get("partition", "iid")),
+        f"strategy.head_steps = {table.head_steps}",
+    )
+    refuse_first(
+        (table.head_steps and not table.personal, f"{head} without strategy.personal: members have "
+         "no layers of their own", "say which, as in personal = 'head.*'"),
+        (table.head_steps and table.head_steps >= found.local_steps,
+         f"{head} in rounds of {found.local_steps} steps: none is left for what members share",
+         f"head_steps = {found.local_steps - 1} or less, or more strategy.local_steps"),
+        (strategy.deals and not partition.startswith("shared("), f"data.partition = '{partition}' "
+         f"and {strategy.name}: slices are of a batch that all members hold",
+         "say partition = 'shared(all)'"),
+        *((parameter.most_members and value > job.first_members, f"{strategy.spelled} with "
+           f"{job.first_members} members: a round would wait for more than there are",
+           f"{parameter.name} = {job.first_members}, or less")
+          for parameter, value in zip(strategy.parameters, strategy.arguments, strict=True)),
+    )  # fmt: skip
+
+
+def _check_replies(found: Resolved) -> None:
+    """What codecs of replies may be beside those of contributions."""
+    codec, reply = found.codec, found.reply_codec
+    both = f"strategy.codec = '{codec.name}', strategy.reply_codec = '{reply.name}'"
+    refuse_first(
+        (codec != reply and (codec.adapts or reply.adapts), f"{both}: members encode as the last "
+         "reply was encoded", "leave reply_codec out, or name two codecs"),
+        (codec.two_trips != reply.two_trips, f"{both}: both trips of powersgd go both ways",
+         "leave reply_codec out"),
+        (reply.momentum, f"strategy.reply_codec = '{reply.name}': members have their momentum "
+         "already", f"take '{reply.for_replies().name}'"),
     )  # fmt: skip
 
 
@@ -254,144 +194,26 @@ def _check_ranges(found: Resolved) -> None:
         shared(ranges, len(hubs))
 
 
-def _check_codecs(found: Resolved) -> None:
-    """Codecs made for gradients. Momentum belongs to the gradients of the members."""
-    strategy, codec, reply_codec = found.strategy, found.codec, found.reply_codec
-    momentum, named = found.job.train.optimizer.get("momentum"), f"strategy.codec = '{codec.name}'"
-    _check_auto(found)
-    instead = f"take '{codec.for_displacements().name}', or sync-sgd"
-    refuse_first(
-        *((strategy.has_variates and each.few_elements, f"strategy.{key} = '{each.name}': "
-           f"{strategy.spelled} compares contributions with replies, and elements that are left "
-           "out would count as gradients of zero", "take int8, or fedavg")
-          for key, each in (("codec", codec), ("reply_codec", reply_codec))),
-        (codec.gradients_only and strategy.moves_params and not codec.two_trips,
-         f"{named}: {strategy.name} sends displacements, which have the optimizer's momentum in "
-         "them", instead),
-        (codec.momentum and momentum, f"train.optimizer.momentum = {momentum} and the codec "
-         f"'{codec.name}' would count momentum twice",
-         "say optimizer.momentum=0: the codec has it, where it can be corrected"),
-        (codec.two_trips and strategy.moves_params, f"{named}: two trips a step are for gradients",
-         instead),
-        (codec.two_trips != reply_codec.two_trips,
-         f"strategy.reply_codec = '{reply_codec.name}', {named}",
-         "both trips of powersgd go both ways: leave reply_codec out"),
-        (reply_codec.momentum, f"strategy.reply_codec = '{reply_codec.name}': members have their "
-         "momentum already", f"take '{reply_codec.for_replies().name}'"),
-    )  # fmt: skip
-
-
-def _check_auto(found: Resolved) -> None:
-    """A codec that follows what links carry while a round is computed."""
-    strategy, codec, reply_codec = found.strategy, found.codec, found.reply_codec
-    is_auto = codec.adapts
-    refuse_first(
-        (codec != reply_codec and (is_auto or reply_codec.adapts),
-         f"strategy.codec = '{codec.name}', strategy.reply_codec = '{reply_codec.name}': members "
-         "encode as the last reply was encoded", "leave reply_codec out, or name two codecs"),
-        (is_auto and not strategy.has_local_steps, f"strategy.codec = '{codec.name}': "
-         f"{strategy.name} waits for each message at each step, so there is no time in which a "
-         "denser one would cost nothing",
-         "choose dga, fedavg or local-sgd, or a codec: topk(0.01) | q2"),
-    )  # fmt: skip
-
-
-def _check_masked(found: Resolved) -> None:
-    check_mask_terms(found)
-    if found.mask_terms is None:
-        return
-    table = found.job.strategy
-    refuse_first(
-        (found.job.hub.deadline_s == AUTO, "hub.deadline_s = 'auto' and strategy.secure: a masked "
-         "contribution that comes late counts in no round",
-         "say how many seconds a round waits: hub.deadline_s = 60"),
-        (not found.codec.verbatim, f"strategy.codec = '{table.codec}' and strategy.secure: masked "
-         "numbers are as random as noise, and only whole vectors of fixed point numbers can be "
-         "added under masks",
-         "leave codec out (32 bits an element are sent), and compress replies with reply_codec"),
-    )  # fmt: skip
-    require("strategy.secure = true, on the hub and on every member,", "private", "cryptography")
-
-
 def _check_merged(found: Resolved) -> None:
-    text = found.job.strategy.merge
-    fewest, members = int(getattr(merging.parse(text), "fewest", 1)), found.job.first_members
+    job, strategy, text = found.job, found.strategy, found.job.strategy.merge
+    fewest, members = int(getattr(merging.parse(text), "fewest", 1)), job.first_members
     if members < fewest:
         raise ConfigError(
-            f"strategy.merge = '{text}': it needs at least {fewest} members, the job has {members}"
+            f"strategy.merge = '{text}': it needs at least {fewest} members, the job has {members}",
+            f"at least {fewest} members, or merge = 'mean'",
         )
-
-
-def _check_out_of_step(found: Resolved) -> None:
-    """What needs rounds that have one contribution of each member."""
-    strategy, job = found.strategy, found.job
-    if strategy.is_synchronous:
+    if strategy.is_synchronous or found.merge.sum_only:
         return
-    final_sync, spelled = job.strategy.final_sync, strategy.spelled
-    refuse_first(
-        (final_sync not in (0, AUTO), f"strategy.final_sync = {_shown(final_sync)} and {spelled}: "
-         "members come to the end at different times", "leave it out, or choose dga or fedavg"),
-        (job.hub.quorum > 1, f"hub.quorum = {job.hub.quorum} and {spelled}: the strategy says how "
-         "many contributions make a reply", "leave quorum out, or choose dga or fedavg"),
-        (job.hub.deadline_s == AUTO, f"hub.deadline_s = 'auto' and {spelled}: no member is late "
-         "where each goes at its own pace", "say seconds, or leave it out"),
-    )  # fmt: skip
     from edgetrain.strategies.arrivals import ArrivalTerms
 
-    members = job.fleet.members
-    pace = ArrivalTerms(members, found.local_steps, job.hub.longest_deadline_s)
-    rule = strategy.closing_rule(pace)
-    for parameter, value in zip(strategy.parameters, strategy.arguments, strict=True):
-        if parameter.most_members and value > job.first_members:
-            raise ConfigError(
-                f"{strategy.spelled} with {job.first_members} members: a round would wait for more "
-                "than there are",
-                f"{parameter.name} = {job.first_members}, or less",
-            )
-    refuse_first(
-        (job.privacy.unit == "member", f"privacy.unit = 'member' and {strategy.spelled}: how much "
-         "a member counts depends on when its contributions arrive, and epsilon would, too",
-         "choose dga or local-sgd, or unit = 'example'"),
-        (found.codec.adapts, f"strategy.codec = '{found.codec.name}' and "
-         f"{strategy.spelled}: its rung follows the trips of rounds that all members share",
-         "name a codec: fp16, int8, topk(0.01) | q2"),
-    )  # fmt: skip
-    fewest = max(_FEWEST_ROBUST, int(getattr(merging.parse(job.strategy.merge), "fewest", 1)))
-    if not found.merge.sum_only and rule.size < fewest:
+    pace = ArrivalTerms(job.fleet.members, found.local_steps, job.hub.longest_deadline_s)
+    size, fewest = strategy.closing_rule(pace).size, max(_FEWEST_ROBUST, fewest)
+    if size < fewest:
         raise ConfigError(
-            f"strategy.merge = '{job.strategy.merge}' and {strategy.spelled}: a round has "
-            f"{rule.size} contributions, and the rule compares at least {fewest}",
+            f"strategy.merge = '{text}' and {strategy.spelled}: a round has {size} contributions, "
+            f"and the rule compares at least {fewest}",
             f"fedbuff with M = {fewest} or more, or merge = 'mean'",
         )
-
-
-def _check_dealt(found: Resolved) -> None:
-    strategy, job = found.strategy, found.job
-    if not strategy.deals:
-        return
-    table, partition = job.strategy, str(job.data.get("partition", "iid"))
-    name = strategy.name
-    refuse_first(
-        (not partition.startswith("shared("), f"data.partition = '{partition}' and {name}: slices "
-         "are of a batch that all members hold", "say partition = 'shared(all)'"),
-        (not (found.codec.verbatim and found.reply_codec.verbatim),
-         f"strategy.codec = '{found.codec.name}', reply_codec = '{found.reply_codec.name}' and "
-         f"{name}: differences of gradients make the history, and a codec's rounding would be in "
-         "them", "leave codec and reply_codec out (fp32)"),
-        (job.privacy.unit != "none", f"privacy.unit = '{job.privacy.unit}' and {name}: a search "
-         "looks at the same data again and again, and epsilon does not count that",
-         "choose dga or local-sgd"),
-        (table.weighting,
-         f"strategy.weighting = '{table.weighting}' and {name}: slices count by their "
-         "samples", "leave it out"),
-        (job.hub.quorum > 1, f"hub.quorum = {job.hub.quorum} and {name}: a round has every slice, "
-         "whoever computes it", "leave it out"),
-        (job.train.accumulate > 1, f"train.accumulate = {job.train.accumulate} and {name}: a "
-         "slice is computed train.batch samples at a time", "leave it out"),
-        *((getattr(job.train, key), f"train.{key} = {getattr(job.train, key)!r} and {name}: the "
-           "hub's search says how long a step is, and members' optimizers take none",
-           "leave it out") for key in ("clip", "schedule", "lr_reference_batch")),
-    )  # fmt: skip
 
 
 # -- topologies -----------------------------------------------------------------------------------

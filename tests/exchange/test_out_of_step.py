@@ -289,18 +289,18 @@ def test_a_round_closes_at_its_deadline_and_when_nobody_can_add_to_it():
         (
             ["strategy=async-sgd(5)", "unit=member", "noise=1"],
             "privacy.unit = 'member' and async-sgd(5): how much a member counts depends on when "
-            "its contributions arrive, and epsilon would, too (choose dga or local-sgd, or unit = "
-            "'example')",
+            "its contributions arrive, as would epsilon (leave privacy out, or choose dga or "
+            "fedavg)",
         ),
         (
             ["strategy=ssp(inf)", "codec=auto"],
-            "strategy.codec = 'auto' and ssp(inf): its rung follows the trips of rounds that all "
-            "members share (name a codec: fp16, int8, topk(0.01) | q2)",
+            "ssp(inf) and strategy.codec = 'auto': it follows rounds that all members share, "
+            "whenever they end (choose dga or fedavg, or name a codec: fp16, topk(0.01) | q2)",
         ),
         (
             ["strategy=ssp(3)", "final_sync=0.2"],
-            "strategy.final_sync = 0.2 and ssp(3): members come to the end at different times "
-            "(leave it out, or choose dga or fedavg)",
+            "ssp(3) and strategy.final_sync = 0.2: members are out of step, and have no rounds "
+            "together (choose dga or fedavg, or leave final_sync out)",
         ),
     ],
 )

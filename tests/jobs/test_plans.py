@@ -18,7 +18,7 @@ from edgetrain.jobs.rules import resolve
     ("overrides", "said"),
     [
         (["codec=dgc(0.01) | q2"], ["'dgc(0.01) | q2'", "dga", "take 'topk(0.01) | q2'"]),
-        (["codec=powersgd(2)"], ["two trips a step are for gradients", "take 'low-rank(2)'"]),
+        (["codec=powersgd(2)"], ["the codec is for gradients", "take 'low-rank(2)'"]),
         (["strategy=sync-sgd", "codec=dgc(0.01)"], ["momentum = 0.9", "optimizer.momentum=0"]),
         (["reply_codec=dgc(0.01)"], ["'dgc(0.01)'", "take 'dgc(0.01, 0.0)'"]),
         (["strategy=sync-sgd", "codec=powersgd(2)", "reply_codec=fp32"], ["leave reply_codec out"]),
@@ -35,7 +35,7 @@ def test_codecs_that_do_not_go_with_the_job_are_refused_with_the_way_out(overrid
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["codec=topk(0.01)"], ["'topk(0.01)'", "whole vectors", "compress replies"]),
+        (["codec=topk(0.01)"], ["'topk(0.01)'", "has to be whole", "leave codec out"]),
         (["codec=bf16"], ["'bf16'", "leave codec out"]),
         (["merge=median"], ["'median'", "compares members", "merge = 'mean'"]),
         (["members=1"], ["1 members: allowed are 2 to 64"]),
@@ -149,9 +149,12 @@ def test_the_share_of_a_run_that_a_delay_has_is_less_where_members_are_led_apart
     [
         (
             ["strategy=sync-sgd", "final_sync=0.1"],
-            "final_sync = 0.1: sync-sgd waits for every reply at",
+            "final_sync = 0.1: it exchanges gradients at every",
         ),
-        (["strategy=streaming-diloco(2, 0.5)", "final_sync=1"], "rounds of all at the end are not"),
+        (
+            ["strategy=streaming-diloco(2, 0.5)", "final_sync=1"],
+            "members exchange a fragment",
+        ),
         (["final_sync=1.5"], "allowed is a number or 'auto' from 0 to 1"),
         (["final_sync=soon"], "allowed is a number or 'auto' from 0 to 1"),
     ],

@@ -165,8 +165,8 @@ def test_a_simulated_job_has_a_deadline_that_is_learned(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["secure=true"], "a masked contribution that comes late counts in no round"),
-        (["strategy=fedbuff(4, 0.5)"], "no member is late where each goes at its own pace"),
+        (["secure=true"], "it follows rounds that all members share"),
+        (["strategy=fedbuff(4, 0.5)"], "it follows rounds that all members share"),
         (["deadline_s=soon"], "allowed is a number or 'auto' from 0.01 to 86400"),
     ],
 )

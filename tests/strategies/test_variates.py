@@ -282,9 +282,9 @@ def test_a_damaged_checkpoint_is_refused(change):
     ("words", "said"),
     [
         (["codec=topk(0.01)"], "elements that are left out would count as gradients of zero"),
-        (["codec=auto"], "take int8, or fedavg"),
-        (["reply_codec=topk(0.1) | q2"], "strategy.reply_codec = 'topk(0.1) | q2': scaffold"),
-        (["delay=3"], "strategy.delay = 3: scaffold waits for every reply"),
+        (["codec=auto"], "choose dga or fedavg, or take int8"),
+        (["reply_codec=topk(0.1) | q2"], "scaffold and strategy.reply_codec = 'topk(0.1) | q2'"),
+        (["delay=3"], "scaffold and strategy.delay = 3: it waits for every reply"),
         (["correction=predict"], "scaffold: correction = predict: there is no delay to correct"),
         (["merge=median"], "counts each member once"),
         (["strategy=dga(variates)", "merge=median"], "compares members"),

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 from edgetrain.errors import ConfigError, did_you_mean, refuse_first
+from edgetrain.jobs.job import Job, ServersTable
 
 EDGE = "edge"
 """On the fleet's own devices, each of which holds the whole model."""
@@ -270,3 +271,36 @@ def _value(name: str, text: str) -> object:
         return int(text)
     except ValueError:
         raise ConfigError(f"placement: {name}={text}", "a whole number from 1") from None
+
+
+def check_group_beside(job: Job) -> None:
+    """ConfigError for what a group that is one member of the fleet cannot have."""
+    servers = job.servers
+    what = f"fleet.device = '{job.fleet.device}'"
+    if servers.placement in ("auto", EDGE):
+        table = "the job has no [servers]" if servers == ServersTable() else (
+            f"servers.placement = '{servers.placement}' does not say how many processes it is"
+        )  # fmt: skip
+        raise ConfigError(f"{what}, and {table}", "as in [servers] placement = 'data=2'")
+    data, shares = parse(servers.placement).data, servers.shares
+    if not _divide(data, shares, job.train.batch):
+        near = max(d for d in range(1, data) if _divide(d, shares, job.train.batch))
+        raise ConfigError(
+            f"servers.placement: data={data} ranks have {shares} "
+            f"{'batch' if shares == 1 else 'batches'} of train.batch = {job.train.batch} samples "
+            "in a step, and cannot have equal parts of them",
+            f"data={near}",
+        )
+    refused = (
+        (servers.cluster, "servers.cluster: ranks of a member run on its own machine yet"),
+        (servers.fallback != "never", f"servers.fallback = '{servers.fallback}': it is there"),
+        (job.privacy.unit == "example", "privacy.unit = 'example': a group clips no examples"),
+    )
+    refuse_first(
+        *((holds, f"{what}, and {why}", "leave one of both out") for holds, why in refused)
+    )
+
+
+def _divide(data: int, shares: int, batch: int) -> bool:
+    """Whether data ranks have whole batches of as many shares, or equal parts of one."""
+    return shares % data == 0 or (data % shares == 0 and batch % (data // shares) == 0)

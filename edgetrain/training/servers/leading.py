@@ -30,9 +30,8 @@ from edgetrain.fleet.cluster import ServerEntry
 from edgetrain.jobs.lookup import samples_of, task_on_servers
 from edgetrain.jobs.on_member import settle
 from edgetrain.jobs.placement.beside import placed, standing_in
-from edgetrain.jobs.placement.words import Placement
+from edgetrain.jobs.placement.words import Placement, check_group_beside
 from edgetrain.jobs.resolved import Resolved
-from edgetrain.jobs.rules import check_group_beside
 from edgetrain.runs.metrics.log import MetricsLog
 from edgetrain.tasks.protocol import Task
 from edgetrain.training.member.train import Made, Place, train

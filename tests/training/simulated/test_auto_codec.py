@@ -83,10 +83,10 @@ def test_a_device_that_comes_back_goes_on_at_the_density_of_the_others(tmp_path)
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["strategy=sync-sgd"], "waits for each message"),
+        (["strategy=sync-sgd"], "waits for each reply"),
         (["reply_codec=fp32"], "leave reply_codec out"),
         (["codec=fp32", "reply_codec=auto"], "leave reply_codec out"),
-        (["secure=true", "members=3"], "masked numbers"),
+        (["secure=true", "members=3"], "follows rounds that all"),
         (["merge=median"], "few elements"),
     ],
 )
