@@ -1,13 +1,13 @@
-"""Whether a codec, merge rule, sampling or strategy of yours keeps the laws edgetrain relies on.
+"""Laws for your own codecs, merge rules, samplings and strategies.
 
     from edgetrain.testing import check_codec, check_merge_rule, check_sampling, check_strategy
 
     def test_my_codec():
         check_codec(MyCodec(3))
 
-Each takes what a job would name, or the spelling of it, and raises ConfigError for the first law
-that is broken: its message says which. edgetrain's own go through them in its tests, and what a job
-names of a user's own goes through them before anything starts. NumPy alone, some milliseconds.
+Each function takes an object, or its spelling in a job, and raises ConfigError with the first
+broken law. edgetrain's own objects pass them in its tests, and a job's extensions before anything
+starts. They need only NumPy, and some milliseconds.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _refuse(what: str, error: Exception) -> ConfigError:
 
 
 def check_codec(codec: Codec | str) -> None:
-    """ConfigError unless payloads decode to what was sent, as often as one asks, what is left out
-    is sent later, and bytes that are no payload are refused. `codec` is bound here if it has to be.
+    """Raises ConfigError unless payloads decode to the sent values, each time alike, the remainder
+    is sent later, and invalid bytes are refused. An unbound `codec` is bound here.
     """
     codec = codecs.parse(codec) if isinstance(codec, str) else codec
     name = f"codec '{getattr(codec, 'name', type(codec).__name__)}'"
@@ -138,8 +138,8 @@ class _Held:
 
 
 def check_merge_rule(rule: SliceRule | RoundRule | str) -> None:
-    """ConfigError unless the merged contribution is finite, whole, the same in whatever order
-    members come, and what they sent where they all sent the same."""
+    """Raises ConfigError unless the merged contribution is finite, complete, independent of the
+    members' order, and equal to the contributions if those are equal."""
     name = f"merge rule '{rule if isinstance(rule, str) else type(rule).__name__}'"
     made = merging.parse(rule) if isinstance(rule, str) else rule
     try:
@@ -186,8 +186,8 @@ def _check_merging(rule: SliceRule | RoundRule) -> None:
 def check_sampling(
     sampling: Callable[..., Iterable[int]] | str, cohort: Cohort | None = None
 ) -> None:
-    """ConfigError unless a function of one's own draws members of the job (`cohort`; None: 5 of
-    20), none of them twice and the same ones again, whoever is there and whatever they hold."""
+    """Raises ConfigError unless the function draws members of the job (`cohort`; None: 5 of 20),
+    none of them twice, and the same ones each time, for any present members and weights."""
     own = None if isinstance(sampling, str) else sampling
     spelled = sampling if isinstance(sampling, str) else getattr(sampling, "__name__", "sampling")
     made = replace(cohort or Cohort(0, 20, 5), sampling=spelled)
@@ -207,9 +207,9 @@ def check_sampling(
 
 
 def check_strategy(row: Strategy | str) -> None:
-    """ConfigError unless the member's half is what the row says, and members end with the same
-    parameters, bit for bit those of the hub, also one that was started again on the way. Where
-    members are out of step, or the hub hands out work, only the first."""
+    """Raises ConfigError unless the member's half agrees with the row, and all members, also a
+    restarted one, end with the hub's parameters bit for bit. Of asynchronous strategies, and of
+    work handed out by the hub, only the first law is checked."""
     row = strategies.find(row) if isinstance(row, str) else row
     if not isinstance(row, Strategy):
         raise ConfigError(f"{row!r} is no edgetrain.strategies.Strategy")

@@ -1,7 +1,7 @@
-"""What a codec is, with the methods that most have in common, and checks that codecs share.
+"""The base class of codecs, and checks shared by them.
 
 Codecs are stateless: they turn a flat float32 vector into bytes and back, and know no socket, no
-clock, no torch and no round. feedback.py keeps what was not sent yet, never a codec.
+clock, no torch and no round. The unsent remainder is kept by feedback.py, never by a codec.
 """
 
 from __future__ import annotations
@@ -24,31 +24,29 @@ TILE = 2**14
 
 
 class Codec:
-    """A vector to bytes and back. `encode` and `decode` are pure: equal input, equal output.
+    """Encodes a float32 vector as bytes, and decodes them. Pure: equal input, equal output.
 
-    `salt` says whose vector it is, and of which round: codecs that draw numbers draw others for
-    another one, so that members' errors are independent. Others take no notice of it.
+    `salt` identifies the member and the round of a vector. Random codecs draw other numbers for
+    each salt, so members' errors are independent; others ignore it.
 
-    A payload travels in parts, one for each of `slices`; none is longer than part_elements. A
-    decoder trusts no byte: it raises
-    BadPayload before it writes anything, and allocates at most the size of the part and half a
-    megabyte.
+    A vector travels in parts, one for each of `slices`, of at most `part_elements` elements. A
+    decoder trusts no byte: it raises BadPayload before it writes anything, and allocates at most
+    the size of the part and half a megabyte.
 
-    A codec writes `encode_part`, `check`, `apply` and `max_bytes`, and overrides what it does
-    faster, or otherwise.
+    A subclass defines `encode_part`, `check`, `apply` and `max_bytes`, and may override the rest.
     """
 
     name: str
     """The canonical spelling: `parse(codec.name)` gives an equal codec."""
     part_elements: int = DENSE_PART_ELEMENTS
-    """Elements of the vector that one part covers, at most."""
+    """Maximum number of elements in a part."""
     lossless: bool = False
     """True if decoding gives back every bit."""
     verbatim: bool = False
     """True if a payload is the part's own float32 numbers, usable where they lie."""
     nearly_all: bool = False
     """True if every element is sent, to within 0.4 % of the largest one near it: at the end of a
-    run, what that leaves out is not worth a round of its own."""
+    run, the remainder is not worth a round of its own."""
     few_elements: bool = False
     """True if a payload carries only some elements of the vector; the others decode to zero.
 
@@ -58,29 +56,29 @@ class Codec:
     sums_only: bool = False
     """True if only the sum over all members means anything: no payload alone does."""
     two_trips: bool = False
-    """True if a contribution takes two rounds, and what the second one carries depends on the reply
-    to the first."""
+    """True if a contribution takes two rounds, and the second one depends on the reply to the
+    first."""
     gradients_only: bool = False
-    """True if it is for gradients: displacements of parameters cannot be sent with it."""
+    """True if it encodes only gradients, and no displacements of parameters."""
     adapts: bool = False
-    """True of `auto`, which encodes on the rung that the hub's replies name."""
+    """True of `auto`: it encodes on the density level named by the hub's replies."""
     whole: bool = False
-    """True if a vector is looked at as a whole: no part of one can be encoded so."""
+    """True if it encodes only whole vectors, and no parts of one."""
     unbound: bool = False
-    """True if it must be bound to a layout before it can do anything."""
+    """True if `bind` has to be called before anything else."""
     momentum: float = 0.0
     """The momentum that `codecs.memory` applies to gradients, or 0; then the only one."""
 
     def slices(self, elements: int) -> list[slice]:
-        """The parts of a vector of [elements]: what each payload of `encode` covers, in order."""
+        """The parts of a vector of [elements], one for each payload of `encode`, in order."""
         return list(parts_of(elements, self.part_elements))
 
     def for_displacements(self) -> Codec:
-        """The nearest codec that takes displacements; itself if not `gradients_only`."""
+        """The nearest codec for displacements; itself if not `gradients_only`."""
         return self
 
     def for_replies(self) -> Codec:
-        """The codec of replies where none is named: without momentum."""
+        """The default codec of replies: this one without momentum."""
         return self
 
     def bind(self, layout: Layout) -> Codec:
@@ -96,10 +94,10 @@ class Codec:
         raise NotImplementedError
 
     def drain(self, residual: Vector, vector: Vector, salt: int = 0) -> list[Buffer]:
-        """`residual += vector`, encode that sum, and leave in `residual` what was not sent.
+        """`residual += vector`, encode that sum, and leave the unsent remainder in `residual`.
 
-        `residual` is mutated in place, `vector` is only read. What is subtracted is the payload's
-        own decoding, so nothing is ever lost to rounding in the codec.
+        `residual` is mutated in place, `vector` is only read. The payload's own decoding is
+        subtracted, so nothing is ever lost to rounding in the codec.
         """
         residual += vector
         payloads = self.encode(residual, salt)

@@ -1,4 +1,4 @@
-"""The only state of compression: what a codec has not sent yet. (Momentum: `deep`.)
+"""Error feedback: the remainder of a codec, its only state. (Momentum: `deep`.)
 
 Knows codecs and vectors; no socket, no round, no optimizer. Only `encode` depends on earlier calls;
 its payloads are the codec's, and decoded by it.
@@ -14,7 +14,7 @@ from edgetrain.vectors.vector import Buffer, Vector, zeros
 
 
 class Feedback:
-    """Error feedback (Seide 2014; Karimireddy 2019): the next payload carries what one leaves out.
+    """Error feedback (Seide 2014; Karimireddy 2019): the next payload has this one's remainder.
 
     Law: after any number of rounds, sum(decoded) + residual == sum(inputs), to rounding, because
     the residual is the input minus the payload's own decoding.
@@ -38,7 +38,7 @@ class Feedback:
 
     def encode(self, vector: Vector, here: slice | None = None, salt: int = 0) -> list[Buffer]:
         """The payloads of `vector` plus the residual of earlier calls; `vector` is only read.
-        `here`: the range of the elements that it has; None: it has all. `salt`: see Codec."""
+        `here`: its range of the elements (None: all). `salt`: see Codec."""
         here = slice(0, self.elements) if here is None else here
         self._check(vector, here.stop - here.start)
         if self.codec.lossless:
@@ -53,7 +53,7 @@ class Feedback:
         return {"residual": self.residual}
 
     def restore(self, state: Mapping[str, Vector]) -> None:
-        """Copy the arrays of a `state`. ConfigError, and no change, if they do not fit."""
+        """Copy the arrays of a `state`. Raises ConfigError, without a change, for others."""
         mine = self.state()
         for name, array in mine.items():
             if name not in state or state[name].shape != array.shape:

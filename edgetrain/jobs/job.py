@@ -183,15 +183,15 @@ class CheckpointTable:
 
 @dataclass(frozen=True)
 class Privacy:
-    """Differential privacy: whose data, how much noise, and who is trusted."""
+    """Differential privacy: the protected unit, the noise, and the machine that adds it."""
 
-    unit: str = key("none", "what is protected: none, example, or member (all it has)")
-    clip: float = ranged(1.0, 1e-9, 1e12, "length (L2) that one unit's part is cut to")
+    unit: str = key("none", "protected unit: none, example, or member (all its data)")
+    clip: float = ranged(1.0, 1e-9, 1e12, "maximum length (L2) of one unit's part")
     noise: float = ranged(0.0, 0.0, 1e6, "noise multiplier: standard deviation / clip")
-    epsilon: float = ranged(0.0, 0.0, 1e6, "in place of noise: what the whole job may spend")
-    delta: float = ranged(1e-5, 1e-100, 0.5, "the chance that epsilon does not hold")
-    where: str = key("member", "who adds the noise: member, or a hub that is trusted: hub")
-    sampling: str = key("poisson", "of examples: poisson, or shuffle (which hides less)")
+    epsilon: float = ranged(0.0, 0.0, 1e6, "in place of noise: budget of the whole job")
+    delta: float = ranged(1e-5, 1e-100, 0.5, "chance of a breach of epsilon")
+    where: str = key("member", "noise is added by: member, or hub (a trusted one)")
+    sampling: str = key("poisson", "of examples: poisson, or shuffle (hides less)")
 
 
 @dataclass(frozen=True)

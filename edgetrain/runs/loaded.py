@@ -42,13 +42,13 @@ class Run:
     """One run, read from its folder.
 
     `steps`, `evaluations`, `own_evaluations`, `exchanges`, `rounds` and `events` are the lines of
-    metrics.jsonl as columns, in the file's order; `member` says whose a line is. They are read when
-    they are asked for: of a run that goes on, as far as it is. A notebook shows the page of
-    `edgetrain report`.
+    metrics.jsonl as columns, in the file's order; `member` is the name of a line's member. Each
+    access reads the file again, so a running run has its lines so far. A notebook shows the page
+    of `edgetrain report`.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """ConfigError for what is no folder of one run."""
+        """Raises ConfigError unless `folder` has exactly one run."""
         found = runs_in(Path(folder))
         if found != [Path(folder)]:
             raise ConfigError(f"{folder} has {len(found)} runs", "edgetrain.load(…) reads them all")
@@ -56,28 +56,28 @@ class Run:
 
     @property
     def job(self) -> dict[str, Any]:
-        """Its job, every key, as job.toml has it."""
+        """The job of job.toml, with every key."""
         return read_job(self.folder)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """summary.json; of a run that has none yet, what its lines say so far. ConfigError."""
+        """summary.json, or a summary of the lines so far. Raises ConfigError."""
         return read_summary(self.folder) or summarise(self.folder)
 
     @property
     def steps(self) -> Columns:
-        """What members did, a line for each step: times, bytes, loss."""
+        """Members' steps: seconds, bytes, loss."""
         return self.columns("steps")
 
     @property
     def evaluations(self) -> Columns:
-        """The task's figures, and when."""
+        """The task's figures, with step and time."""
         return self.columns("evaluations")
 
     @property
     def own_evaluations(self) -> Columns:
-        """What members found on data of their own: a row for each figure of a member, its sum, what
-        that is over, and their quotient."""
+        """Evaluations on members' own data: a row for each figure of a member, with its sum, its
+        count and their quotient."""
         return self.columns("own_evaluations")
 
     @property
@@ -87,16 +87,16 @@ class Run:
 
     @property
     def rounds(self) -> Columns:
-        """What the hub merged."""
+        """Rounds merged by the hub."""
         return self.columns("rounds")
 
     @property
     def events(self) -> Columns:
-        """What happened else."""
+        """Other events: joins, departures, choices, warnings."""
         return self.columns("events")
 
     def columns(self, name: str) -> Columns:
-        """The lines of one of KINDS. ConfigError for another name."""
+        """The lines of one of KINDS. Raises ConfigError for another name."""
         if name not in KINDS:
             raise ConfigError(f"no columns '{name}' in a run", f"there are {', '.join(KINDS)}")
         records = list(read_metrics(self.folder, KINDS[name]))
@@ -107,12 +107,12 @@ class Run:
         return columns_of(records)
 
     def frame(self, name: str = "steps") -> Any:
-        """The same as a pandas DataFrame. ConfigError where pandas is not installed."""
+        """The same as a pandas DataFrame. Raises ConfigError without pandas."""
         return _frame(self.columns(name))
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the page of `edgetrain report`, by default report.html in the folder; where it
-        is. ConfigError."""
+        """Write the page of `edgetrain report`, by default report.html in the folder, and return
+        its path. Raises ConfigError."""
         return _report([self.folder], Path(path) if path else self.folder / "report.html")
 
     def __repr__(self) -> str:
@@ -123,23 +123,24 @@ class Run:
 
 
 class Runs(Sequence[Run]):
-    """Several runs that belong together: a comparison, or a sweep. The others are compared with the
-    first. `summary` is that of the folder they are in, `rows` have a figure of each run."""
+    """The runs of a comparison or a sweep; the first one is the reference of the others.
+
+    `summary` is the one of their common folder; `rows` has the figures of each run."""
 
     def __init__(self, folder: str | Path) -> None:
-        """ConfigError for a folder without runs."""
+        """Raises ConfigError for a folder without runs."""
         self.folder = Path(folder)
         self._runs = [Run(inside) for inside in runs_in(self.folder)]
 
     @property
     def summary(self) -> dict[str, Any]:
-        """summary.json of all of them; {} if they are not done."""
+        """summary.json of all runs; {} before the last one has ended."""
         return read_summary(self.folder) or {}
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each run: of a sweep those of sweep.csv, its axes first; else those of the
-        table that `edgetrain compare` prints, in seconds, bytes and fractions."""
+        """A row for each run: of a sweep the rows of sweep.csv, its axes first; otherwise the
+        table of `edgetrain compare`, in seconds, bytes and fractions."""
         from edgetrain.runs.reports.comparison import compare
         from edgetrain.runs.reports.sweep_rows import rows_in
 
@@ -151,12 +152,13 @@ class Runs(Sequence[Run]):
         return rows
 
     def frame(self) -> Any:
-        """`rows` as a pandas DataFrame. ConfigError where pandas is not installed."""
+        """`rows` as a pandas DataFrame. Raises ConfigError without pandas."""
         rows = self.rows
         return _frame({key: [row.get(key) for row in rows] for key in rows[0]})
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the page of `edgetrain report`; where it is. ConfigError for more than 24 runs."""
+        """Write the page of `edgetrain report`, and return its path. Raises ConfigError for more
+        than 24 runs."""
         return _report([self.folder], Path(path) if path else self.folder / "report.html")
 
     def __getitem__(self, which: Any) -> Any:
@@ -179,8 +181,9 @@ class Runs(Sequence[Run]):
 
 
 def load(folder: str | Path) -> Run | Runs:
-    """The run in a folder, or the runs of a comparison or a sweep; also of one that goes on or was
-    interrupted. ConfigError for a folder without a run, or of another format."""
+    """Read one run, or the runs of a comparison or sweep, also running or interrupted ones.
+
+    Raises ConfigError for a folder without a run, or of another format."""
     if not isinstance(folder, str | Path):
         raise ConfigError(f"folder = {folder!r}", "the path of a run folder, or of several runs")
     found = runs_in(Path(folder))

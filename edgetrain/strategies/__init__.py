@@ -67,32 +67,31 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """A row of the table: all that other rooms need to know of a strategy, as properties.
+    """A row of the table: the properties of a strategy.
 
-    `find` gives a row with its arguments. No module outside `edgetrain.strategies` compares a
-    strategy's name, or `contributes`; it asks for the property that it depends on. The defaults are
-    those of strategies that exchange displacements.
+    `find` gives a row with its arguments. Modules outside `edgetrain.strategies` never compare a
+    strategy's name, or `contributes`: they read the property they depend on. The defaults are those
+    of strategies with displacements.
     """
 
     name: str
     summary: str
     source: str
     build: Callable[..., MemberHalf]
-    """Makes a fresh half of a Setting, and of the arguments, if there are parameters."""
+    """Makes a new half from a Setting, and from the arguments, if there are parameters."""
     parameters: tuple[Parameter, ...] = ()
     arguments: tuple[float, ...] = ()
-    """Values of the parameters; () in the table, whose rows do not know them."""
+    """Values of the parameters; () in the table."""
     corrections: tuple[str, ...] = ()
-    """Stand-ins for a round in flight to choose from, the default first; (): none."""
+    """Possible stand-ins for a round in flight, the default first; (): none."""
     correction: str = ""
-    """The one of them that was chosen."""
+    """The chosen stand-in."""
     outer: str = ""
-    """What the hub makes of the merged contribution, as `outer` spells it; "": it goes to all as it
-    is."""
+    """The hub's optimizer for the merged contribution, spelled as in `outer`; "": none."""
     local_steps: int = 5
     """Default number of local steps in a round."""
     delays: bool = False
-    """Whether `delay` means anything; otherwise it is 0."""
+    """Whether replies may be delayed; otherwise `delay` is 0."""
     weighted: bool = False
     """Whether members count by their samples; otherwise all count the same."""
     contributes: Contributes = "displacement"
@@ -101,67 +100,67 @@ class Strategy:
     """Whether a reply moves the parameters. Otherwise contributions are gradients, and the reply
     takes the gradient's place before the optimizer's step. The half says it, too."""
     hub_keeps_base: bool = True
-    """Whether the hub keeps the parameters that all replies lead to, and can send them to a member.
-    Otherwise a member's checkpoint has them."""
+    """Whether the hub keeps the base, and can send it to a member. Otherwise a member's checkpoint
+    has it."""
     allows_late_join: bool = True
     """Whether a member may join after the start, or come back without its state."""
     has_local_steps: bool = True
-    """Whether members step between two exchanges, so that `local_steps` means something."""
+    """Whether members take several steps between two exchanges: `local_steps`."""
     keeps_late: bool = True
-    """Whether a contribution to a round that has closed goes into the next open one; otherwise it
-    is worth nothing any more."""
+    """Whether a contribution to a closed round goes into the next open one; otherwise it is
+    dropped."""
     has_variates: bool = False
-    """Whether contributions have members' mean gradients behind their displacements, by which they
-    correct the gradients that their optimizers see (`variates`)."""
+    """Whether contributions have members' mean gradients behind their displacements, to correct the
+    gradients of their optimizers (`variates`)."""
     is_synchronous: bool = True
     """Whether a round has one contribution of each member, and its reply answers these. Otherwise
-    contributions are merged as they arrive (`arrivals`), and members take the replies that are
-    there (`out_of_step`)."""
+    contributions are merged as they arrive (`arrivals`), and members apply arrived replies
+    (`out_of_step`)."""
     closing: Callable[..., ArrivalRule] | None = None
-    """Where members are out of step, makes the rule that closes rounds: see `closing_rule`."""
+    """Asynchronous strategies: makes the rule that closes rounds, see `closing_rule`."""
     deals: bool = False
-    """Whether the hub hands out work, slices of a batch that all members hold, and moves the base
-    by what they come to; members take no steps of their own."""
+    """Whether the hub hands out slices of a batch held by all members, and moves the base by their
+    results; members take no steps of their own."""
     adjusts_gradient: bool = False
     """Whether `before_step` reads or changes the gradient: the batched simulator must not step rows
     before it has."""
 
     @property
     def ranges(self) -> int:
-        """Ranges of the parameters that rounds concern in turn: the argument P; 1: every round
-        concerns all of them."""
+        """Ranges of the parameters, exchanged in turn: the argument P; 1: every round exchanges
+        all of them."""
         return self.argument("P", 1)
 
     def argument(self, name: str, default: int = 0) -> int:
-        """The argument of this name, which is a whole number; `default`: there is none."""
+        """The whole number given as this argument; `default`: it has none."""
         named = zip(self.parameters, self.arguments, strict=False)
         return next((int(value) for parameter, value in named if parameter.name == name), default)
 
     def wants_one_in_flight(self, stay_together: bool) -> bool:
         """Whether it learns more with one round in flight, as long as the delay. `stay_together`:
-        members' data are known to be alike."""
+        members' data are known to be similar."""
         if self.correction == "auto":
             return not stay_together
         return self.correction in ("predict", "eager")
 
     @property
     def learns_from_replies(self) -> bool:
-        """Whether members compare replies with their own contributions. Of replies that are noised
-        for the privacy of members they would see the noise."""
+        """Whether members compare replies with their own contributions. With privacy of members
+        they would compare the noise."""
         return self.correction in ("predict", "decay", "eager") or self.has_variates
 
     def without_choice(self) -> Strategy:
-        """This strategy where replies say nothing of members' data: what it would choose from them
-        is its plain correction."""
+        """This strategy for replies without information about members' data: `auto` becomes the
+        plain correction."""
         return replace(self, correction="paper") if self.correction == "auto" else self
 
     def closing_rule(self, terms: ArrivalTerms) -> ArrivalRule:
-        """The rule by which the hub closes rounds where members are out of step."""
+        """The hub's rule for closing rounds, of an asynchronous strategy."""
         assert self.closing is not None
         return self.closing(terms, *self.arguments)
 
     def search(self) -> Lbfgs:
-        """A fresh search, which moves the base of a hub that hands out work."""
+        """A new search for a hub with slices: it moves the base."""
         from edgetrain.strategies.lbfgs import Lbfgs
 
         assert self.deals

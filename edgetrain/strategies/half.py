@@ -19,13 +19,13 @@ class MemberHalf(Protocol):
 
         exchange(half.before_step()); optimizer.step(); exchange(half.after_step())
 
-    where `exchange` submits the vector if there is one, then applies the reply of every round
-    that is `due`, and after each submits what may `follow_up`. Nothing else may wait. If
-    `before_step` returns None, nothing is applied before the step.
+    `exchange` submits the vector, if there is one. Then it applies the reply of each round that is
+    `due`, and after each one submits the result of `follow_up`. Nothing else may wait. If
+    `before_step` returns None, no reply is applied before the step.
 
-    `before_step` is called for every strategy, whatever it contributes and when. Only while
-    `quiet_steps()` is greater than 0 may a driver leave out calls of `before_step` and `after_step`
-    (a simulator that takes several steps at once does), and then make up for `after_step`.
+    The driver calls `before_step` for every strategy and every step. Only while `quiet_steps()` is
+    above 0 may a driver leave out calls of `before_step` and `after_step` (a simulator taking
+    several steps at once), and then make up for `after_step`.
     """
 
     local_steps: int
@@ -46,22 +46,22 @@ class MemberHalf(Protocol):
     tile_sums: Sequence[int]
     """Sums of the tiles of `base` after the last reply; (): not known."""
     keeps_rest: bool
-    """Whether what a lossy codec leaves out of a contribution stays in the parameters, and so is
-    in the next contribution: the driver reports with `sent` what got through. Otherwise the driver
-    sends the rest later."""
+    """Whether the remainder of a lossy codec stays in the parameters, and so in the next
+    contribution: the driver reports the sent part with `sent`. Otherwise the driver sends the
+    remainder later."""
 
     @property
     def base(self) -> Vector:
-        """float32 [elements]: the parameters that all replies so far lead to."""
+        """float32 [elements]: the parameters after all replies so far."""
 
     def start(self, applied: int, round: int) -> None:
-        """Take the parameters as they are for the base after `applied` replies."""
+        """Take the current parameters as the base after `applied` replies."""
 
     def before_step(self) -> Vector | None:
         """After backward, before the optimizer's step: a gradient contribution, or None."""
 
     def note_rate(self, rate: float) -> None:
-        """The step just taken, which `after_step` comes next for, had this learning rate."""
+        """Learning rate of the step just taken; `after_step` follows."""
 
     def after_step(self) -> Vector | None:
         """After the optimizer's step: a displacement at the end of a round, or None."""
@@ -70,13 +70,13 @@ class MemberHalf(Protocol):
         """Steps from now on that neither submit nor wait."""
 
     def finish(self, rest: bool = True) -> Vector | None:
-        """After the last step: what was not submitted yet. From now on every round is due.
+        """After the last step: the last contribution, or None. From now on every round is due.
 
-        Without `rest`, what lossy contributions have left out is given up, unless there are steps
-        to submit as well."""
+        Without `rest`, the remainder of lossy contributions is given up, unless there are steps to
+        submit as well."""
 
     def sent(self, vector: Vector) -> None:
-        """Report what others will read of the contribution just submitted."""
+        """Report the decoded form of the contribution just submitted."""
 
     def rebase(self, base: Vector, applied: int) -> None:
         """Take `base`, the result of all replies up to `applied`, in place of lost replies."""
@@ -85,42 +85,42 @@ class MemberHalf(Protocol):
         """The next contribution is to `round`: the fleet has gone on without this member."""
 
     def note_merged(self, merged: int, complete: int) -> None:
-        """Out of step, before `apply` or `rebase`: with it this member's contributions with numbers
-        below `merged` are in the base, and those of all members below `complete`. Ignored in
-        step, where a reply answers the contribution with its number."""
+        """Asynchronous strategies, before `apply` or `rebase`: the base then has this member's
+        contributions with numbers below `merged`, and all members' below `complete`. Synchronous
+        ones ignore it: their replies answer the contribution with the same number."""
 
     def due(self, ready: int = 0) -> int | None:
-        """The number of the reply that has to be applied now, or None. Replies before `ready` are
-        there already; in step that does not matter."""
+        """Number of the reply to be applied now, or None. Replies before `ready` have arrived;
+        synchronous strategies ignore it."""
 
     def apply(self, reply: Iterable[Vector]) -> None:
         """Apply the reply of round `applied`, given in consecutive pieces."""
 
     def follow_up(self) -> Vector | None:
-        """A contribution that could not be made before the reply that was just applied, or None."""
+        """A contribution that depends on the reply just applied, or None."""
 
     @property
     def steps_taken(self) -> int:
-        """Steps of the round that has begun; 0 between two rounds, the moment for a checkpoint."""
+        """Steps in the current round; 0 between two rounds, the moment for a checkpoint."""
 
     @property
     def has_steps(self) -> bool:
-        """Whether the next contribution has steps in it that the optimizer took."""
+        """Whether the next contribution has steps of the optimizer in it."""
 
     def rest(self) -> Vector | None:
         """The part of the parameters that no contribution contains, for a checkpoint."""
 
     def restore_rest(self, rest: Vector, steps_taken: int = 0) -> None:
-        """After `start`: add to the parameters what `rest` returned, of which `steps_taken` steps
+        """After `start`: add the result of `rest` to the parameters; `steps_taken` of its steps
         belong to the next round. It is in the next contribution."""
 
     def learned(self) -> dict[str, NDArray[Any]]:
-        """State that the half has learned of the fleet, for a checkpoint; {}: none. The
-        arrays are its own: read them at once."""
+        """State learned from the fleet, for a checkpoint; {}: none. The arrays belong to the
+        half: read them at once."""
 
     def restore_learned(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from what `learned` returned, before `start` or right after it. BadMessage for
-        what it cannot have returned."""
+        """Continue from the result of `learned`, before `start` or right after it. Raises
+        BadMessage for invalid state."""
 
     def take_note(self) -> str:
-        """What the half has decided by itself since this was last asked, and why; "": nothing."""
+        """Decisions of the half since the last call, with reasons; "": none."""

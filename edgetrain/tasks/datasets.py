@@ -33,15 +33,15 @@ def task(
     seed: int = 0,
     name: str = "task",
 ) -> DataTask:
-    """A task (`edgetrain.tasks.Task`) of a model, two data sets and a loss.
+    """Make a task (`edgetrain.tasks.Task`) from a model, two data sets and a loss.
 
-    `model` makes one, or is one, which is copied. `train` and `test` are tuples of arrays or
-    tensors, the targets last, or torch Datasets of such tuples, or of dictionaries, as those of
-    Hugging Face: `label` is the key of the target. `loss(outputs, targets)` is a mean over the
-    batch. `metric` is "accuracy", "loss", or a function of outputs and targets; each batch of the
-    test set counts by its samples, also a shorter last one. `partition` and `seed` deal `train` out
-    to members (docs/how-to/tasks.md); "by(writer)" looks for `columns["writer"]`, or the data set's
-    own. Raises TaskError.
+    `model`: a module, copied for each member, or a function making one. `train` and `test`: tuples
+    of arrays or tensors, the targets last; or torch Datasets of such tuples, or of dictionaries
+    (Hugging Face), with the target under the key `label`. `loss(outputs, targets)`: a mean over the
+    batch. `metric`: "accuracy", "loss", or a function of outputs and targets, averaged over the
+    samples of the test set. `partition` and `seed` divide `train` among members
+    (docs/how-to/tasks.md); "by(writer)" uses `columns["writer"]`, or the data set's own column.
+    Raises TaskError.
     """
     return DataTask(
         name, model, (_dataset(train), _dataset(test)), loss, metric, better, label,

@@ -49,14 +49,14 @@ def export(
 ) -> dict[str, Any]:
     """Write the trained model of a finished run into a new folder, and evaluate each file.
 
-    `run` is its folder; `formats` are keys of FILES; `into` is the new folder (None: RUN/export).
-    Modules of a task of the user's own are looked for in the current folder. Every file is read
-    back and evaluated by the task, ONNX files by onnxruntime, in float32 or int8, on the CPU. One
-    that is below the bar is kept. Returns what export.json says (docs/how-to/export.md): figures as
-    the task gives them, sizes in bytes.
+    `run`: its folder. `formats`: keys of FILES. `into`: the new folder (None: RUN/export). Modules
+    of the user's own task are imported from the current folder. The task evaluates every file, read
+    back from the disk: ONNX files with onnxruntime, in float32 or int8, on the CPU. A file below
+    the bar is kept. Returns the content of export.json (docs/how-to/export.md): the task's figures,
+    sizes in bytes.
 
-    ConfigError for what cannot be exported, with no folder made; TaskError for a task that is not
-    there.
+    Raises ConfigError, without a new folder, if the model cannot be exported, and TaskError for a
+    missing task.
     """
     folder, target = Path(run), Path(into) if into else Path(run) / "export"
     job, summary = _checked(folder, formats, target)

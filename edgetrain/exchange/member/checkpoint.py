@@ -48,14 +48,14 @@ _U63, _U64 = (1 << 63) - 1, (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Sparing:
-    """How seldom a checkpoint is written: cards wear out, and a save holds up training."""
+    """Limits of checkpoint writing: cards wear out, and a save interrupts training."""
 
     every_s: float = 600.0
-    """Seconds between two saves, at least."""
+    """Minimum seconds between two saves."""
     share: float = 0.02
-    """Of the time that saves may take, at most."""
+    """Maximum share of the time for saves."""
     bytes_an_hour: float = 256e6
-    """That saves may write, on average."""
+    """Maximum bytes an hour written by saves, on average."""
 
     def __post_init__(self) -> None:
         if not (self.every_s >= 0 and 0 < self.share <= 1 and self.bytes_an_hour > 0):
@@ -66,14 +66,14 @@ class Sparing:
             )
 
     def pause_s(self, spent_s: float, written: int) -> float:
-        """Seconds from a save that took so long and wrote so much until the next one."""
+        """Seconds until the next save, after one of `spent_s` seconds and `written` bytes."""
         of_the_time = spent_s * (1 / self.share - 1)
         return max(self.every_s, of_the_time, written * 3600 / self.bytes_an_hour)
 
 
 @dataclass(frozen=True)
 class Keep:
-    """Where a member keeps its checkpoint, and how seldom it writes it."""
+    """A member's checkpoint: its folder, and the limits of writing it."""
 
     folder: Path
     sparing: Sparing = Sparing()
@@ -81,7 +81,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint holds. Taken between two rounds: every local step is in a contribution."""
+    """Content of a checkpoint, taken between two rounds: every local step is in a contribution."""
 
     model: str
     """Digest of the model's tensors."""

@@ -72,29 +72,29 @@ def join(
     job_file: str | Path | None = None,
     personal: str | Sequence[str] = "",
 ) -> JoinedMember:
-    """Join the hub at "tcp://host:port", or one of these, with a model and its optimizer.
+    """Join the hub at "tcp://host:port", or at one of several addresses, with a model.
 
-    From then on each `optimizer.step()` exchanges, whoever calls it, until `close`; of a list, in
-    the order of their steps, the last one's ends a step. The hub decides strategy, every, delay and
-    codec. Parameters become views of one flat vector and, unless this member is the first, are
-    overwritten with the fleet's. `weight`: samples it holds; `timeout_s`: how long an unreachable
-    hub is tried, ten minutes with a checkpoint. `job_file`: for `fleet.topology`.
+    Until `close`, each `optimizer.step()` exchanges, in any caller; of several optimizers, in the
+    order of their steps, the last one's step does. The hub chooses strategy, local steps, delay and
+    codec. Parameters become views of one flat float32 vector and, except for the first member's,
+    get the fleet's values. `weight`: number of the member's samples. `timeout_s`: seconds to try an
+    unreachable hub (600 with a checkpoint). `job_file`: for `fleet.topology`.
 
-    On another machine the hub is joined encrypted, with this machine's `keys` (a folder; None: the
-    usual one) and the hub's key: pinned when this machine was enrolled, or `hub_key` (text or
-    file). `insecure` does without. `secure`: only a hub that sees only sums, even a lying one
-    (docs/how-to/secure-aggregation.md); `honest_hub`: it does not lie. Without a checkpoint. With a
-    `checkpoint` (a folder or an edgetrain.Keep) what only this member knows is written there: the
-    optimizer's state, lossy contributions' rests, the steps. A process that was killed and joins
-    again with the same folder and `name` goes on behind `member.steps` batches. `close` empties it.
-    `state`: what else is to be in it, with `state_dict` and `load_state_dict`, put back before
-    `join` returns; then step a scheduler `while scheduler.last_epoch < member.begins_at`. `privacy`
-    (an edgetrain.Privacy, unit "member") clips and noises what leaves, and keeps no checkpoint.
-    Frozen parameters and buffers (not statistics of normalisation) are `frozen` "equal" on all
-    members, the "first" one's, or each one's "own". With `buffers` "mean" running statistics are
-    averaged. `runs`: for a run folder. After `steps`, the same on all, the fleet ends. `personal`
-    tensors (names as "head.*") are trained and kept here, never sent. Raises HubUnreachable,
-    NetworkError, Refused, ConfigError.
+    Connections to another machine are encrypted, with this machine's `keys` (a folder; None: the
+    default) and the hub's key: from the enrolment, or `hub_key` (text or file). `insecure`: without
+    encryption. `secure`: only a hub limited to sums, even a lying one (`honest_hub`: one known not
+    to lie), and without a checkpoint (docs/how-to/secure-aggregation.md). `checkpoint` (a folder or
+    an edgetrain.Keep) holds the member's own state: the optimizer's, the remainder of a lossy codec
+    and the steps. A restarted process with the same folder and `name` continues after
+    `member.steps` batches. `close` empties the folder. `state`: further objects for the checkpoint,
+    with `state_dict` and `load_state_dict`, restored before `join` returns; then step a scheduler
+    `while scheduler.last_epoch < member.begins_at`. `privacy` (an edgetrain.Privacy, unit "member")
+    clips contributions and adds noise; without a checkpoint. `frozen`: frozen parameters and
+    buffers (not statistics of normalisation) are "equal" on all members, the "first" member's, or
+    each one's "own". `buffers` = "mean": the fleet averages running statistics. `runs`: a folder
+    for a run folder. `steps`: length of the run, equal on all members. `personal`: tensors (names
+    as "head.*") trained and kept here, never sent. Raises HubUnreachable, NetworkError, Refused,
+    ConfigError.
     """
     _check_arguments(weight, runs, checkpoint is not None, bool(state), privacy, steps)
     found, optimizers = _job_of(job_file), plain_optimizers(optimizer)

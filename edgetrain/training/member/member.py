@@ -55,16 +55,16 @@ log = logging.getLogger("edgetrain")
 
 
 class Member:
-    """One training process in a fleet. Use `edgetrain.join`; close it when training is over.
+    """One training process in a fleet, made by `edgetrain.join`; close it after training.
 
-    `name`, `index` and `members` are its name, its place and how many members the job starts with;
-    `strategy` and `half` are the strategy's row and this member's half of it; `flat` is the model.
-    `begins_at` is how many steps of the job the fleet had behind it when this member began.
+    `name`, `index` and `members`: its name, its place, and the number of members at the start.
+    `strategy` and `half`: the strategy's row, and the member's half of it. `flat`: the model.
+    `begins_at`: steps of the job taken by the fleet before this member began.
 
-    `stop` asks it to end, from anywhere. It is a signal handler, too, that only the owner of the
-    process installs: `signal.signal(signal.SIGTERM, member.stop)`. The step under way is finished,
-    a checkpoint written, and `step` raises Stopped, a SystemExit, with everything closed. A reply
-    that does not come within two seconds is not waited for. A second signal ends the process.
+    `stop` asks the member to end, from any thread or as a signal handler; only the owner of the
+    process installs it: `signal.signal(signal.SIGTERM, member.stop)`. The member finishes its step,
+    waits at most two seconds for a reply and writes a checkpoint. Then `step` raises Stopped, a
+    SystemExit, with everything closed. A second signal ends the process at once.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Member:
         self.strategy, self.half, self.work_with = driver.strategy, driver.half, driver.work_with
         self.begins_at, self.flat = driver.progress, driver.flat
         self.eval_s = 0.0
-        """Seconds that all evaluations of `fleet_model` took."""
+        """Seconds of all evaluations in `fleet_model`."""
         self.recording: Recording | None = None
         """Writes a run folder, if one was asked for."""
         self._closed = False
@@ -168,8 +168,8 @@ class Member:
 
     @property
     def steps(self) -> int:
-        """Local steps taken, those before the process was killed included: the batch that comes
-        next is number `steps`, from 0."""
+        """Local steps, including those before a restart: the next batch is number `steps`, from
+        0."""
         return self._driver.steps
 
     @property
@@ -185,7 +185,7 @@ class Member:
         self._driver.observe = observe
 
     def record(self, runs: str | Path) -> None:
-        """Write a run folder in `runs` from now on. ConfigError if that cannot be."""
+        """Write a run folder in `runs` from now on. Raises ConfigError if it cannot be made."""
         from edgetrain.training.member.recording import Recording  # of a loop that asks for it
 
         entry = self._driver.entry
@@ -204,10 +204,10 @@ class Member:
     # -- training ------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Step the optimizer and exchange what the strategy asks for; may wait for a reply.
+        """Step the optimizer and exchange as the strategy requires; may wait for a reply.
 
-        Call it after `loss.backward()`. Gradients are left as they are: zero them as before. Raises
-        Stopped once that was asked for, when the member has gone.
+        Call it after `loss.backward()`. Gradients stay as they are: zero them as before. Raises
+        Stopped after `stop`, once the member has left.
         """
         self._check_open()
         self._exchange(self._driver.begin_step)
@@ -254,7 +254,7 @@ class Member:
         self._driver.skip(steps)
 
     def drain(self, *, to_the_end: bool = False) -> None:
-        """Hand over what is left and wait for every reply: the model then is the fleet's model. For
+        """Send the last contribution and wait for every reply: the model then is the fleet's. For
         the end of training; `close` does it too. No step may follow. `to_the_end`: see Driver."""
         self._exchange(functools.partial(self._driver.drain, to_the_end=to_the_end))
 
@@ -272,7 +272,7 @@ class Member:
             self._keeping.clear()
 
     def abandon(self, reason: str) -> None:
-        """Leave at once, without exchanging anything, or keeping the place. Works twice."""
+        """Leave at once and for good, without an exchange. Works twice."""
         if not self._closed:
             self._closed = True
             self.telemeter.say()
@@ -280,7 +280,7 @@ class Member:
             self._close_files(reason, done=reason == "done")
 
     def vanish(self) -> None:
-        """End as if the power had gone, to go on from the checkpoint. Works twice."""
+        """End as in a power cut, to continue from the checkpoint. Works twice."""
         if not self._closed:
             self._closed = True
             self._driver.vanish()
@@ -309,9 +309,9 @@ class Member:
 
     @contextlib.contextmanager
     def fleet_model(self) -> Iterator[None]:
-        """Within: the model holds the base, which all members share, not this member's own progress
-        (the same with synchronous SGD), for evaluation and for saving. Afterwards it has the bits
-        it had, whatever its dtype: looking changes nothing in training."""
+        """For evaluation and saving: within, the model holds the base, equal on all members,
+        without this member's own progress (none with synchronous SGD). Afterwards it has its former
+        bits, in any dtype: training does not change."""
         began, before = self._driver.clock(), self._no_step
         self._no_step = "a step within fleet_model() would be lost: step after it"
         try:
