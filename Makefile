@@ -27,6 +27,7 @@
 #   make chaos   crash hubs, cut power: is anything lost? SCHEDULES=1000, WORDS="job.toml --processes"
 #   make test-dashboard  the dashboard in headless Chromium: how soon a message is painted, what it costs
 #   make docs    the documentation as a site, into build/site; a dead link fails (.venv-docs)
+#   make tables  write the tables of jobs.md and wire.md anew, from the code; meanings stay
 #   make check   linters, types and make test's tests; TESTS="tests/cli" for some of them
 #   make drawn   200 jobs with an automatic delay, drawn at random: does any diverge? (an hour)
 # With TORCH_INDEX=URL torch comes from that index first: its build for CPUs, where there is no GPU (README).
@@ -43,7 +44,7 @@ DOCS ?= .venv-docs
 # Of the tests and of mypy, so that `make demo` and `make test` take one build; an install may have any from 2.6.
 TORCH ?= torch>=2.6,<2.14
 
-.PHONY: demo test test-real test-tc test-examples test-costs chaos test-damages test-trainers test-trackers test-notebook test-zoo test-kills test-boot test-fleet test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard test-versions test-fresh findings check drawn install-lab install-dev install-trainers install-trackers install-notebook install-zoo install-docs docs
+.PHONY: demo test test-real test-tc test-examples test-costs chaos test-damages test-trainers test-trackers test-notebook test-zoo test-kills test-boot test-fleet test-boot-qemu test-boot-qemu-arm64 test-boot-qemu-raspi3b test-arm-doctor test-commands test-masks test-groups test-endurance test-mutations test-dashboard test-versions test-fresh findings check drawn install-lab install-dev install-trainers install-trackers install-notebook install-zoo install-docs docs tables
 
 demo: install-lab
 	$(BIN)/edgetrain compare
@@ -182,6 +183,9 @@ install-docs: WANTS = zensical==0.0.73 mkdocstrings-python==2.0.11 torch
 
 drawn: install-dev
 	$(BIN)/pytest -m endurance -p no:cacheprovider tests/endurance/test_drawn_jobs.py
+
+tables: install-dev
+	PYTHONPATH=. $(BIN)/python tests/fakes/page_tables.py
 
 # Pages, examples and what stands at the root are copied together first: links between them then lead somewhere.
 docs: install-docs
