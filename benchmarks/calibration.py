@@ -111,7 +111,7 @@ def pair(
 
     known = all(bases)
     emulation = emulated.get("emulation") or {}
-    trusted = emulation.get("trusted")
+    trusted = emulation.get("timing_ok")
     return CalibratedPair(
         name=name,
         metric=metric,

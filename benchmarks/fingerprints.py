@@ -101,16 +101,16 @@ class Checkout:
         for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
             yield json.loads(line)
 
-    def job(self, words: str, *more: str) -> dict[str, str]:
+    def job(self, verb: str, words: str) -> dict[str, str]:
         """The bases that members ended with, the bytes they sent, and a digest of every line."""
-        lines = list(self.lines(self.edgetrain("run", *words.split(), *more, "--json")))
+        lines = list(self.lines(self.edgetrain(verb, *words.split(), "--json")))
         for line in lines:
             for name in UNSTEADY:
                 line.pop(name, None)
         ends = [str(line) for line in lines if "base " in str(line.get("detail", line))]
         bases = sorted({end.split("base ")[1][:16] for end in ends})
         found = {"base": " ".join(bases)}
-        if "--simulate" in more:
+        if verb == "simulate":
             found["lines"] = digest(
                 "\n".join(sorted(json.dumps(line, sort_keys=True) for line in lines))
             )
@@ -144,8 +144,8 @@ class Checkout:
 def fingerprints(checkout: Checkout, wheel: bool) -> dict[str, Any]:
     """All of them."""
     found: dict[str, Any] = {
-        "simulated": {name: checkout.job(words, "--simulate") for name, words in SIMULATED.items()},
-        "emulated": {name: checkout.job(words) for name, words in EMULATED.items()},
+        "simulated": {name: checkout.job("simulate", words) for name, words in SIMULATED.items()},
+        "emulated": {name: checkout.job("run", words) for name, words in EMULATED.items()},
         "help": {
             " ".join(verb): digest(checkout.edgetrain(*verb, "--help")) for verb in checkout.verbs()
         },

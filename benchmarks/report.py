@@ -44,7 +44,7 @@ def measured() -> Iterator[Measured]:
             folder = Path(name)
             words = [f"members={members}", f"steps={steps}", "batch=2", "device=raspberry-pi-4b"]
             words += ["network=wan-200ms", "optimizer={ name = 'sgd', lr = 0.05 }"]
-            simulate = [*EDGETRAIN, "run", "--simulate", *words, "--json"]
+            simulate = [*EDGETRAIN, "simulate", *words, "--json"]
             subprocess.run(simulate, cwd=folder, check=True, capture_output=True)
             (run,) = (folder / "runs").iterdir()
             page = folder / "report.html"

@@ -109,7 +109,7 @@ def run(planned: Resolved, rounds: int = ROUNDS) -> tuple[float, bool]:
     with tempfile.TemporaryDirectory() as name:
         folder = create(Path(name), "topologies")
         summary = emulated.run(planned, folder)
-        return seconds_of(folder, rounds), bool(summary["emulation"]["trusted"])
+        return seconds_of(folder, rounds), bool(summary["emulation"]["timing_ok"])
 
 
 def simulate(planned: Resolved, rounds: int = ROUNDS) -> float:

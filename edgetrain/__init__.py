@@ -28,6 +28,7 @@ __all__ = [
     "export",
     "join",
     "load",
+    "run",
     "simulate",
     "sweep",
     "task",
@@ -45,13 +46,14 @@ _HOMES = {
     "export": "edgetrain.training.export",
     "join": "edgetrain.training.member.joining",
     "load": "edgetrain.runs.loaded",
+    "run": "edgetrain.api",
     "simulate": "edgetrain.api",
     "sweep": "edgetrain.api",
     "task": "edgetrain.tasks.datasets",
 }
 
 if TYPE_CHECKING:
-    from edgetrain.api import compare, simulate, sweep
+    from edgetrain.api import compare, run, simulate, sweep
     from edgetrain.errors import EdgetrainError
     from edgetrain.exchange.member.checkpoint import Keep, Sparing
     from edgetrain.jobs.job import Privacy

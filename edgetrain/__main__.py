@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-_TAKE_WHILE = ("run", "compare", "sweep", "capacity")
+_TAKE_WHILE = ("run", "simulate", "compare", "sweep", "capacity")
 """Verbs that read a job and load torch."""
 _TAKE_KEYS = ("--key", "--hub-key")
 

@@ -1,4 +1,4 @@
-"""Experiments from Python, for notebooks and scripts: what `run`, `compare` and `sweep` do.
+"""Experiments from Python: what the verbs `run`, `simulate`, `compare` and `sweep` do.
 
     run = edgetrain.simulate(members=40, network="4g-good", strategy="dga", steps=60)
     run.steps["wait_s"]                   # metrics.jsonl as columns
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs import choosing
+from edgetrain.jobs.defaults import DEMO, SIMULATED
 from edgetrain.jobs.grid import Sweep, axis, text_of, variants
 from edgetrain.jobs.grid import load as load_sweep
 from edgetrain.jobs.grid import write as write_sweep
@@ -51,8 +52,23 @@ JobLike = str | Path | Mapping[str, Any] | None
 """A job file, a job as a dictionary of its tables, or None: the built-in digits job."""
 
 STRATEGIES = ("sync-sgd", "fedavg", "dga")
-DEFAULTS = {"device": "raspberry-pi-4b", "network": "wan-200ms"}
-"""Of a simulation without a job: this machine's own speed means nothing in it."""
+
+
+def run(
+    job: JobLike = None,
+    *,
+    task: object = None,
+    runs: str | Path = "runs",
+    progress: bool = True,
+    **keys: Any,
+) -> Run:
+    """Train a job as `edgetrain run`: real processes of this machine, emulated links, in real time.
+
+    A job that is placed on a group of processes on servers is for the verb. A script that calls
+    this needs `if __name__ == "__main__":`, as everything does that starts processes. The rest as
+    in `simulate`.
+    """
+    return _run(job, (), task, runs, progress, keys, simulated=False)
 
 
 def simulate(
@@ -63,20 +79,32 @@ def simulate(
     progress: bool = True,
     **keys: Any,
 ) -> Run:
-    """Train a job in virtual time, as `edgetrain run --simulate`, in a new folder in `runs`.
+    """Train a job in virtual time, as `edgetrain simulate`, in a new folder in `runs`.
 
     `keys` are keys of the job, which win over it: `steps=60`, `network="wan-500ms"`,
     `**{"optimizer.lr": 0.1}`. `task` is a task, its class or factory, defined anywhere; or its name
     as in a job file. `progress` shows the live table, on stderr. Raises ConfigError, NetworkError,
     TaskError; KeyboardInterrupt leaves a folder that `load` reads.
     """
-    found, beside = _job(job, task, DEFAULTS, keys)
-    planned = _planned(found, beside, simulated=True)
-    run = _runner(simulated=True)
+    return _run(job, SIMULATED, task, runs, progress, keys, simulated=True)
+
+
+def _run(
+    job: JobLike,
+    defaults: Sequence[str],
+    task: object,
+    runs: str | Path,
+    progress: bool,
+    keys: Mapping[str, Any],
+    *,
+    simulated: bool,
+) -> Run:
+    found, beside = _job(job, task, defaults, keys)
+    planned = _planned(found, beside, simulated=simulated)
+    runner = _runner(simulated=simulated)
     folder = create(runs, planned.job.name)
-    run_one(
-        planned, folder, run, partial(_view, planned=planned, progress=progress, simulated=True)
-    )
+    view = partial(_view, planned=planned, progress=progress, simulated=simulated)
+    run_one(planned, folder, runner, view)
     return Run(folder)
 
 
@@ -85,25 +113,23 @@ def compare(
     strategies: Sequence[str] = STRATEGIES,
     *,
     task: object = None,
-    emulate: bool = False,
+    simulate: bool = False,
     runs: str | Path = "runs",
     progress: bool = True,
     **keys: Any,
 ) -> Runs:
-    """The same job under several strategies, as `edgetrain compare --simulate`; the others are
-    compared with the first. `emulate`: real processes and emulated links, in real time. The rest as
-    in `simulate`."""
+    """The same job under several strategies, as `edgetrain compare`; the others are compared with
+    the first. `simulate`: in virtual time, as the function `simulate`; else as `run`. Without a
+    job: that of `make demo`. The rest as in `simulate`."""
+    if "emulate" in keys:
+        raise ConfigError("compare emulates where it is not asked to simulate", "simulate=True")
     if isinstance(strategies, str) or not strategies:
         raise ConfigError(f"strategies = {strategies!r}", 'a list, as in ["sync-sgd", "dga"]')
-    found, beside = _job(job, task, DEFAULTS, keys)
+    found, beside = _job(job, task, DEMO, keys)
     jobs = variants(found, strategies)
-    if emulate:
-        from edgetrain.training import emulated
-
-        emulated.warm_up()
-    planned = [_planned(each, beside, simulated=not emulate) for each in jobs]
+    planned = [_planned(each, beside, simulated=simulate) for each in jobs]
     names = [each.job.strategy.name for each in planned]
-    view = partial(_view, planned=planned[0], progress=progress, simulated=not emulate)
+    view = partial(_view, planned=planned[0], progress=progress, simulated=simulate)
     from edgetrain.runs.reports.comparison import compare as compared
 
     def leave(folder: Path, folders: Sequence[Path], summaries: Sequence[dict[str, Any]]) -> Path:
@@ -113,9 +139,8 @@ def compare(
         write_summary(folder, summary)
         return folder
 
-    return Runs(
-        run_several(found, planned, names, runs, _runner(simulated=not emulate), view, leave)
-    )
+    runner = _runner(simulated=simulate)
+    return Runs(run_several(found, planned, names, runs, runner, view, leave))
 
 
 def sweep(
@@ -148,7 +173,7 @@ def sweep(
         table, beside = parse(chosen.job, _words(keys, task)), chosen.beside
     else:
         chosen = Sweep({}, ())
-        table, beside = _job(job, task, DEFAULTS, keys)
+        table, beside = _job(job, task, SIMULATED, keys)
     if not isinstance(executor, Executor | None):
         raise ConfigError(f"executor = {executor!r}", "an Executor, as a ProcessPoolExecutor is")
     axes = {} if axes is None else axes
@@ -242,14 +267,14 @@ def run_several(
 
 
 def _job(
-    job: JobLike, task: object, defaults: Mapping[str, Any], keys: Mapping[str, Any]
+    job: JobLike, task: object, defaults: Sequence[str], keys: Mapping[str, Any]
 ) -> tuple[Job, Path]:
     """The job, and the folder where the modules of its task may be."""
     words, beside = _words(keys, task), Path.cwd()
     if isinstance(job, str | Path):
         found, beside = load(job, words), Path(job).resolve().parent
     elif job is None:
-        found = load(None, [*_words(defaults, None), *words])
+        found = load(None, [*defaults, *words])
     elif isinstance(job, Mapping):
         found = parse(job, words)
     else:
@@ -291,6 +316,7 @@ def _runner(*, simulated: bool) -> Runner:
         return simulation.run
     from edgetrain.training import emulated
 
+    emulated.warm_up()
     return emulated.run
 
 

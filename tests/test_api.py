@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import json
 import re
 import subprocess
@@ -20,7 +21,7 @@ import torch
 from command_line import environment
 
 import edgetrain
-from edgetrain.__main__ import main
+from edgetrain.__main__ import main, parse_arguments
 from edgetrain.codecs import dense
 from edgetrain.errors import ConfigError, EdgetrainError, TaskError
 from edgetrain.runs.folder import read_metrics
@@ -46,13 +47,39 @@ def quiet(tmp_path):
 
 def test_a_run_is_that_of_the_command_line(run, tmp_path):
     words = [f"{key}={value}" for key, value in SMALL.items()]
-    main(["run", "--simulate", "--runs", str(tmp_path), "--json", *words])
+    main(["simulate", "--runs", str(tmp_path), "--json", *words])
     (folder,) = tmp_path.iterdir()
     for name in ("model.safetensors", "job.toml"):
         assert (folder / name).read_bytes() == (run.folder / name).read_bytes()
     theirs = edgetrain.load(folder)
     assert theirs.summary["sent_bytes"] == run.summary["sent_bytes"]
     assert theirs.summary["final"] == run.summary["final"]
+
+
+@pytest.mark.real
+def test_real_processes_train_where_no_simulation_is_asked_for(quiet):
+    one = edgetrain.run(network="none", **quiet, **SMALL)
+    two = edgetrain.compare(strategies=["fedavg", "dga"], network="none", **quiet, **SMALL)
+    backends = {each.summary["emulation"]["backend"] for each in (one, *two)}
+    assert "simulated" not in backends
+    assert {each.summary["status"] for each in (one, *two)} == {"finished"}
+
+
+def test_compare_simulates_by_the_same_word_in_python_and_on_the_command_line():
+    parameter = inspect.signature(edgetrain.compare).parameters["simulate"]
+    assert parse_arguments(["compare"]).simulate is parameter.default is False
+    assert parse_arguments(["compare", "--simulate"]).simulate is True
+    assert parse_arguments(["simulate"]).simulate is True
+    assert parse_arguments(["run"]).simulate is False
+
+
+def test_a_comparison_without_a_job_is_that_of_the_command_line(quiet, capsys):
+    runs = edgetrain.compare(strategies=["dga"], simulate=True, **quiet, steps=4)
+    words = ["compare", "--simulate", "--strategies", "dga", "steps=4", "--json"]
+    assert main([*words, "--runs", str(quiet["runs"] / "other")]) == 0
+    other = edgetrain.load(json.loads(capsys.readouterr().out.splitlines()[-1])["folder"])
+    jobs = [(each.folder / "job.toml").read_bytes() for each in (runs[0], other[0])]
+    assert jobs[0] == jobs[1]
 
 
 def test_columns_are_the_lines(run):
@@ -79,7 +106,7 @@ def test_columns_of_unlike_lines():
 
 
 def test_a_comparison_and_its_page(quiet):
-    runs = edgetrain.compare(strategies=["fedavg", "dga"], **quiet, **SMALL)
+    runs = edgetrain.compare(strategies=["fedavg", "dga"], simulate=True, **quiet, **SMALL)
     assert [run.folder.name for run in runs] == ["fedavg", "dga"]
     assert [row["strategy"] for row in runs.rows] == ["fedavg", "dga"]
     assert runs.summary["comparison"]["runs"][0]["label"] == "fedavg"
@@ -186,6 +213,7 @@ def test_in_a_running_event_loop(quiet):
         (lambda more: edgetrain.sweep(**more), "0 axes"),
         (lambda more: edgetrain.simulate([1], **more), "a job is no list"),
         (lambda more: edgetrain.compare(strategies="dga", **more), "a list, as in"),
+        (lambda more: edgetrain.compare(emulate=True, **more), "simulate=True"),
         (lambda more: edgetrain.compare(strategies=[], **more), "a list, as in"),
         (lambda more: edgetrain.sweep(axes={"steps": 5}, **more), "lists by key"),
         (lambda more: edgetrain.sweep(axes={"strategy": "dga"}, **more), "lists by key"),
@@ -202,7 +230,7 @@ def test_what_is_wrong_raises_and_leaves_nothing(call, match, quiet):
     assert not list(quiet["runs"].glob("*/*"))
 
 
-@pytest.mark.parametrize("call", [edgetrain.simulate, edgetrain.compare])
+@pytest.mark.parametrize("call", [edgetrain.simulate, partial(edgetrain.compare, simulate=True)])
 @pytest.mark.parametrize(
     ("method", "answer", "match"),
     [
@@ -321,7 +349,7 @@ def test_an_interrupt_ends_what_threads_compute_ahead(quiet, monkeypatch):
 @pytest.mark.parametrize(
     "several",
     [
-        partial(edgetrain.compare, strategies=["sync-sgd", "dga"]),
+        partial(edgetrain.compare, strategies=["sync-sgd", "dga"], simulate=True),
         partial(edgetrain.sweep, axes={"seed": [0, 1]}),
     ],
     ids=["compare", "sweep"],
@@ -337,7 +365,7 @@ def test_an_interrupt_ends_several_runs(several, part, quiet, monkeypatch):
     assert [row["status"] for row in found.rows] == wanted
 
 
-@pytest.mark.parametrize("call", [edgetrain.simulate, edgetrain.compare])
+@pytest.mark.parametrize("call", [edgetrain.simulate, partial(edgetrain.compare, simulate=True)])
 def test_an_interrupt_before_anything_began_leaves_nothing(call, quiet, monkeypatch):
     monkeypatch.setattr(World, "step", Interrupts(1).around(World.step))
     with pytest.raises(KeyboardInterrupt):

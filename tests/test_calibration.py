@@ -34,7 +34,7 @@ def summary(step_s):
         "received_bytes": 1000,
         "final": {"accuracy": 0.9},
         "target_seconds": None,
-        "emulation": {"trusted": True},
+        "emulation": {"timing_ok": True},
     }
 
 
@@ -89,7 +89,7 @@ def test_a_machine_that_is_busy_is_told_from_a_network_that_is_slow():
     ],
 )
 def test_an_emulation_that_is_not_to_be_trusted_says_why_and_does_not_count(report, says):
-    emulated = summary(0.100) | {"emulation": report | {"trusted": False}}
+    emulated = summary(0.100) | {"emulation": report | {"timing_ok": False}}
     found = calibration.pair("late", emulated, summary(0.100), ({"a"}, {"a"}), (10.0, 1.0))
     lines = calibration.text([found, pair(0.100, 0.100)]).splitlines()
     assert "1 of 2 marked NO: the emulation's time is not the network's" in lines

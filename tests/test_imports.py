@@ -127,7 +127,7 @@ def test_a_verb_imports_no_other_verb(verb):
 
 
 def test_a_simulated_run_loads_no_compiler_and_pictures_only_at_its_end(tmp_path):
-    words = ["run", "--simulate", "members=2", "steps=2", "device=raspberry-pi-4b", "--runs", "."]
+    words = ["simulate", "members=2", "steps=2", "device=raspberry-pi-4b", "--runs", "."]
     compilers = ("torch._dynamo", "torch._inductor", "sympy", "sklearn", "matplotlib.pyplot")
     code = f"""
 import sys
@@ -271,7 +271,7 @@ def test_pure_modules_know_no_socket_no_clock_and_no_thread():
 def test_what_the_package_exports_is_pinned():
     assert sorted(edgetrain.__all__) == [
         "EdgetrainError", "Keep", "Member", "Privacy", "Run", "Runs", "Sparing", "__version__",
-        "compare", "export", "join", "load", "simulate", "sweep", "task",
+        "compare", "export", "join", "load", "run", "simulate", "sweep", "task",
     ]  # fmt: skip
     assert dir(edgetrain) == sorted([*edgetrain.__all__, "integrations"])
     for name in edgetrain.__all__:

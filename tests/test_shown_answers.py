@@ -10,7 +10,7 @@ from documented_commands import PAGES, ROOT
 
 from edgetrain.__main__ import main
 
-SAME_EVERYWHERE = ("edgetrain privacy --", "edgetrain run --simulate examples/slow-links.toml")
+SAME_EVERYWHERE = ("edgetrain privacy --", "edgetrain simulate examples/slow-links.toml")
 """Worked out, or in virtual time, of files that are here."""
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.cli import common
-from edgetrain.cli.run import SIMULATED
 from edgetrain.jobs.capacity.question import Options, question_of
+from edgetrain.jobs.defaults import SIMULATED
 from edgetrain.jobs.job import Job
 
 if TYPE_CHECKING:

@@ -54,11 +54,7 @@ def job_of(arguments: argparse.Namespace, defaults: tuple[str, ...] = ()) -> tup
     return job, beside
 
 
-def add_simulate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--simulate", action="store_true",
-        help="in virtual time: real gradients, no processes, thousands of members on one machine",
-    )  # fmt: skip
+def add_vmap(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--vmap", choices=("auto", "on", "off"), default="auto",
         help="simulated members' gradients: many at once (on), one by one with the bits of a real "

@@ -11,16 +11,8 @@ from typing import Any
 
 from edgetrain.cli import common
 from edgetrain.errors import ConfigError
+from edgetrain.jobs.defaults import DEMO
 from edgetrain.jobs.reading import load
-
-DEMO = (
-    "members=8",
-    "network=wan-200ms",
-    "pace_s=0.02",
-    "steps=320",
-    "optimizer={ name = 'sgd', lr = 0.2 }",
-)
-"""The built-in comparison: eight members that take 20 ms a step, 200 ms from their hub."""
 
 HELP = "DGA against synchronous SGD (and others) on the same job: a table and a picture"
 ABOUT = "Run the same job under several strategies, one after the other, and compare them."
@@ -42,7 +34,10 @@ one run folder per strategy and compare.png.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
-    common.add_simulate(parser)
+    parser.add_argument(
+        "--simulate", action="store_true", help="in virtual time, as `edgetrain simulate` does"
+    )
+    common.add_vmap(parser)
     parser.add_argument(
         "--topologies", metavar="NAMES",
         help="comma-separated, as star,gateways: the job's own strategy with each of them, instead",

@@ -203,7 +203,7 @@ def run_on_cluster(arguments: argparse.Namespace) -> int:
     from edgetrain.jobs.reading import load
     from edgetrain.runs.folder import read_summary
 
-    for flag in ("simulate", "resume", "print_commands", "json", "dashboard", "control", "track"):
+    for flag in ("resume", "print_commands", "json", "dashboard", "control", "track"):
         if getattr(arguments, flag, None):
             raise ConfigError(
                 f"--cluster and --{flag.replace('_', '-')} do not go together", "leave one out"

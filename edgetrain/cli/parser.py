@@ -23,10 +23,10 @@ start here:
 
 
 VERBS = (
-    "compare", "run", "watch", "dashboard", "runs", "report", "track", "export", "init", "hub",
-    "control", "gateway", "member", "keys", "bundle", "privacy", "strategies", "codecs",
-    "devices", "networks", "data", "sweep", "capacity", "topology", "plan", "rank", "doctor",
-    "completion",
+    "compare", "run", "simulate", "watch", "dashboard", "runs", "report", "track", "export",
+    "init", "hub", "control", "gateway", "member", "keys", "bundle", "privacy", "strategies",
+    "codecs", "devices", "networks", "data", "sweep", "capacity", "topology", "plan", "rank",
+    "doctor", "completion",
 )  # fmt: skip
 """All verbs, in the order of --help. Each is a module with HELP, ABOUT, EXAMPLES and
 `add_arguments`; also `run`, if it has no verbs of its own."""
@@ -91,6 +91,8 @@ class Parser(argparse.ArgumentParser):
         if unknown := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
             if key := self._key_for(unknown[1]):
                 return f"a key of the job has no dashes: {key}=…"
+            if (self.prog, unknown[1]) == ("edgetrain run", "--simulate"):
+                return "it is `edgetrain simulate` now"
             options = [flag for action in self._actions for flag in action.option_strings]
             return did_you_mean(unknown[1], sorted(each for each in options if each[:2] == "--"))
         return ""

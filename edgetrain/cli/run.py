@@ -1,4 +1,4 @@
-"""`edgetrain run`: one job on this machine, its network and devices emulated or simulated."""
+"""`edgetrain run`: one job as processes of this machine, its network and devices emulated."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from edgetrain.jobs.placement.search import Found
     from edgetrain.jobs.resolved import Resolved
 
-SIMULATED = ("device=raspberry-pi-4b", "network=wan-200ms")
-"""Defaults of a simulation without a job file: this machine's own speed means nothing in it."""
-
 HELP = "train a job on this machine, on emulated devices and links"
 ABOUT = "Train one job: a hub and its members as processes of this machine."
 EXAMPLES = """\
@@ -29,20 +26,18 @@ examples:
   edgetrain run job.toml
   edgetrain run job.toml network=wan-500ms strategy=dga delay=20
   edgetrain run steps=100 members=4 device=raspberry-pi-4b
-  edgetrain run --simulate members=1000 "data.partition=shared(64)" network=4g-good
   edgetrain run job.toml servers.placement="data=2 pipeline=2 microbatches=4"
   edgetrain run --resume runs/20260131-142501-digits
   edgetrain run job.toml --cluster cluster.toml            on real devices
 
 A member may be killed while it runs. Ctrl-C ends everything; the table, the picture and the folder
 are those of what was trained (exit status 130). If members fail, they are named below the table and
-the run is "incomplete" (exit status 1).
+the run is "incomplete" (exit status 1). `edgetrain simulate` does the same in virtual time.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
-    common.add_simulate(parser)
     common.add_output(parser)
     common.add_dashboard(parser)
     common.add_track(parser)
@@ -60,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "them, and its hub runs here (docs/how-to/devices-at-work.md)",
     )  # fmt: skip
     common.add_keys(parser)
+    parser.set_defaults(simulate=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -72,35 +68,47 @@ def run(arguments: argparse.Namespace) -> int:
         return desk.run_on_cluster(arguments)
     job, beside = _job(arguments)
     (found,) = common.check_before_torch(arguments, [job])
-    from edgetrain.api import run_one
     from edgetrain.jobs.plan import with_task
     from edgetrain.runs.folder import create
-    from edgetrain.runs.summary import interrupted
     from edgetrain.training import emulated
 
     run_planned = common.runner(arguments)
-    if arguments.simulate:
-        found = common.with_host_pace(arguments, found, beside)
-    else:
-        emulated.warm_up()
+    emulated.warm_up()
     planned = with_task(found, beside)
-    asked = None if arguments.simulate else _group(arguments, planned)
+    asked = _group(arguments, planned)
     if arguments.print_commands:
         assert asked is not None
         return _print_commands(arguments, planned, *asked)
     folder = arguments.resume or create(arguments.runs, planned.job.name)
-    heading, count, what = _heading(planned), planned.job.fleet.members, "members"
+    about, count, what = heading(planned), planned.job.fleet.members, "members"
     if asked is not None:
         placement = asked[0].placement
-        heading = (
+        about = (
             f"{planned.name}: {placement.ranks} ranks, {placement}, {planned.job.train.steps} steps"
         )
         count, what, run_planned = placement.ranks, "ranks", partial(_run_group, *asked)
     common.say_choices(arguments, [planned])
     common.say_start(arguments, count, what)
-    view = common.view(arguments, heading, planned.metric)
+    keep = arguments.resume is not None
+    return train(arguments, planned, folder, run_planned, about, keep=keep)
+
+
+def train(
+    arguments: argparse.Namespace,
+    planned: Resolved,
+    folder: Path,
+    run: Callable[..., dict[str, Any]],
+    about: str,
+    *,
+    keep: bool = False,
+) -> int:
+    """Run a planned job below the line `about` and report; the exit status."""
+    from edgetrain.api import run_one
+    from edgetrain.runs.summary import interrupted
+
+    view = common.view(arguments, about, planned.metric)
     try:
-        summary = run_one(planned, folder, run_planned, view, keep=arguments.resume is not None)
+        summary = run_one(planned, folder, run, view, keep=keep)
     except KeyboardInterrupt:
         if folder.exists():
             _report(arguments, interrupted(folder), folder)
@@ -111,14 +119,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _job(arguments: argparse.Namespace) -> tuple[Job, Path | None]:
     """The job; with --resume that of the run, with overrides."""
-    if arguments.simulate and arguments.print_commands:
-        raise ConfigError(
-            "--print-commands: a simulation starts no processes on servers", "leave --simulate out"
-        )
     if arguments.resume is None:
-        return common.job_of(arguments, SIMULATED if arguments.simulate else ())
+        return common.job_of(arguments)
     overrides = [word for word in arguments.job if "=" in word]
-    if arguments.simulate or len(overrides) < len(arguments.job):
+    if len(overrides) < len(arguments.job):
         raise ConfigError(
             "--resume goes on with the job of a run", "edgetrain run --resume runs/… [KEY=VALUE]"
         )
@@ -207,7 +211,7 @@ def _report(arguments: argparse.Namespace, summary: dict[str, Any], folder: Path
         common.say(f"page: {folder / 'report.html'}")
 
 
-def _heading(planned: Resolved) -> str:
+def heading(planned: Resolved) -> str:
     job = planned.job
     text = (
         f"{planned.name}: {job.fleet.members} members, {job.fleet.device}, "

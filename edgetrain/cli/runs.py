@@ -6,13 +6,16 @@ import argparse
 
 from edgetrain.cli import common
 
-HELP = "list run folders: when, job, strategy, status, figure, time to target"
+HELP = "list run folders: job, strategy, simulated or real, status, figure, times"
 ABOUT = "List the run folders, the newest last."
 EXAMPLES = """\
 examples:
   edgetrain runs
   edgetrain runs --runs /data/runs --last 5
   edgetrain runs --json                 for scripts
+
+A run is real (processes of this machine, or devices) or simulated. `took` is the time of training,
+virtual in a simulation; `wall clock` is the time that this machine took for it.
 """
 
 

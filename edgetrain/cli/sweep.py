@@ -162,8 +162,8 @@ def driver_of(arguments: argparse.Namespace, chosen: Sweep) -> sweep.Run:
 
 
 def sweep_of(arguments: argparse.Namespace) -> tuple[Sweep, Path | None]:
-    from edgetrain.cli.run import SIMULATED
     from edgetrain.jobs import grid, reading
+    from edgetrain.jobs.defaults import SIMULATED
     from edgetrain.jobs.grid import Sweep, is_sweep, load, resume, split
 
     axes = [grid.axis(name, split(text)) for name in AXES if (text := getattr(arguments, name))]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgetrain.cli import common
 from edgetrain.cli.capacity import add_model, add_ports, asked, heading_of
-from edgetrain.cli.run import SIMULATED
+from edgetrain.jobs.defaults import SIMULATED
 
 HELP = "say who should add up a job's contributions: a hub, several, or the members"
 ABOUT = "Work out how long one averaging takes with each topology, and which the job may have."

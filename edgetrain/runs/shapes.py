@@ -178,6 +178,7 @@ SUMMARY: Shape = {
     "network": text_or_texts, "device": text_or_texts, "local_steps": count_or_text,
     "delay": count_or_text, "codec": text, "joules_source": text, "buffers": text,
     "overrun": text, "steps": count, "rounds": count, "seconds": seconds,
+    "wall_seconds": seconds,
     "seconds_per_step": seconds, "steps_per_second": number, "target_seconds": seconds,
     "target_steps": count, "joules": size, "members_lost": texts,
     "members_removed": texts, "errors": texts,
@@ -188,7 +189,7 @@ SUMMARY: Shape = {
     "gateways": {"sent_bytes": size, "received_bytes": size},
     "hub": _USED | {"above_sent_bytes": size, "above_received_bytes": size},
     "emulation": {
-        "backend": text, "trusted": flag, "late_ms_p99": number, "late_limit_ms": number,
+        "backend": text, "timing_ok": flag, "late_ms_p99": number, "late_limit_ms": number,
         "ring_dropped": count,
     },
 }  # fmt: skip

@@ -72,7 +72,7 @@ def run(
     if not planned.presence.is_steady:
         raise ConfigError(
             "absences and online_s: devices that come and go are simulated only",
-            "add --simulate, or leave them out",
+            "`edgetrain simulate` does it; or leave them out",
         )
     refuse_gateways(job)
     with (

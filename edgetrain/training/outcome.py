@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,7 +52,7 @@ def recorded(planned: Resolved, folder: Path) -> Iterator[RunOutcome]:
     if not (folder / JOB).exists():
         write_job(folder, planned.job.to_dict())
     write_environment(folder)
-    outcome = RunOutcome()
+    outcome, began = RunOutcome(), time.monotonic()
     try:
         yield outcome
     except KeyboardInterrupt:
@@ -60,6 +61,7 @@ def recorded(planned: Resolved, folder: Path) -> Iterator[RunOutcome]:
     finally:
         data = RunData().add_all(read_metrics(folder))
         known = _known(planned, data, outcome.network, outcome.status) | outcome.extra
+        known["wall_seconds"] = time.monotonic() - began
         outcome.summary = summarise(folder, known, data)
         _save(folder, outcome.summary)
 

@@ -156,8 +156,8 @@ def test_arguments_that_cannot_be(words, says, capsys):
     [
         (["compre"], ["'compre'", "did you mean 'compare'?", "see `edgetrain --help`"]),
         (["networks", "chek"], ["did you mean 'check'?", "see `edgetrain networks --help`"]),
-        (["run", "--simulte"], ["--simulte", "did you mean '--simulate'?"]),
-        (["run", "--simulate", "--vmap", "offf"], ["'offf'", "did you mean 'off'?"]),
+        (["compare", "--simulte"], ["--simulte", "did you mean '--simulate'?"]),
+        (["simulate", "--vmap", "offf"], ["'offf'", "did you mean 'off'?"]),
         (["keys", "list", "--jsn"], ["did you mean '--json'?", "see `edgetrain keys list --help`"]),
         (["capacity", "--members", "many"], ["'many' is not a whole number from 1"]),
         (["member"], ["the following arguments are required: --index"]),
@@ -239,7 +239,7 @@ def test_init_writes_a_task_that_trains(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["members=2", "steps=160", "device=raspberry-pi-4b", "network=wan-50ms"]
     assert main(["init", "job.toml", "--task", "sine_of_mine.py", *words]) == 0
-    assert main(["run", "job.toml", "--simulate", "--json"]) == 0
+    assert main(["simulate", "job.toml", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["status"] == "finished"
     assert summary["final"]["loss"] < 0.1

@@ -46,9 +46,9 @@ def script(tmp_path, capsys, monkeypatch):
 
 LINES = {
     "edgetrain ru": "run runs",
-    "edgetrain run --simu": "--simulate",
-    "edgetrain run --vmap ": "auto off on",
-    "edgetrain run --vmap=o": "off on",
+    "edgetrain compare --simu": "--simulate",
+    "edgetrain simulate --vmap ": "auto off on",
+    "edgetrain compare --vmap=o": "off on",
     "edgetrain run network=wan-2": "wan-200ms",
     "edgetrain run job.toml netw": "network=",
     "edgetrain compare job.toml steps=3 device=raspberry-pi-z": "raspberry-pi-zero-2w",

@@ -123,7 +123,6 @@ def test_a_slip_is_one_line_and_no_device_is_asked(fleet, capsys, words, message
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--simulate"], "--cluster and --simulate do not go together"),
         (["--json"], "--cluster and --json do not go together"),
         (["steps=3"], "devices and hub read one job file"),
     ],

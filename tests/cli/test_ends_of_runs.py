@@ -71,7 +71,7 @@ def test_a_member_that_fails_makes_an_emulated_run_incomplete(tmp_path):
 def test_members_that_fail_make_a_simulated_run_incomplete(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     job = write_uneven(tmp_path, bad=[0, 3, 4, 5, 7])
-    words = ["run", job, "--simulate", "members=9", "steps=12", "pace_s=0.1", "evaluate_every=100"]
+    words = ["simulate", job, "members=9", "steps=12", "pace_s=0.1", "evaluate_every=100"]
     assert main(words) == 1
     said = capsys.readouterr().out
     assert "fedavg lost m0, m3, m4, m5 and 1 more" in said
@@ -121,10 +121,10 @@ def without_room_for_pictures(monkeypatch):
     monkeypatch.setattr(Figure, "savefig", full)
 
 
-SIMULATED = ("--simulate", "members=2", "steps=10", "pace_s=0.1")
+SMALL = ("members=2", "steps=10", "pace_s=0.1")
 VERBS = {
-    "run": ("run", *SIMULATED),
-    "compare": ("compare", *SIMULATED, "--strategies", "fedavg,dga"),
+    "simulate": ("simulate", *SMALL),
+    "compare": ("compare", "--simulate", *SMALL, "--strategies", "fedavg,dga"),
     "sweep": ("sweep", "--members", "1,2", "steps=10", "pace_s=0.1"),
     "capacity": ("capacity", "--members", "10", "--rounds", "5", "--parameters", "1000",
                  "--step-seconds", "0.1"),
@@ -158,7 +158,7 @@ def command(tmp_path, monkeypatch, capsys):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "run"])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "simulate"])
 def test_without_a_picture_there_is_the_table_and_the_folder(
     verb, broken, says, command, monkeypatch
 ):
@@ -175,7 +175,7 @@ def test_without_a_picture_there_is_the_table_and_the_folder(
 
 def test_a_run_leaves_its_page_which_needs_no_matplotlib(command, monkeypatch):
     without_matplotlib(monkeypatch)
-    status, said = command("run")
+    status, said = command("simulate")
     page = the_run(Path()) / "report.html"
     assert (status, said.err) == (0, "")
     assert f"page: {page}\n" in said.out
@@ -220,7 +220,7 @@ def ctrl_c(monkeypatch):
 
 
 @pytest.mark.parametrize("how", [(), ("--json",)])
-@pytest.mark.parametrize("verb", ["run", "compare"])
+@pytest.mark.parametrize("verb", ["simulate", "compare"])
 def test_after_ctrl_c_there_is_what_there_is(verb, how, command, ctrl_c):
     ctrl_c["runs"] = 2 if verb == "compare" else 1
     status, said = command(verb, *how)
@@ -233,7 +233,7 @@ def test_after_ctrl_c_there_is_what_there_is(verb, how, command, ctrl_c):
     else:
         assert "dga was interrupted\n" in said.out
         assert f"folder: {run}" in said.out
-        assert ("page: " if verb == "run" else "picture: ") in said.out
+        assert ("page: " if verb == "simulate" else "picture: ") in said.out
     assert [*run.glob("*.png"), *run.glob("report.html")]
     assert (run / "summary.json").exists()
 

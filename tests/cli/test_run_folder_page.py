@@ -88,14 +88,14 @@ def simulated(folder):
     a few, one cut off."""
     strategy = {"name": "fedavg", "local_steps": 2, "codec": "auto"}
     job = tiny(folder / "many", fleet={"members": 128}, strategy=strategy)
-    answer("run", job, "--simulate", "--runs", str(folder / "runs"))
+    answer("simulate", job, "--runs", str(folder / "runs"))
     few = tiny(
         folder / "few",
         fleet={"members": 6, "device": "raspberry-pi-4b"},
         strategy={"name": "dga", "merge": "krum(1)", "local_steps": 2},
         faults=[{"kind": "down", "at_s": 0.001, "for_s": 0.001, "members": [0]}],
     )
-    answer("run", few, "--simulate", "--runs", str(folder / "runs"))
+    answer("simulate", few, "--runs", str(folder / "runs"))
 
 
 def several(folder):

@@ -27,8 +27,8 @@ SLIPS = {
     "run device=raspbery-pi-4b": "did you mean 'raspberry-pi-4b'?",
     "run optimizer=sdg": "did you mean 'sgd'?",
     "run strategy.merge=krmu": "did you mean 'krum'?",
-    "run --simulate strategy=dag": "did you mean 'dga'?",
-    "run --simulate members=4 quorum=5": "the job has only 4 members",
+    "simulate strategy=dag": "did you mean 'dga'?",
+    "simulate members=4 quorum=5": "the job has only 4 members",
     "run accelerator=gpu": "did you mean 'cuda'?",
     "run --steps 20": "a key of the job has no dashes: steps=…",
     "compare --local-steps 20": "a key of the job has no dashes: local_steps=…",
@@ -48,7 +48,7 @@ SLIPS = {
     "compare strategy=dga": "--strategies sync-sgd,dga",
     "compare --strategies sync-sgd,dag": "did you mean 'dga'?",
     "compare codec=in8": "did you mean 'int8'?",
-    "run --simulate --print-commands": "leave --simulate out",
+    "run --simulate members=4": "it is `edgetrain simulate` now",
     "sweep --strategy fedavg,dag": "did you mean 'dga'?",
     "sweep --codec fp32,in8": "did you mean 'int8'?",
     "sweep --network none,wan-20ms": "did you mean 'wan-200ms'?",
@@ -107,7 +107,7 @@ def test_a_slip_costs_half_a_second_of_processor_time_at_most(refused):
 
 
 MISSING = {
-    "run --simulate": "greenlet",
+    "simulate": "greenlet",
     "sweep --rtt 0,50": "greenlet",
 }
 
@@ -136,7 +136,7 @@ for words, package in {MISSING!r}.items():
     assert not list(tmp_path.iterdir())
 
 
-WANT_TORCH = ("run", "run --simulate", "compare", "compare --simulate", "sweep --rtt 0,50")
+WANT_TORCH = ("run", "simulate", "compare", "compare --simulate", "sweep --rtt 0,50")
 
 
 def test_without_torch_what_needs_it_says_so_in_a_line(tmp_path):
@@ -180,7 +180,7 @@ def test_without_the_current_folder_on_its_path_and_with_ascii_streams_a_task_tr
     code = (
         "import sys; sys.path.remove(''); from edgetrain.__main__ import main; sys.exit(main(%r))"
     )
-    words = ["run", "--simulate", "task=tiny:Tiny", "members=2", "pace_s=0.01", "steps=2"]
+    words = ["simulate", "task=tiny:Tiny", "members=2", "pace_s=0.01", "steps=2"]
     env = environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     program = [sys.executable, "-c", code % words]
     done = subprocess.run(program, cwd=tmp_path, env=env, capture_output=True)
@@ -258,7 +258,7 @@ main(["run"])
     [
         ["run", "absences=[{at_s = 1, for_s = 1}]", "strategy=fedavg"],
         ["compare", "absences=[{at_s = 1, for_s = 1}]", "--strategies", "fedavg,dga"],
-        ["run", "--simulate", "device=host:1,raspberry-pi-4b:1"],
+        ["simulate", "device=host:1,raspberry-pi-4b:1"],
     ],
     ids=" ".join,
 )
@@ -275,7 +275,7 @@ def test_a_run_that_is_refused_leaves_no_folder(words, tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(
     "words",
     [
-        ["run", "--simulate"],
+        ["simulate"],
         ["capacity"],
         ["sweep", "--members", "1,2"],
         ["compare", "--simulate"],
@@ -340,8 +340,8 @@ class Mine:
 def test_a_mistake_in_a_task_is_a_line_and_the_users_frames(where, simulate, tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     words = ["task=mine:Mine", f"data.where={where}", "members=2", "steps=3"]
-    words += ["--simulate", "pace_s=0.1"] if simulate else ["network=none"]
-    done = edgetrain("run", *words, cwd=tmp_path)
+    verb, more = ("simulate", "pace_s=0.1") if simulate else ("run", "network=none")
+    done = edgetrain(verb, *words, more, cwd=tmp_path)
     assert done.returncode == 2
     first, *frames = done.stderr.splitlines()
     if where == "memory":

@@ -60,7 +60,7 @@ def simulated(tmp_path: Path, *words: str):
         tmp_path, fleet={"members": 2, "pace_s": 0.05}, train={"steps": 30},
         strategy={"name": "dga", "delay": 3},
     )  # fmt: skip
-    done = edgetrain("run", job, "--simulate", *words, cwd=tmp_path)
+    done = edgetrain("simulate", job, *words, cwd=tmp_path)
     newest = max((tmp_path / "runs").iterdir(), key=lambda each: each.stat().st_mtime_ns)
     return done, newest
 

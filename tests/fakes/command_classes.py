@@ -74,8 +74,9 @@ QUICK = {
 }
 
 NIGHTLY = {
-    "edgetrain run --simulate members=4 network=none steps=200": "run folder",
-    "edgetrain run --simulate task=edgetrain.tasks:char_lm data.width=384 data.heads=6"
+    "edgetrain simulate members=4 network=none steps=200": "run folder",
+    "edgetrain simulate job.toml": "run folder",
+    "edgetrain simulate task=edgetrain.tasks:char_lm data.width=384 data.heads=6"
     " data.layers=6 members=1 network=none steps=2 batch=4 pace_s=1": "run folder",
     "edgetrain compare": r"dga .*yes|dga .*NO",
     "edgetrain compare --simulate": "dga ",
@@ -108,13 +109,11 @@ NIGHTLY = {
     ' network=ethernet "sites=home-fixed: 0-3, home-fixed: 4-7"'
     " --topologies star,gateways": "gateways ",
     "edgetrain compare task=edgetrain.tasks:char_lm steps=300": "dga ",
-    "edgetrain run --simulate strategy=auto network=wan-200ms pace_s=0.05": "run folder:",
-    "edgetrain run --simulate members=1000 batch=2 steps=100 device=raspberry-pi-4b"
+    "edgetrain simulate strategy=auto network=wan-200ms pace_s=0.05": "run folder:",
+    "edgetrain simulate members=1000 batch=2 steps=100 device=raspberry-pi-4b"
     " network=4g-good": "run folder",
-    'edgetrain run --simulate members=1000 "data.partition=shared(64)" network=4g-good': (
-        "run folder"
-    ),
-    "edgetrain run --simulate members=40 device=raspberry-pi-4b network=4g-good steps=60"
+    'edgetrain simulate members=1000 "data.partition=shared(64)" network=4g-good': ("run folder"),
+    "edgetrain simulate members=40 device=raspberry-pi-4b network=4g-good steps=60"
     " batch=2": "run folder",
     "edgetrain run job.toml": "run folder",
     "edgetrain run job.toml strategy=dga codec=int8": "run folder",
@@ -133,11 +132,11 @@ NIGHTLY = {
     'edgetrain run strategy=dga codec="topk(0.01) | q2"': "run folder",
     "edgetrain run examples/shared-uplink.toml": "run folder",
     "edgetrain run examples/slow-links.toml": "run folder",
-    "edgetrain run --simulate examples/slow-links.toml": r"dga .* int[48]",
+    "edgetrain simulate examples/slow-links.toml": r"dga .* int[48]",
     "edgetrain run examples/gpu-group.toml": "run folder",
     "edgetrain plan examples/edge-pipeline.toml": "on its devices: pipeline=4",
     "edgetrain run examples/edge-pipeline.toml": "run folder",
-    "edgetrain run examples/edge-pipeline.toml --simulate": "run folder",
+    "edgetrain simulate examples/edge-pipeline.toml": "run folder",
     "edgetrain run examples/mixed-fleet.toml": "run folder",
     "edgetrain run examples/mixed-fleet.toml servers.shares=4"
     " strategy.weighting=shares": "run folder",

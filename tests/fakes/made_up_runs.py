@@ -41,7 +41,7 @@ class Story:
     half_life_steps: float = 25.0
     lost: str | None = None  # this member dies half way
     joules: bool = True
-    trusted: bool = True
+    timing_ok: bool = True
     network: str = "wan-200ms"
     device: str | None = "raspberry-pi-4b"
 
@@ -90,9 +90,9 @@ def extra(story: Story) -> dict[str, Any]:
         "joules_source": "estimated" if story.joules else None,
         "emulation": {
             "backend": "packet",
-            "late_ms_p99": 0.4 if story.trusted else 31.0,
+            "late_ms_p99": 0.4 if story.timing_ok else 31.0,
             "late_limit_ms": 4.0,
-            "trusted": story.trusted,
+            "timing_ok": story.timing_ok,
         },
     }
 

@@ -60,7 +60,7 @@ def test_more_fragments_than_blocks_are_refused_before_any_member_starts():
 @pytest.mark.parametrize(
     "line",
     [
-        ["run", "--simulate", "strategy=ssp(-1)"],
+        ["simulate", "strategy=ssp(-1)"],
         ["hub", "strategy=fedbuff(9, 0.5)", "members=4"],
         ["compare", "--simulate", "--strategies", "dga,fedbuf(4, 0.5)"],
         ["plan", "strategy=scaffold", "codec=topk(0.01)"],

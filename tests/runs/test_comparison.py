@@ -78,7 +78,7 @@ def test_the_plain_table(usual: list[dict[str, Any]]) -> None:
 
 
 def test_what_went_wrong_is_said_below(tmp_path: Path) -> None:
-    found = summaries(tmp_path, replace(FEDAVG, lost="m3"), replace(DGA, trusted=False))
+    found = summaries(tmp_path, replace(FEDAVG, lost="m3"), replace(DGA, timing_ok=False))
     found[0] |= {"status": "failed", "errors": ["m3: out of memory\x1b[2J"]}
     notes = footnotes(compare(found))
     assert notes[0] == "fedavg was ended by an error: m3: out of memory [2J"

@@ -138,9 +138,9 @@ def test_a_finished_run_is_done(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_network_was_late_is_marked(tmp_path: Path) -> None:
-    late = watched(write_run(tmp_path / "dga", replace(DGA, trusted=False))).state()
+    late = watched(write_run(tmp_path / "dga", replace(DGA, timing_ok=False))).state()
     kept = watched(write_run(tmp_path / "fedavg", FEDAVG)).state()
-    assert (late.trusted, kept.trusted) == (False, True)
+    assert (late.timing_ok, kept.timing_ok) == (False, True)
     assert plain_line(late).endswith("untrusted: the emulated network was late")
     assert "untrusted" not in plain_line(kept)
     lines = drawn(Frame("", (late, kept), ()), 100, 20)
@@ -149,8 +149,8 @@ def test_a_run_whose_network_was_late_is_marked(tmp_path: Path) -> None:
 
 def test_a_run_under_way_is_not_judged(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "dga", replace(DGA, steps=100), upto=50)
-    write_summary(folder, {"emulation": {"trusted": False}})  # of an earlier life
-    assert watched(folder).state().trusted is None
+    write_summary(folder, {"emulation": {"timing_ok": False}})  # of an earlier life
+    assert watched(folder).state().timing_ok is None
 
 
 def test_a_damaged_job_does_not_stop_the_view(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def of(*runs: dict[str, Any]) -> Comparison:
     return compare(runs)
 
 
-LATE = {"backend": "packet", "trusted": False}
+LATE = {"backend": "packet", "timing_ok": False}
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_comparison_says_what_was_run_and_how_much_sooner(usual: list[Path]) -
 
 
 def test_an_untrusted_run_is_marked_and_explained(tmp_path: Path) -> None:
-    folders = write_comparison(tmp_path, SYNC, replace(DGA, trusted=False))
+    folders = write_comparison(tmp_path, SYNC, replace(DGA, timing_ok=False))
     texts = check(plot.draw_comparison(folders))
     assert "dga *" in texts
     assert "dga * 7.3 s, 9.7x" in texts
@@ -68,7 +68,7 @@ def test_an_untrusted_run_is_marked_and_explained(tmp_path: Path) -> None:
 
 
 def test_a_single_untrusted_run_is_explained_in_its_picture(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "dga", replace(DGA, trusted=False))
+    folder = write_run(tmp_path / "dga", replace(DGA, timing_ok=False))
     texts = check(plot.draw_comparison([folder]))
     assert any("the emulated network was itself late" in text for text in texts)
 
@@ -78,7 +78,7 @@ def test_many_runs_with_long_names_stay_readable(tmp_path: Path) -> None:
         replace(DGA, strategy=f"streaming-diloco-{i}", compute_s=0.05 + 0.01 * i, network="4g")
         for i in range(12)
     ]
-    stories[0] = replace(SYNC, device=MIX, network="wifi:4, 4g-bad:4", wait_s=1.2, trusted=False)
+    stories[0] = replace(SYNC, device=MIX, network="wifi:4, 4g-bad:4", wait_s=1.2, timing_ok=False)
     check(plot.draw_comparison(write_comparison(tmp_path, *stories)))
 
 
@@ -228,7 +228,7 @@ def test_a_simulation_is_not_called_an_emulation(tmp_path: Path) -> None:
 
 def test_remarks_are_red_only_where_something_is_wrong(tmp_path: Path) -> None:
     said = {}
-    for name, story in (("well", replace(DGA, lost="m3")), ("ill", replace(DGA, trusted=False))):
+    for name, story in (("well", replace(DGA, lost="m3")), ("ill", replace(DGA, timing_ok=False))):
         figure = plot.draw_comparison([write_run(tmp_path / name, story)])
         remarks = figure.get_supxlabel()
         (said[name],) = {

@@ -301,7 +301,7 @@ def test_only_what_is_wrong_looks_like_a_warning(tmp_path):
     page = document(report_of([well]))
     assert '<p class="remark">dga lost m2</p>' in page
     assert 'class="note"' not in page
-    late = document(report_of([write_run(tmp_path / "late", replace(SHORT, trusted=False))]))
+    late = document(report_of([write_run(tmp_path / "late", replace(SHORT, timing_ok=False))]))
     assert '<p class="note">dga: the emulated network was itself late' in late
 
 

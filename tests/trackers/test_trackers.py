@@ -20,7 +20,7 @@ WORDS = ["members=3", "steps=40", "strategy=dga", "network=rtt-200ms", "pace_s=0
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     runs = tmp_path_factory.mktemp("runs")
-    assert main(["run", "--simulate", *WORDS, "--runs", str(runs)]) == 0
+    assert main(["simulate", *WORDS, "--runs", str(runs)]) == 0
     (folder,) = runs.iterdir()
     return folder
 

@@ -63,7 +63,7 @@ def test_what_was_measured_is_taken_in_place_of_the_catalogs(own, capsys):
     assert main(["plan", *words]) == 0
     said = "raspberry-pi-4b as measured: edgetrain devices bench, pi-0, pi-1, pi-2, today"
     assert said in capsys.readouterr().out
-    assert main(["run", "--simulate", *words, "--runs", str(own / "runs")]) == 0
+    assert main(["simulate", *words, "--runs", str(own / "runs")]) == 0
     told = capsys.readouterr()
     assert said in told.out + told.err
 

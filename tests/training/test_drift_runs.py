@@ -123,8 +123,8 @@ def test_processes_train_to_the_base_that_is_simulated(tmp_path):
         strategy={"name": "dga", "correction": "predict", "local_steps": 3, "delay": 6},
     )
     bases = set()
-    for more in ((), ("--simulate", "device=raspberry-pi-4b", "pace_s=0.01")):
-        done = edgetrain("run", job, "--json", *more, cwd=tmp_path)
+    for verb, *more in ("run",), ("simulate", "device=raspberry-pi-4b", "pace_s=0.01"):
+        done = edgetrain(verb, job, "--json", *more, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         folder = tmp_path / json.loads(done.stdout.splitlines()[-1])["folder"]
         events = read_metrics(folder, "event")

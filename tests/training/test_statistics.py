@@ -510,7 +510,7 @@ def test_a_jobs_figures_are_with_the_mean_and_its_table_says_so(
     write_tiny(tmp_path)
     Path("skewed.py").write_text(SKEWED)
     Path("job.toml").write_text('task = "skewed:Tiny"\n')
-    words = ["run", "job.toml", "--simulate", "members=2", "steps=80", "pace_s=0.1", "lr=0.01"]
+    words = ["simulate", "job.toml", "members=2", "steps=80", "pace_s=0.1", "lr=0.01"]
     found = {}
     for more in (["strategy=fedavg"], ["strategy=fedavg", "buffers=local"], ["strategy=sync-sgd"]):
         assert main([*words, *more]) == 0

@@ -323,7 +323,7 @@ class _Run:
         if self.averaging.sent_bytes > LONG_BYTES and any(w.jitter_ms >= VARYING_MS for w in ways):
             left_out.append(
                 "slow start that ends early where delays vary, so that rounds may take twice as "
-                "long (edgetrain run --simulate has it)"
+                "long (edgetrain simulate has it)"
             )
         if self.question.exchange.final_sync and local_steps + self.delay > CLOSE:
             left_out.append(

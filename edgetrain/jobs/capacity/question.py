@@ -116,7 +116,7 @@ def _refuse_out_of_step(strategy: Strategy) -> None:
         raise ConfigError(
             f"capacity of {strategy.spelled}: how often a reply goes to all depends on when "
             "contributions arrive",
-            "simulate it: edgetrain run --simulate, or ask about dga or fedavg",
+            "simulate it: edgetrain simulate, or ask about dga or fedavg",
         )
 
 

@@ -60,6 +60,7 @@ class Hall:
             "final": units.figure(entry.metric, entry.final),
             "to target": units.duration(entry.target_seconds),
             "took": units.duration(entry.seconds),
+            "wall clock": units.duration(entry.wall_seconds),
         }
         return row | {"id": self._id(Path(entry.folder)), "said": said}
 

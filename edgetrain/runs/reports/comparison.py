@@ -47,7 +47,7 @@ class Row:
     received_bytes: int
     joules: float | None
     joules_source: str | None
-    trusted: bool | None
+    timing_ok: bool | None
     members_lost: tuple[str, ...]
     local_steps: int | None = None
     """Steps in a round, at the end."""
@@ -169,7 +169,7 @@ def _row(label: str, summary: Summary, first: Summary, comparable: bool) -> Row:
         "eval_s": summary.get("eval_s") or 0.0,
         "end_s": summary.get("end_s") or 0.0,
         "wait_share": wait_share(summary),
-        "trusted": _trusted(summary),
+        "timing_ok": _timing_ok(summary),
         "members_lost": tuple(summary["members_lost"]),
         "local_steps": _count(summary.get("local_steps")),
         "delay": _count(summary.get("delay")),
@@ -266,9 +266,9 @@ _MUCH, _MUCH_SLOWER = 0.5, 1.5
 """A part of the time that is worth a remark; a step beside the mean one."""
 
 
-def _trusted(summary: Summary) -> bool | None:
+def _timing_ok(summary: Summary) -> bool | None:
     emulation = summary.get("emulation") or {}
-    return emulation.get("trusted")
+    return emulation.get("timing_ok")
 
 
 def _notes(name: str, summary: Summary) -> Iterable[str]:
@@ -287,7 +287,7 @@ def _notes(name: str, summary: Summary) -> Iterable[str]:
         yield f"{name}: {_BUFFERS[summary['buffers']]}"
     if overrun := summary.get("overrun"):
         yield f"{name} {overrun}: this machine is too slow or busy for it, and its times are long"
-    if _trusted(summary) is False:
+    if _timing_ok(summary) is False:
         yield f"{name}: {untrusted(summary['emulation'])}"
 
 

@@ -46,7 +46,7 @@ def columns_of(comparison: Comparison) -> list[Column]:
         codecs = (units.printable(row.codec or units.ABSENT) for row in rows)
         shown.append(column("codec", codecs, rank=3))
     shown += optional("energy", map(_energy, rows), rank=2)
-    trust, styles = (_TRUST[row.trusted] for row in rows), map(_trust_style, rows)
+    trust, styles = (_TRUST[row.timing_ok] for row in rows), map(_trust_style, rows)
     return shown + optional("timing", trust, below="ok", rank=4, styles=styles)
 
 
@@ -90,4 +90,4 @@ def _speed_style(row: Row) -> str:
 
 
 def _trust_style(row: Row) -> str:
-    return "bold red" if row.trusted is False else ""
+    return "bold red" if row.timing_ok is False else ""

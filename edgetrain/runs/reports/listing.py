@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,11 @@ class RunEntry:
     final: float | None
     target_seconds: float | None
     seconds: float | None
+    """Time of the training: virtual, where it is simulated."""
+    wall_seconds: float | None
+    """Time of the machine that ran it, its start included."""
+    kind: str
+    """"simulated", or "real": processes, whatever their links; ABSENT: not known."""
     why: str = ""
     """Reason why the folder counts as damaged; "": it does not."""
 
@@ -70,7 +75,14 @@ def _entry(run: Path, began: str) -> RunEntry:
         final=(known.get("final") or {}).get(metric),
         target_seconds=known.get("target_seconds"),
         seconds=known.get("seconds"),
+        wall_seconds=known.get("wall_seconds"),
+        kind=units.ABSENT if summary is None else _kind(known),
     )
+
+
+def _kind(summary: Mapping[str, Any]) -> str:
+    backend = (summary.get("emulation") or {}).get("backend")
+    return "simulated" if backend == "simulated" else "real"
 
 
 def _damaged(folder: Path, began: str, error: ConfigError | OSError) -> RunEntry:
@@ -78,7 +90,7 @@ def _damaged(folder: Path, began: str, error: ConfigError | OSError) -> RunEntry
     unknown = units.ABSENT
     return RunEntry(
         str(folder), began, unknown, unknown, None, unknown, "damaged", "accuracy", None, None,
-        None, why,
+        None, None, unknown, why,
     )  # fmt: skip
 
 
@@ -94,10 +106,12 @@ def text(entries: Sequence[RunEntry]) -> str:
         column("strategy", (units.printable(e.strategy) for e in entries)),
         column("members", (units.ABSENT if e.members is None else str(e.members) for e in entries)),
         column("network", (units.printable(e.network) for e in entries)),
+        column("kind", (units.printable(e.kind) for e in entries)),
         column("status", (units.printable(e.status) for e in entries)),
         column("final", (units.figure(e.metric, e.final) for e in entries)),
         column("to target", (units.duration(e.target_seconds) for e in entries)),
         column("took", (units.duration(e.seconds) for e in entries)),
+        column("wall clock", (units.duration(e.wall_seconds) for e in entries)),
     ]
     lines = as_text(columns)
     whys = ["", *(units.printable(entry.why) for entry in entries)]

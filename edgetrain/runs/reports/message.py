@@ -29,7 +29,7 @@ def message(compared: Comparison) -> str:
     if not rows:
         return "No run"
     said = _of_one(compared, rows[0]) if len(rows) == 1 else _of_several(compared)
-    doubtful = any(row.trusted is False for row in rows)
+    doubtful = any(row.timing_ok is False for row in rows)
     return f"{said} (late emulation: not to be trusted)" if doubtful else said
 
 

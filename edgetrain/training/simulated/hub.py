@@ -48,7 +48,7 @@ def report_of(network: SimulatedNetwork, reason: str) -> dict[str, Any]:
     """What the summary says of a simulation, where an emulation has its report."""
     return {
         "backend": "simulated", "reason": reason, "congestion": network.congestion,
-        "late_ms_p99": None, "late_limit_ms": None, "trusted": None,
+        "late_ms_p99": None, "late_limit_ms": None, "timing_ok": None,
         "events": network.world.events,
     }  # fmt: skip
 

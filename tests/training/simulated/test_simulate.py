@@ -326,7 +326,7 @@ def test_what_cannot_be_simulated_is_said_before_it_begins(tmp_path, words, says
 
 def test_absences_are_not_emulated_in_silence(tmp_path):
     planned = plan(reading.load(None, ["online_s=5"]))
-    with pytest.raises(ConfigError, match="--simulate"):
+    with pytest.raises(ConfigError, match="`edgetrain simulate` does it"):
         emulated.run(planned, tmp_path)
 
 
@@ -335,7 +335,7 @@ def test_absences_are_not_emulated_in_silence(tmp_path):
 
 @pytest.mark.real
 def test_run_simulate_says_what_came_of_it(tmp_path, capsys):
-    words = ["run", "--simulate", "--json", "--runs", str(tmp_path), "members=40", "steps=10"]
+    words = ["simulate", "--json", "--runs", str(tmp_path), "members=40", "steps=10"]
     assert main([*words, "batch=2"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["emulation"]["backend"] == "simulated"

@@ -115,7 +115,7 @@ class Emulation(ABC):
             raise NetworkError(f"backend '{self.backend}' has no faults", "use packet or stream")
 
     def report(self) -> dict[str, Any]:
-        """Return the facts for the run folder: backend, reason, kernel, lateness, trusted."""
+        """Return the facts for the run folder: backend, reason, kernel, lateness, timing_ok."""
         if self._final is not None:
             return self._final
         measured = self._measured()
@@ -129,7 +129,7 @@ class Emulation(ABC):
             "congestion": self._congestion(),
             "late_ms_p99": late,
             "late_limit_ms": limit,
-            "trusted": kept and not measured.get("ring_dropped", 0),
+            "timing_ok": kept and not measured.get("ring_dropped", 0),
             **measured,
         }
 
@@ -145,7 +145,7 @@ class Emulation(ABC):
             try:
                 self._final = self.report()
             except NetworkError as error:
-                self._final = {"backend": self.backend, "reason": self.reason, "trusted": False}
+                self._final = {"backend": self.backend, "reason": self.reason, "timing_ok": False}
                 self._final["error"] = str(error)
             self._end()
 

@@ -358,7 +358,7 @@ function drawRun(run) {
   const remarks = [];
   if (run.reducers) remarks.push(run.reducers);
   if (run.final_sync) remarks.push("final sync");
-  if (run.trusted === false) remarks.push("the emulated network was late: these times are not to be trusted");
+  if (run.timing_ok === false) remarks.push("the emulated network was late: these times are not to be trusted");
   if (run.untold) remarks.push("members do not tell the hub how they are doing: hub.status_s = 0");
   setText(at("remarks"), remarks.join("; "));
   offerOrders(run);
@@ -444,9 +444,11 @@ const LISTED = [
   ["strategy", run => run.strategy],
   ["members", run => known(run.members) ? String(run.members) : "-"],
   ["network", run => run.network],
+  ["kind", run => run.kind],
   ["final", run => run.said.final],
   ["to target", run => run.said["to target"]],
   ["took", run => run.said.took],
+  ["wall clock", run => run.said["wall clock"]],
   ["began", run => run.began],
 ];
 let listing = 0;

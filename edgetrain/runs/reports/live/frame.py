@@ -261,13 +261,13 @@ def _dealt(state: RunState) -> str:
 
 
 def _left(state: RunState) -> str:
-    if state.trusted is False:
+    if state.timing_ok is False:
         return "untrusted"
     return units.duration(state.left_s) if state.phase == "running" else state.phase
 
 
 def _phase_style(state: RunState) -> str:
-    if state.trusted is False:
+    if state.timing_ok is False:
         return "bold red"
     styles = {"finished": "green", "running": "", "lost": "bold red", "incomplete": "red"}
     return styles.get(state.phase, "dim")

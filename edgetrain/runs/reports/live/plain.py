@@ -35,7 +35,7 @@ def plain_line(state: RunState) -> str:
         parts.append(f"{state.late} times late")
     if state.left_s is not None:
         parts.append(f"{units.duration(state.left_s)} left")
-    if state.trusted is False:
+    if state.timing_ok is False:
         parts.append("untrusted: the emulated network was late")
     return f"{state.name}: " + ", ".join(parts)
 

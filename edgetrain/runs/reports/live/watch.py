@@ -39,7 +39,7 @@ class RunState:
     left_s: float | None
     data: RunData
     """All else that is known; it goes on while the run does."""
-    trusted: bool | None = None
+    timing_ok: bool | None = None
     """Whether the emulated network kept its time; None until it is known."""
     untold: bool = False
     """Whether members do not report to this hub, as its job says."""
@@ -118,7 +118,7 @@ class FolderWatch:
             received_bytes=received,
             left_s=self._left_s(),
             data=self.data,
-            trusted=self._trusted(),
+            timing_ok=self._timing_ok(),
             untold=self._untold(),
         )
 
@@ -134,14 +134,14 @@ class FolderWatch:
         own = any(member.lines for member in self.data.members.values())
         return not own and self.job.get("hub", {}).get("status_s") == 0
 
-    def _trusted(self) -> bool | None:
+    def _timing_ok(self) -> bool | None:
         """The emulator's own verdict. It is in the summary, which is read when the run is over."""
         if self._verdict is None and self._phase() in ("finished", "lost"):
             try:
                 summary = read_summary(self.folder) or {}
             except ConfigError:
                 return None
-            self._verdict = (summary.get("emulation") or {}).get("trusted")
+            self._verdict = (summary.get("emulation") or {}).get("timing_ok")
         return self._verdict
 
     def _read_job(self) -> dict[str, Any]:

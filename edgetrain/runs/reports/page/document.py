@@ -98,7 +98,7 @@ def _listed(value: Any) -> str:
 def _notes(comparison: Comparison, stories: Sequence[Story]) -> str:
     """The message to read first; set apart only where a run failed or is not to be trusted."""
     wrong = tuple(
-        row.label for row in comparison.rows if row.status != "finished" or row.trusted is False
+        row.label for row in comparison.rows if row.status != "finished" or row.timing_ok is False
     )
     notes = [("note" if wrong and n.startswith(wrong) else "remark", n) for n in comparison.notes]
     notes += [

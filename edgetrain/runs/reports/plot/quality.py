@@ -50,7 +50,7 @@ class Curve:
     @property
     def plain_name(self) -> str:
         """The run's `name` before it is drawn as text."""
-        return self.row.label + (" *" if self.row.trusted is False else "")
+        return self.row.label + (" *" if self.row.timing_ok is False else "")
 
     @property
     def name(self) -> str:

@@ -182,7 +182,7 @@ def _remark(compared: Comparison, summary: Mapping[str, Any]) -> str:
 def draw_notes(figure: Figure, compared: Comparison) -> None:
     """Write remarks at the bottom, as supxlabel: the layout reserves room for that. They are red
     only if a run failed or is not to be trusted."""
-    untrusted = tuple(f"{row.label}:" for row in compared.rows if row.trusted is False)
+    untrusted = tuple(f"{row.label}:" for row in compared.rows if row.timing_ok is False)
     lines = [
         ("* " if note.startswith(untrusted) else "") + as_text(note) for note in compared.notes[:4]
     ]
