@@ -89,8 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         count, what, run_planned = placement.ranks, "ranks", partial(_run_group, *asked)
     common.say_choices(arguments, [planned])
     common.say_start(arguments, count, what)
-    keep = arguments.resume is not None
-    return train(arguments, planned, folder, run_planned, about, keep=keep)
+    return train(arguments, planned, folder, run_planned, about)
 
 
 def train(
@@ -99,8 +98,6 @@ def train(
     folder: Path,
     run: Callable[..., dict[str, Any]],
     about: str,
-    *,
-    keep: bool = False,
 ) -> int:
     """Run a planned job below the line `about` and report; the exit status."""
     from edgetrain.api import run_one
@@ -108,7 +105,8 @@ def train(
 
     view = common.view(arguments, about, planned.metric)
     try:
-        summary = run_one(planned, folder, run, view, keep=keep)
+        resumed = getattr(arguments, "resume", None) is not None
+        summary = run_one(planned, folder, run, view, keep=resumed)
     except KeyboardInterrupt:
         if folder.exists():
             _report(arguments, interrupted(folder), folder)

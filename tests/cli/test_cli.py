@@ -42,8 +42,8 @@ def test_the_verbs_are_these():
     assert top == {
         "bundle", "capacity", "codecs", "compare", "completion", "control", "data", "devices",
         "doctor", "export", "gateway", "hub", "init", "keys", "member", "networks", "plan",
-        "dashboard", "privacy", "rank", "report", "run", "runs", "strategies", "sweep",
-        "topology", "track", "watch",
+        "dashboard", "privacy", "rank", "report", "run", "runs", "simulate",
+        "strategies", "sweep", "topology", "track", "watch",
     }  # fmt: skip
 
 
