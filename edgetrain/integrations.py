@@ -1,6 +1,6 @@
-"""Trainers of other libraries, whose loops call a fleet through what they let users hook in.
+"""Callbacks for trainers of other libraries, to train in a fleet.
 
-None of these libraries is imported: a trainer asks its callbacks for methods by name.
+None of these libraries is imported: a trainer calls its callbacks' methods by name.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class TrainerCallback:
 
         trainer.add_callback(edgetrain.integrations.TrainerCallback("tcp://hub.local:5555"))
 
-    `hub` and `options` are those of `edgetrain.join`; `member` is what it returned, once training
-    has begun. The model and the optimizer are the trainer's. Where training raises, nobody closes:
-    the fleet gives the member up. Raises what `join` and `close` do.
+    `hub` and `options`: as for `edgetrain.join`. `member`: its result, once training has begun. The
+    model and the optimizer are the trainer's. If training raises, the member is not closed, and the
+    fleet drops it. Raises the errors of `join` and `close`.
     """
 
     def __init__(self, hub: str | Sequence[str], **options: Any) -> None:
@@ -27,7 +27,7 @@ class TrainerCallback:
         self._hub, self._options = hub, options
 
     def on_train_begin(self, *about: Any, model: Any, optimizer: Any, **more: Any) -> None:
-        """Join, with what the trainer has put on its device."""
+        """Join, with the model on the trainer's device."""
         from edgetrain.training.member.joining import join
 
         self.member = join(self._hub, model, optimizer, **self._options)
@@ -38,7 +38,7 @@ class TrainerCallback:
             self.member.close()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        """What else a trainer calls, by whatever release: nothing is done."""
+        """Every other callback of a trainer: does nothing."""
         if not name.startswith("on_"):
             raise AttributeError(f"a TrainerCallback has no '{name}'")
         return lambda *about, **more: None

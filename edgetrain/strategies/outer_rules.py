@@ -1,11 +1,11 @@
-"""The formulas of outer rules: `outer` has their table, and says what one is.
+"""The formulas of outer rules; `outer` has their table and the definition.
 
 Pure: float32 vectors in and out. No socket, no clock, no membership, no codec; which contributions
 a round has, and how they become one, is the merge rule's business.
 
-**Sign.** A contribution is a displacement, where the member's steps have led, so it points downhill
-already. Papers that take the fleet's progress for a gradient have "parameters before minus after",
-which points uphill, and subtract the step. Here `merged` is minus that pseudo-gradient, and the
+**Sign.** A contribution is a displacement, the sum of a member's steps: it points downhill already.
+Papers with the fleet's progress as a gradient take "parameters before minus after": it points
+uphill, and they subtract the step. Here `merged` is minus that pseudo-gradient, and the
 step is added to the base. All rules below are odd in their input, so both give the same step.
 """
 
@@ -24,13 +24,13 @@ RuleState: TypeAlias = Mapping[str, Vector]
 """State of a rule, by names of its choice: float32 vectors [elements]."""
 
 MOST_MAGNITUDE = 2.0**40
-"""Largest element of a merged contribution that outer rules take: squares of larger ones, added up
-for as many rounds as a run can have, would leave float32."""
+"""Largest allowed element of a merged contribution: squares of larger ones, added up over a long
+run, would leave float32."""
 
 
 class OuterRule(ABC):
-    """Makes the step that is added to the base of a round's merged contribution: a formula on one
-    tile; `arguments` are those of its row.
+    """Turns a round's merged contribution into the step added to the base: a formula on one tile.
+    `arguments`: of its row.
 
     The hub keeps the state in its journal's snapshots, and with each round the merged contribution.
     A restored hub gives the rule the state and steps on these again, in order: the same bits.
@@ -58,8 +58,8 @@ class OuterRule(ABC):
 
     def step(self, merged: Vector, start: int) -> None:
         """Overwrite `merged`, the elements [start, start + size) of the round's merged
-        contribution, with what is added to the base there, and remember what the rule remembers of
-        these elements. Elementwise: a round may be stepped in ranges of any size and order."""
+        contribution, with the step of these elements, and update the state. Elementwise: a round
+        may be stepped in ranges of any size and order."""
         for here in tiles(merged.size):
             there = slice(start + here.start, start + here.stop)
             self._step_tile(merged[here], *(vector[there] for vector in self._vectors.values()))
@@ -69,12 +69,12 @@ class OuterRule(ABC):
         """`step` on one tile, with the rule's own vectors there."""
 
     def state(self) -> RuleState:
-        """All that the rule remembers: views, valid until the next step. {}: it remembers nothing,
-        so that a step follows from the merged contribution alone."""
+        """The state as views, valid until the next step. {}: none, a step follows from the merged
+        contribution alone."""
         return dict(self._vectors)
 
     def restore(self, state: RuleState) -> None:
-        """Remember exactly this, which an equal rule gave as its `state`. Copies the vectors."""
+        """Take over the `state` of an equal rule. Copies the vectors."""
         self._vectors = {name: state[name].copy() for name in self.begins}
 
 

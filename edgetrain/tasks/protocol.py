@@ -1,6 +1,6 @@
-"""What a task is: the model, the data of each member, the loss and the evaluation of one job.
+"""The protocol of tasks: the model, the data of each member, the loss and the evaluation of a job.
 
-Only the protocol and what every task needs to keep it. No data is read here, no model is built.
+Only the protocol, and helpers for every task. No data is read here, no model is built.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ Batch = tuple[Tensor, ...]
 class Task(Protocol):
     """One learning problem. A job names a *factory* of it, `task = "module:object"`.
 
-    The factory is called with the keys of the job's [data] table. Everything a task returns is
-    deterministic in the factory's and the method's arguments, the same on every machine, so that
-    members agree on their shards without talking to each other.
+    The factory gets the keys of the job's [data] table. All results of a task are deterministic in
+    the factory's and the method's arguments, and the same on every machine: members agree on their
+    shards without a message.
     """
 
     name: str
     metric: str
-    """The key of `evaluate` that people look at: "accuracy", "loss"."""
+    """The key of `evaluate` for tables and pictures: "accuracy", "loss"."""
     better: str
     """"higher" or "lower": which way the metric improves."""
     target: float | None
-    """The metric's value that counts as trained; None where nobody has said."""
+    """Goal of the metric; None: none."""
 
     def model(self) -> nn.Module:
-        """A fresh model on the CPU. Its weights are drawn from torch's global generator, which the
-        caller seeds: members that seed alike start alike."""
+        """A new model on the CPU, with weights from torch's global generator: with equal seeds
+        members have equal weights."""
 
     def samples(self, member: int, members: int) -> int:
-        """How many samples the shard of `member` (from 0) holds when there are `members`."""
+        """Number of samples in the shard of `member` (from 0) of `members`."""
 
     def batches(self, member: int, members: int, batch: int, seed: int) -> Iterator[Batch]:
-        """Endless batches of the member's shard, shuffled anew every epoch; or an epoch of them, as
-        a list or a DataLoader, which is begun again at its end.
+        """Endless batches of the member's shard, shuffled anew every epoch; or one epoch as a list
+        or a DataLoader, repeated at its end.
 
-        The same ones for the same arguments. All have the same shapes, `batch` first. The tensors
-        are fresh ones: the caller owns them.
+        Equal arguments give equal batches. All have the same shapes, `batch` first. The tensors
+        are new: the caller owns them.
         """
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean loss of the batch, a scalar with a graph; the batch may be on another device."""
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Figures on held-out data, always with "loss". The caller puts the model's modes back."""
+        """Figures on held-out data, always with "loss". The caller restores the model's modes."""
 
 
 @runtime_checkable
 class Positioned(Protocol):
-    """A task that can begin its batches anywhere without making those before."""
+    """A task with batches from any position, without making earlier ones."""
 
     def batches_from(
         self, member: int, members: int, batch: int, seed: int, start: int
@@ -79,11 +79,11 @@ def batches_from(
     steps: int = 0,
     accumulate: int = 1,
 ) -> Iterator[Batch]:
-    """A member's batches without the first `start`, made and dropped if it has to be.
+    """A member's batches without the first `start`, made and dropped if necessary.
 
-    What is no iterator, as a list or a loader, begins again at its end; a rest that is smaller than
-    a batch is left out, as a loader's `drop_last` does. TaskError for what are no batches of
-    `batch` samples, and at the end of an iterator, before so many `steps` of the job are taken.
+    A list or a loader begins again at its end; an incomplete last batch is left out, like with a
+    loader's `drop_last`. Raises TaskError for batches without exactly `batch` samples, and at the
+    end of an iterator before the job's `steps` are taken.
     """
     if isinstance(task, Positioned):
         source: Any = task.batches_from(member, members, batch, seed, start)
@@ -121,47 +121,47 @@ def _checked(
 
 @runtime_checkable
 class Picks(Protocol):
-    """What a task may offer besides: any samples of a shard. Privacy of examples asks for it."""
+    """An optional part of a task: any samples of a shard, for privacy of examples."""
 
     def pick(
         self, member: int, members: int, chosen: NDArray[np.int64], rng: np.random.Generator
     ) -> Batch:
         """One batch of the samples at these places (0 to samples - 1, increasing, at least one) of
-        the member's shard; `rng` is for what varies them. An example of it is a row of it."""
+        the member's shard; `rng`: for augmentation. Each row is an example."""
 
 
 @runtime_checkable
 class Counted(Protocol):
-    """What a task may offer besides, if its loss is no mean over samples and positions alike."""
+    """An optional part of a task, for a loss other than the mean over samples and positions."""
 
     def counted(self, batch: Batch) -> float | Tensor:
-        """How much the mean of `loss` is over: the targets of a batch that are not left out, or the
-        sum of their weights. 0: nothing of it counts, and its loss is not looked at."""
+        """Denominator of `loss`: the number of a batch's targets in the mean, or the sum of their
+        weights. 0: the batch does not count, and its loss is ignored."""
 
 
 @runtime_checkable
 class HoldsOut(Protocol):
-    """What a task may offer besides: data of each member that it is evaluated on there."""
+    """An optional part of a task: evaluation data of each member."""
 
     def held_out(self, member: int, members: int) -> Iterable[Batch]:
-        """Those of the member's samples in batches of any sizes; none: it has none."""
+        """The member's evaluation samples, in batches of any sizes; may be empty."""
 
 
 @runtime_checkable
 class Grouped(Protocol):
-    """What a task may offer besides: parameters with settings of their own."""
+    """An optional part of a task: parameters with settings of their own."""
 
     optimizer_groups: list[dict[str, Any]]
-    """As `groups` of a job's `train.optimizer`, which holds instead where it is there."""
+    """Like `groups` of a job's `train.optimizer`; the job's groups win."""
 
 
 def is_counted(task: Task) -> bool:
-    """Whether a task is `Counted`. One that another task is within may be, too."""
+    """Whether a task, or the task within it, is `Counted`."""
     return callable(getattr(task, "counted", None))
 
 
 def counts_of(task: Task, batches: Sequence[Batch]) -> NDArray[np.float64]:
-    """What counts of each of these batches, as the task says; their samples: it does not say."""
+    """The task's `counted` of each batch, or else its number of samples."""
     if not is_counted(task):
         return np.array([float(len(batch[0])) for batch in batches])
     counted: Callable[[Batch], float | Tensor] = task.counted  # type: ignore[attr-defined]
@@ -174,8 +174,8 @@ METHODS_OF_TASK = ("model", "samples", "batches", "loss", "evaluate")
 
 @contextmanager
 def modes_kept(model: nn.Module) -> Iterator[None]:
-    """Afterwards each submodule has its mode back: `model.train()` would also switch on what the
-    caller had frozen in eval."""
+    """Restore each submodule's mode at the end: `model.train()` would also change modules kept in
+    eval by the caller."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield

@@ -28,10 +28,10 @@ def joules_source(device: str, root: Path = Path("/")) -> str | None:
 
 
 class Energy:
-    """The energy that one member has used since this object was made.
+    """The energy of one member since the creation of this object.
 
     A sensor measures the whole machine. This process is charged a share: its CPU time divided by
-    the CPU time of all processes, so that the members of one machine add up to the whole.
+    the CPU time of all processes, so the members of one machine add up to the whole.
     Estimated energy is idle_watts all the time and load_watts while the member computes.
     """
 
@@ -42,7 +42,7 @@ class Energy:
         root: Path | None = Path("/"),
         cpu_seconds: Callable[[], float] = time.process_time,
     ) -> None:
-        """`root`: where the machine's files are; None: it has no sensor."""
+        """`root`: root folder of the machine's files; None: it has no sensor."""
         self._device, self._clock = device, clock
         self._began = clock()
         self._busy_s = 0.0

@@ -1,7 +1,7 @@
 """Device profiles: read from `devices/*.toml` and checked; each figure has a source.
 
-One that the user has measured (`edgetrain devices bench --save`) is taken in place of the
-catalog's. Measures nothing. Does not import torch or numpy.
+A profile measured by the user (`edgetrain devices bench --save`) replaces the catalog's. Measures
+nothing. Does not import torch or numpy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from edgetrain.fleet import catalog
 HOST = "host"
 """The name for the machine itself. Its steps are not paced."""
 SERVERS = "servers"
-"""The name for a group of processes of this machine that is one member: a job's [servers]."""
+"""The name of a group of processes on this machine, as one member: a job's [servers]."""
 MEASURED = "measured: "
-"""How the source of a figure begins that `edgetrain devices bench` has measured."""
+"""Beginning of a source written by `edgetrain devices bench`."""
 
 
 def _text(value: str, where: str) -> None:
@@ -40,7 +40,7 @@ def _figure(low: float, high: float, unit: str) -> Any:
 class Device:
     """One kind of machine. An unknown figure is None.
 
-    `host` has no speed to be paced to, and has watts only if it is a board of the catalog.
+    `host` has no pace, and has watts only as a board of the catalog.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Device:
     idle_watts: float | None = _figure(0, 1e5, "W")  # the whole board, at its power input
     load_watts: float | None = _figure(0, 1e5, "W")  # the same with all cores busy
     step_jitter: float | None = ranged(None, 0, 10)  # relative standard deviation of a step's time
-    slow_chance: float | None = ranged(None, 0, 1)  # share of the steps that something else delays
+    slow_chance: float | None = ranged(None, 0, 1)  # share of the steps delayed by other work
     slow_factor: float | None = ranged(None, 1, 1e4)  # how many times longer these take
     throttle_after_s: float | None = ranged(None, 0, 1e9, unit="s")
     """Seconds of computing until the board is hot."""
@@ -67,21 +67,21 @@ class Device:
     """Between two accelerators of the machine, each way."""
     inside_s: float | None = ranged(None, 0, 1, unit="s")  # before the first byte, between the same
     boards: tuple[str, ...] = key((), check=_text)
-    """Beginnings of /proc/device-tree/model that mean this device."""
+    """Beginnings of /proc/device-tree/model for this device."""
     source: Mapping[str, str] = field(
         default_factory=dict, compare=False, hash=False, metadata={"check": _text}
     )
 
     @property
     def measured(self) -> str:
-        """What the user has measured in place of the catalog's figures, for people; "": nothing."""
+        """Source of figures measured by the user, for people; "": none."""
         return next((s for s in self.source.values() if s.startswith(MEASURED)), "")
 
     def step_seconds(self, flops: float, operators: int) -> float:
-        """Return how long a step with this work takes; 0 if the device is not paced.
+        """Seconds of a step with this work; 0 if the device is not paced.
 
-        Adds the times of calls and of arithmetic. That is right on a CPU; on a GPU it is an upper
-        bound for steps that are too small to keep it busy. `measure_step` counts both numbers.
+        Adds the times of calls and of arithmetic: right on a CPU, and on a GPU an upper bound for
+        steps too small to keep it busy. `measure_step` counts both numbers.
         """
         if self.train_gflops is None or self.dispatch_s is None:
             return 0.0

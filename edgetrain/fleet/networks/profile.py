@@ -64,14 +64,14 @@ class Direction:
     """Drop-tail queue before the rate; 0: the larger of 64 kB and 100 ms."""
     loss_percent: float = _percent(0.0)  # independent, per packet
     burst: Burst | None = None  # instead of loss_percent
-    reorder_percent: float = _percent(0.0)  # packets that skip the delay, as in netem's `reorder`
+    reorder_percent: float = _percent(0.0)  # packets without the delay, as in netem's `reorder`
     duplicate_percent: float = _percent(0.0)
     corrupt_percent: float = _percent(0.0)  # one bit of the packet is flipped
     rate_trace: str = ""  # packet-delivery times in ms (mahimahi's format), repeated
     delay_trace: str = ""  # CSV of `seconds,delay_ms`, instead of delay and jitter, repeated
     slow_start_after_idle: bool = True  # of the sender's TCP, as Linux's sysctl of this name
     first_window: int = ranged(0, 1, 1000, unit="segments")
-    """That the sender's TCP begins with; 0: ten, as Linux."""
+    """Initial window of the sender's TCP; 0: ten, as Linux."""
     receive_kb: float = ranged(0.0, 131, 6000, unit="kB")
     """The receiver's first buffer (tcp_rmem); 0: 131, as Linux."""
 

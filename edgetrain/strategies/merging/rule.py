@@ -1,8 +1,8 @@
 """Merge rules, the hub's half of a strategy: many contributions in, one merged contribution out.
 
-Pure: no socket, no clock, no membership (`closing` decides when a round closes). This module has
-the protocols and the mean; the rules that tolerate members that lie are beside it. A merge rule
-remembers nothing: what is kept from round to round is an outer rule's.
+Pure: no socket, no clock, no membership (`closing` decides the end of a round). This module has the
+protocols and the mean; rules against lying members are in the modules beside it. A merge rule has
+no memory: outer rules have state from round to round.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Piece(Protocol):
         """Positive and finite."""
 
     def read(self, out: Vector) -> None:
-        """Overwrite `out` with the decoded slice, in which every element is finite."""
+        """Overwrite `out` with the decoded slice; every element is finite."""
 
     def add(self, weight: float, out: Vector) -> None:
         """out += weight * decoded slice."""
@@ -32,12 +32,12 @@ class Piece(Protocol):
 
 @dataclass(frozen=True)
 class Discounted:
-    """A contribution that did not count in full."""
+    """A contribution counted only in part, or not at all."""
 
     index: int
     """Position in the round's contributions."""
     share: float
-    """Share of the contribution that was left out: 1.0 is all."""
+    """Share left out of the mean: 1.0 is the whole contribution."""
     reason: str
 
 
@@ -45,32 +45,32 @@ class MergeRule(Protocol):
     """Makes one of the contributions. A rule is a SliceRule or a RoundRule."""
 
     keeps_late: bool
-    """Whether a contribution that missed its round may join the next one."""
+    """Whether a late contribution may join the next round."""
 
 
 @runtime_checkable
 class SliceRule(MergeRule, Protocol):
-    """A rule that sees one slice of the vector at a time, with all members' contributions to it.
+    """A rule on one slice of the vector at a time, with all members' contributions to it.
 
-    So the hub can merge slices that are here from all members while others are on the way.
+    So the hub can merge complete slices before the others arrive.
     """
 
     def merge(self, pieces: Sequence[Piece], out: Vector) -> None:
         """Overwrite `out` (float32, shape [slice]) with the merged slice of at least one piece.
 
-        Pieces come in the order of the members' names, so that the result does not depend on the
-        order of arrival.
+        Pieces come in the order of the members' names, so the result does not depend on the order
+        of arrival.
         """
 
 
 @runtime_checkable
 class RoundRule(MergeRule, Protocol):
-    """A rule that judges members, and therefore wants a whole round: one contribution of each."""
+    """A rule that compares members, and needs a whole round: one contribution of each."""
 
     def merge_round(
         self, contributions: Sequence[Sequence[Piece]], out: Sequence[Vector]
     ) -> tuple[Discounted, ...]:
-        """Overwrite the slices `out` with the merged vector; returns who did not count in full.
+        """Overwrite the slices `out` with the merged vector; returns the discounted members.
 
         `contributions[i][p]` is member i's piece of slice p. Members come in the order of their
         names. Deterministic; takes memory for one slice of each member, not for the vectors.
@@ -100,7 +100,7 @@ class Mean:
 
 
 class ScaledSum:
-    """sum(w_m x_m), where the hub has given each contribution its factor. A SliceRule.
+    """sum(w_m x_m), with a factor for each contribution from the hub. A SliceRule.
 
     With factors 1/n of n contributions it is their mean, with the bits of `Mean`.
     """
