@@ -45,8 +45,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    picture = Path("docs/images/dga.svg")
-    parser.add_argument("-o", "--output", type=Path, default=picture, metavar="FILE")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("docs/images/dga.svg"), metavar="FILE"
+    )
     output = parser.parse_args().output
     with tempfile.TemporaryDirectory() as folder:
         panels: list[str] = []

@@ -15,8 +15,8 @@ final accuracy in percent, mean of --seeds and their range. D is 6 (what hides 2
 step), 12 (500 ms, or 200 at 20) or 29 (500 at 20).
 docs/decisions/023 says what follows.
 
-own, drift    `strategy.correction`, as in edgetrain/strategies/drift.py, with theta measured on all
-              elements
+paper, predict
+              `strategy.correction`, as in edgetrain/strategies/drift.py; theta is measured on all
 spread S      a share S of the gap also step by step within a round, as SCAFFOLD's control variates
 keep, learn   other shares of its own progress, and of the gap, at theta = 1
 per tensor    a theta for each tensor
@@ -25,7 +25,7 @@ outer L M     the hub's learning rate L and momentum M; stand-ins foretell them 
               eager updates)
 velocity V    when a reply comes, V (reply - own) / (lr K) is taken from the optimizer's momentum;
               decayed: V = m^D (1 - m^K), what that still holds of a round that was K steps of drift
-leave R       a share R of what a member was away from the mean stays in its parameters when a reply
+decay R       a share R of what a member was away from the mean stays in its parameters when a reply
               comes, and so on of what stayed: stayed <- R (stayed + own - reply). The mean of all
               members is what it was; each is pulled back less at once
 first N       the first N rounds are waited for, and nothing stays of them
@@ -265,8 +265,8 @@ def _momentum_rules(local_steps: int) -> dict[str, dict[str, Any]]:
     plain = {"keep": 0.25, "learn": 0.5}
     decayed = 0.9**local_steps * (1 - 0.9**local_steps)
     return {
-        "own": {"corrects": False},
-        "drift": {},
+        "paper": {"corrects": False},
+        "predict": {},
         "keep 0.25, learn 0.5 (plain SGD's)": plain,
         "the same, velocity 0.5": {**plain, "velocity": 0.5},
         "the same, velocity decayed": {**plain, "velocity": decayed},
@@ -302,7 +302,7 @@ def _final_sync_rules() -> dict[str, Rule]:
         (40, 20, False, ((35, 7),)),
         (29, 6, False, ((35, 7),)),
     ):
-        name = "fedavg" if not delay else "drift" if corrects else "own"
+        name = "fedavg" if not delay else "predict" if corrects else "paper"
         for last, short in lasts:
             label = f"{name} K={local_steps}" + f" D={delay}" * bool(delay)
             rule = replace(
@@ -320,15 +320,15 @@ def rows(group: str) -> dict[str, Rule]:
     if group == "sgd":
         return {
             **{f"fedavg K={k}": Rule(k, 0) for k in (5, 12, 24)},
-            "own K=5 D=12": Rule(5, 12, corrects=False),
-            **{f"drift K={k} D=12": Rule(k, 12) for k in (4, 6, 12)},
-            "drift, spread 0.25": replace(far, spread=0.25),
+            "paper K=5 D=12": Rule(5, 12, corrects=False),
+            **{f"predict K={k} D=12": Rule(k, 12) for k in (4, 6, 12)},
+            "predict, spread 0.25": replace(far, spread=0.25),
             "keep 0.5, learn 0.5, spread 1": replace(far, keep=0.5, learn=0.5, spread=1.0),
             "keep 1, learn 1, spread 0.5": replace(far, keep=1.0, learn=1.0, spread=0.5),
-            "drift per tensor": replace(far, per_tensor=True),
-            "drift, forget 0.6": replace(far, forget=0.6),
-            "drift, outer 1 0.3": replace(far, outer=(1.0, 0.3)),
-            "drift, outer 1 0.5, lr 0.1": replace(far, outer=(1.0, 0.5), lr=0.1),
+            "predict per tensor": replace(far, per_tensor=True),
+            "predict, forget 0.6": replace(far, forget=0.6),
+            "predict, outer 1 0.3": replace(far, outer=(1.0, 0.3)),
+            "predict, outer 1 0.5, lr 0.1": replace(far, outer=(1.0, 0.5), lr=0.1),
         }
     if group == "momentum":
         return {
@@ -384,10 +384,10 @@ def rows(group: str) -> dict[str, Rule]:
         share = 1 - 5 / (2 * (5 + 9))
         return {
             "fedavg K=5": replace(own, delay=0),
-            "own K=5 D=9": own,
-            "own, first 3": replace(own, first=3),
-            "leave 0.82": replace(own, leave=share),
-            "leave 0.82, first 3": replace(own, leave=share, first=3),
+            "paper K=5 D=9": own,
+            "paper, first 3": replace(own, first=3),
+            "decay 0.82": replace(own, leave=share),
+            "decay 0.82, first 3": replace(own, leave=share, first=3),
         }
     if group == "text":
         for name, own in (
@@ -405,16 +405,16 @@ def rows(group: str) -> dict[str, Rule]:
                 f"{name}, own, leave 0.7, K=D=3": replace(own, local_steps=3, delay=3, leave=0.7)
             }
             shares = (0.5, 0.7, 0.9)
-            table |= {f"{name}, own, leave {s}, K=D=6": replace(own, leave=s) for s in shares}
+            table |= {f"{name}, paper, decay {s}, K=D=6": replace(own, leave=s) for s in shares}
         return table
     best = Rule(5, 6, 0.02, is_adamw=True)
     table = {f"fedavg K=5, lr {r}": replace(best, delay=0, lr=r) for r in (0.01, 0.02, 0.05)}
     for k in (6, 12):
         whole = replace(best, local_steps=k, delay=k)
-        table[f"own K=5 D={k}, lr 0.02"] = replace(best, delay=k, corrects=False)
-        table[f"drift K=D={k}, lr 0.02"] = whole
+        table[f"paper K=5 D={k}, lr 0.02"] = replace(best, delay=k, corrects=False)
+        table[f"predict K=D={k}, lr 0.02"] = whole
         table[f"keep 0.25, learn 0.5, K=D={k}, lr 0.02"] = replace(whole, keep=0.25, learn=0.5)
-    table["drift K=6 D=12, lr 0.02"] = replace(best, local_steps=6, delay=12)
+    table["predict K=6 D=12, lr 0.02"] = replace(best, local_steps=6, delay=12)
     return table
 
 

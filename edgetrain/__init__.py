@@ -16,23 +16,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
-    "EdgetrainError",
-    "Keep",
-    "Member",
-    "Privacy",
-    "Run",
-    "Runs",
-    "Sparing",
-    "__version__",
-    "compare",
-    "export",
-    "join",
-    "load",
-    "run",
-    "simulate",
-    "sweep",
-    "task",
-]
+    "EdgetrainError", "Keep", "Member", "Privacy", "Run", "Runs", "Sparing", "__version__",
+    "compare", "export", "join", "load", "run", "simulate", "sweep", "task",
+]  # fmt: skip
 
 _HOMES = {
     "EdgetrainError": "edgetrain.errors",

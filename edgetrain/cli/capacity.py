@@ -174,7 +174,7 @@ def heading_of(job: Job, question: CapacityQuestion) -> str:
     return (
         f"{question.members:,} members ({job.fleet.device}, "
         f"{units.duration(question.kinds[0].step_s)} a step, {job.fleet.network}){behind}; "
-        f"{job.strategy.name} every {exchange.local_steps} delay {delay}{codec}, "
+        f"{job.strategy.name}, {exchange.local_steps} local steps, delay {delay}{codec}, "
         f"{units.size(up)} up and {units.size(down)} down a round"
     )
 

@@ -113,6 +113,7 @@ def _report(
     from edgetrain.runs.folder import write_summary
     from edgetrain.runs.reports import comparison
     from edgetrain.runs.reports.comparison_table import text
+    from edgetrain.runs.reports.message import message
     from edgetrain.runs.reports.plot import draw_comparison
 
     labels = [each.name for each in folders] if arguments.topologies else []
@@ -123,7 +124,7 @@ def _report(
     if summaries:
         found["comparison"] = compared.as_json()
         if not arguments.json:
-            common.say(text(compared))
+            common.say(f"{text(compared)}result: {message(compared)}\n")
     whole = common.saved(lambda: write_summary(folder, found))
     status = max(common.status_of(summaries), int(not whole))
     if not summaries:

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--control", action="store_true",
-        help="let the page pause a job, let it go on, end it, and remove members",
+        help="let the page pause a job, resume it, end it, and remove members",
     )  # fmt: skip
     parser.add_argument("--until-stdin-ends", action="store_true", help=argparse.SUPPRESS)
 

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--resume", type=Path, metavar="RUN",
-        help="go on with a run of a group from the last snapshot in its folder",
+        help="continue a run of a group from the last snapshot in its folder",
     )  # fmt: skip
     parser.add_argument(
         "--cluster", metavar="FILE",
@@ -122,7 +122,7 @@ def _job(arguments: argparse.Namespace) -> tuple[Job, Path | None]:
     overrides = [word for word in arguments.job if "=" in word]
     if len(overrides) < len(arguments.job):
         raise ConfigError(
-            "--resume goes on with the job of a run", "edgetrain run --resume runs/… [KEY=VALUE]"
+            "--resume continues the job of a run", "edgetrain run --resume runs/… [KEY=VALUE]"
         )
     from edgetrain.jobs.resolved import look_beside
 
@@ -158,7 +158,7 @@ def _group(arguments: argparse.Namespace, planned: Resolved) -> tuple[Found, Que
         from edgetrain.training.servers.snapshots import latest
 
         if latest(arguments.resume) is None:
-            raise ConfigError(f"{arguments.resume} has no snapshot to go on from")
+            raise ConfigError(f"{arguments.resume} has no snapshot to resume from")
     return None if found is None or question is None else (found, question)
 
 
@@ -197,11 +197,13 @@ def _report(arguments: argparse.Namespace, summary: dict[str, Any], folder: Path
     from edgetrain.runs.loaded import Run
     from edgetrain.runs.reports.comparison import compare
     from edgetrain.runs.reports.comparison_table import text
+    from edgetrain.runs.reports.message import message
 
     if arguments.json:
         common.say(json.dumps(summary | {"folder": str(folder)}))
     else:
-        common.say(text(compare([summary])))
+        compared = compare([summary])
+        common.say(f"{text(compared)}result: {message(compared)}\n")
         if summary.get("privacy"):
             common.say(said(summary["privacy"]))
         common.say(f"run folder: {folder}")

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--emulate", action="store_true", help="real processes and emulated links, in real time"
     )
-    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with this sweep")
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="continue this sweep")
     parser.add_argument(
         "--at-once", type=int, default=1, metavar="N",
         help="simulate this many cells at once, each in a process (default: %(default)s)",
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if rows := sweep.rows_so_far(chosen, folder):
             _report(arguments, chosen, folder, rows)
-        common.warn(f"go on with: edgetrain sweep --resume {folder}")
+        common.warn(f"continue with: edgetrain sweep --resume {folder}")
         raise
     return _report(arguments, chosen, folder, rows)
 

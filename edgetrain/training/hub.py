@@ -253,7 +253,7 @@ def serve_pipeline(
             if journal.state is not None:
                 _refuse_begun(request, journal)
                 relay.restore(journal.state)
-                say(f"goes on after {relay.committed} steps")
+                say(f"resumed after {relay.committed} steps")
             journal.save(relay.state())
         on_error.pop_all()
     announce(listening.reachable, socket.port, gate, say)
@@ -552,13 +552,13 @@ def _restored(
     if journal.state.agreed.endswith(ANY_JOB):
         hub = fresh(any_job=True)
     hub.restore(journal.state, journal.records(), clock())
-    nobody = f"no member connected; waiting up to {request.job.hub.empty_after_s:g} s"
+    nobody = f"no member; waiting up to {request.job.hub.empty_after_s:g} s"
     if recorded > hub.round:
         say(
             f"journal: it ends after {hub.round} rounds, and {recorded} are recorded in "
             f"{request.resume}: the others' work is lost, unless you put back a copy of the journal"
         )
-    say(f"goes on after {hub.round} rounds with {', '.join(hub.present) or nobody}")
+    say(f"resumed after {hub.round} rounds with {', '.join(hub.present) or nobody}")
     return hub
 
 

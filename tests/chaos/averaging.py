@@ -30,7 +30,7 @@ from edgetrain.tasks.flat import FlatModel
 from edgetrain.vectors.vector import Vector
 
 KINDS: tuple[Kind, ...] = tuple(
-    kind for kind in EVERY_KIND if kind not in ("blackout", "tell-remove", "tell-stop")
+    kind for kind in EVERY_KIND if kind not in ("blackout", "control-remove", "control-stop")
 )
 
 Given = dict[tuple[str, int], Vector]

@@ -12,7 +12,7 @@ whose contributions are the sites'; and at each site every contribution counts o
     pause, link   nothing reaches it or leaves it for a while               the same
     partition     the same, all at once                                     the same
     cut           connections break, with some of what was under way        the same
-    tell-pause, tell-stop   people tell the hub above, see `people`         -
+    control-pause, control-stop   people tell the hub above, see `people`         -
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from edgetrain.jobs.resolved import Resolved
 from edgetrain.vectors import layout as layouts
 
 KINDS: tuple[Kind, ...] = (
-    "hub", "disk", "kill", "power", "pause", "link", "partition", "cut", "tell-pause", "tell-stop",
+    "hub", "disk", "kill", "power", "pause", "link", "partition", "cut", "control-pause",
+    "control-stop",
 )  # fmt: skip
 CALM_S = 25.0
 ELEMENTS = 300
@@ -167,7 +168,7 @@ class ChaosSites(SitedFleet):
                     self._kill(index)
             case "cut":
                 self._cut(names)
-            case "tell-pause" | "tell-stop":
+            case "control-pause" | "control-stop":
                 self.people.begin(happening)
                 self.at(
                     self.turns * self.rate + happening.for_s,

@@ -62,9 +62,9 @@ what goes wrong (--kinds):
   corrupt-up, corrupt-down
                  a message arrives damaged at the hub, at a member (connections are encrypted: it is
                  noticed, and the connection broken off)
-  tell-pause     people pause the job, and let it go on
-  tell-remove    people remove a member; its process is started anew (gateways have none)
-  tell-stop      people end the job: every schedule that it is in is shorter
+  control-pause     people pause the job, and let it go on
+  control-remove    people remove a member; its process is started anew (gateways have none)
+  control-stop      people end the job: every schedule that it is in is shorter
 
   strangers      --processes: strangers hold connections, and the hub has few descriptors left
   frames         --processes: a device that is no member sends a message of frames without end

@@ -21,7 +21,7 @@ A happening begins, and heals `for_s` later; who notices that a process is down 
 
 The rest is done to a forwarder (link, partition, slow, cut, corrupt) or a clock, and heals there,
 or to the hub from outside (strangers, frames: see `strangers.Strangers`), or said to it over the
-socket in its run folder (tell-pause, tell-remove, tell-stop: see `people.People`).
+socket in its run folder (control-pause, control-remove, control-stop: see `people.People`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ SLOW_VECTOR_S = 0.5
 """Seconds that a vector of the model takes on a slow link."""
 
 
-_ENDS_MEMBERS = ("kill", "power", "blackout", "tell-remove")
+_ENDS_MEMBERS = ("kill", "power", "blackout", "control-remove")
 _KEEP_DOWN = ("hub", "disk", "blackout")
 """Kinds that keep the hub down until they heal."""
 
@@ -410,7 +410,7 @@ class _Fleet:
         for each in (self._members[index] for index in happening.members):
             if happening.kind == "pause":
                 each.signal(signal.SIGCONT)
-            if happening.kind == "tell-remove":
+            if happening.kind == "control-remove":
                 each.forgive()
             dead = happening.kind in _ENDS_MEMBERS and not each.running
             if dead and each.end is None and self._hub_has_work():

@@ -13,7 +13,7 @@ and a trip.
     link          messages are held back; after SILENCE_S the connection breaks, with those held
     partition     the same between all on one side and all others
     cut           connections break, with some of what was under way
-    tell-pause, tell-remove, tell-stop   people tell the hub of those that goes on, see `people`
+    control-pause, control-remove, control-stop   people tell the hub that goes on: `people`
 """
 
 from __future__ import annotations
@@ -424,7 +424,7 @@ class ChaosTown(Town):
                         self._cut(frozenset((one, other)))
         self.people.begin(happening)
         heal.append(functools.partial(self.people.heal, happening))
-        if happening.kind == "tell-remove":
+        if happening.kind == "control-remove":
             heal += [functools.partial(self.revive, index) for index in happening.members]
         if happening.kind in ("kill", "power", "blackout"):
             for index in happening.members:

@@ -2,9 +2,9 @@
 the hub may be down. Pure; what they reach the hub over is the caller's.
 
     happening     told as it begins        told as it heals
-    tell-pause    pause                    resume
-    tell-remove   remove MEMBER            -; the caller starts its process again
-    tell-stop     stop                     -
+    control-pause    pause                    resume
+    control-remove   remove MEMBER            -; the caller starts its process again
+    control-stop     stop                     -
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class People:
     def begin(self, happening: Happening) -> None:
         """Tell the hub, from now on."""
         match happening.kind:
-            case "tell-pause":
+            case "control-pause":
                 self._unanswered.append(("pause",))
-            case "tell-stop":
+            case "control-stop":
                 self._unanswered.append(("stop",))
-            case "tell-remove":
+            case "control-remove":
                 for index in happening.members:
                     self.removed.add(f"m{index}")
                     self._unanswered.append(("remove", f"m{index}"))
 
     def heal(self, happening: Happening) -> None:
         """It has lasted long enough."""
-        if happening.kind == "tell-pause":
+        if happening.kind == "control-pause":
             self._unanswered.append(("resume",))
 
     def orders(self) -> Iterator[Order]:

@@ -14,7 +14,7 @@ from edgetrain.errors import ConfigError, did_you_mean
 
 Kind = Literal[
     "hub", "disk", "kill", "power", "blackout", "pause", "clock", "link", "partition", "slow",
-    "cut", "corrupt-up", "corrupt-down", "tell-pause", "tell-remove", "tell-stop",
+    "cut", "corrupt-up", "corrupt-down", "control-pause", "control-remove", "control-stop",
     "strangers", "frames",
 ]  # fmt: skip
 
@@ -32,9 +32,9 @@ MEANS: dict[Kind, str] = {
     "cut": "a member's connection breaks, with what was under way",
     "corrupt-up": "a message of a member arrives damaged: the hub breaks the connection off",
     "corrupt-down": "a message to a member arrives damaged: the member breaks the connection off",
-    "tell-pause": "people pause the job, and let it go on",
-    "tell-remove": "people remove a member; its process is started anew",
-    "tell-stop": "people end the job",
+    "control-pause": "people pause the job, and let it go on",
+    "control-remove": "people remove a member; its process is started anew",
+    "control-stop": "people end the job",
 }
 """What can go wrong. Connections are encrypted, so that the receiver of a damaged message knows."""
 
@@ -45,7 +45,7 @@ MEANS_TO_PROCESSES: dict[Kind, str] = {
 """What can also go wrong with real processes: it concerns sockets, which a simulation has not."""
 
 KINDS: tuple[Kind, ...] = tuple(MEANS)
-ORDERS: tuple[Kind, ...] = ("tell-pause", "tell-remove", "tell-stop")
+ORDERS: tuple[Kind, ...] = ("control-pause", "control-remove", "control-stop")
 """What people tell the lead: see `people`."""
 FAULTS: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind not in ORDERS)
 PROCESS_KINDS: tuple[Kind, ...] = (*KINDS, *MEANS_TO_PROCESSES)
@@ -57,7 +57,7 @@ LONGEST_S: dict[Kind, float] = {
     "clock": 40.0,
     "link": 20.0, "partition": 25.0, "slow": 10.0, "cut": AN_INSTANT_S,
     "corrupt-up": AN_INSTANT_S, "corrupt-down": AN_INSTANT_S, "strangers": 15.0,
-    "tell-pause": 15.0, "tell-remove": 10.0, "tell-stop": AN_INSTANT_S,
+    "control-pause": 15.0, "control-remove": 10.0, "control-stop": AN_INSTANT_S,
     "frames": AN_INSTANT_S,
 }  # fmt: skip
 
@@ -117,7 +117,7 @@ def _struck(kind: Kind, members: int, rng: random.Random) -> tuple[int, ...]:
     """Draw the members that it strikes; (): the hub."""
     if kind == "blackout":
         return tuple(range(members))
-    if kind in ("hub", "disk", "tell-pause", "tell-stop", "strangers", "frames") or (
+    if kind in ("hub", "disk", "control-pause", "control-stop", "strangers", "frames") or (
         kind == "clock" and not rng.randrange(members + 1)
     ):
         return ()

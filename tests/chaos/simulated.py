@@ -11,7 +11,7 @@ told of it.
     cut, corrupt-up, corrupt-down       `MemberWire.cut`, `machines.damage_next_message`
     clock                               `MachineClock.jump`, of the hub or of a member
     link, partition, slow               `SimulatedNetwork.strike`
-    tell-pause, tell-remove, tell-stop  `People`, who tell the lead
+    control-pause, control-remove, control-stop  `People`, who tell the lead
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def strike(simulation: FailingSimulation, happening: Happening) -> None:
             for member in members:
                 upwards = happening.kind == "corrupt-up"
                 damage_next_message(member, simulation.network, upwards)
-        case "tell-pause" | "tell-remove" | "tell-stop":
+        case "control-pause" | "control-remove" | "control-stop":
             simulation.hub.people.begin(happening)
             simulation.world.at(until, functools.partial(_heal, simulation, happening))
 

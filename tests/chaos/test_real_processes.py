@@ -76,18 +76,18 @@ def test_every_kind_of_happening_breaks_no_law(tmp_path):
         Happening(3.5, "frames", 0.01),
         Happening(3.6, "partition", 0.3, (0, 1)),
         Happening(4.5, "blackout", 0.2, (0, 1, 2)),
-        Happening(5.0, "tell-pause", 0.3),
-        Happening(5.1, "tell-remove", 0.1, (1,)),
+        Happening(5.0, "control-pause", 0.3),
+        Happening(5.1, "control-remove", 0.1, (1,)),
     )
     # The end that people tell is in tests/cli/test_control_cli.py.
-    assert {each.kind for each in happenings} == {*schedule.PROCESS_KINDS} - {"tell-stop"}
+    assert {each.kind for each in happenings} == {*schedule.PROCESS_KINDS} - {"control-stop"}
     seen = []
     outcome = fleet.run(stand_ins(), tmp_path, 0, happenings, 100.0, seen.append)
     assert outcome.broken == ()
     assert outcome.rounds >= 44
     assert seen == list(happenings)
     said = (tmp_path / "hub.log").read_text()
-    assert said.count("goes on after") >= 2, "a full disk and a kill"
+    assert said.count("resumed after") >= 2, "a full disk and a kill"
     assert "cannot be written" in said
 
 

@@ -173,8 +173,8 @@ def test_a_paused_job_has_the_bits_of_one_that_was_not(tmp_path):
     planned = fleet(tmp_path)
     calm = simulated.run(planned, 0, (), 15.0)
     happenings = (
-        Happening(1.0, "tell-pause", 3.0),
-        Happening(6.0, "tell-pause", 10.0),
+        Happening(1.0, "control-pause", 3.0),
+        Happening(6.0, "control-pause", 10.0),
         Happening(7.0, "hub", 2.0),  # it comes back paused
         Happening(8.0, "cut", 0.1, (1,)),
         Happening(
@@ -190,10 +190,10 @@ def test_a_paused_job_has_the_bits_of_one_that_was_not(tmp_path):
 
 def test_a_job_that_people_end_keeps_the_laws(tmp_path):
     happenings = (
-        Happening(3.0, "tell-remove", 1.0, (3,)),
+        Happening(3.0, "control-remove", 1.0, (3,)),
         Happening(4.0, "power", 4.0, (1,)),  # comes back to a job that has ended
         Happening(5.0, "hub", 0.5),
-        Happening(5.1, "tell-stop", 0.1),  # it is down, and told when it is back
+        Happening(5.1, "control-stop", 0.1),  # it is down, and told when it is back
     )
     ended = simulated.run(fleet(tmp_path), 0, happenings, 15.0)
     assert ended.broken == ()
@@ -204,7 +204,7 @@ def test_a_hub_that_forgets_the_end_shows(tmp_path, monkeypatch):
     monkeypatch.setattr(Steering, "followed", lambda self, state, records, now: records)
     happenings = (
         Happening(3.5, "partition", 3.0, ALL),
-        Happening(4.0, "tell-stop", 0.1),  # nobody hears it
+        Happening(4.0, "control-stop", 0.1),  # nobody hears it
         Happening(5.0, "hub", 0.5),
     )
     broken = simulated.run(fleet(tmp_path), 0, happenings, 15.0).broken
@@ -221,7 +221,7 @@ def test_a_hub_that_forgets_the_end_shows(tmp_path, monkeypatch):
         [Happening(3.0, "clock", 40.0, (2,))],
         [Happening(3.0, "kill", 0.2, (2,)), Happening(5.0, "power", 0.2, (1,))],
         [Happening(3.0, "disk", 2.0), Happening(4.0, "hub", 0.3)],
-        [Happening(3.0, "tell-remove", 0.5, (2,)), Happening(6.0, "tell-remove", 0.5, (2,))],
+        [Happening(3.0, "control-remove", 0.5, (2,)), Happening(6.0, "control-remove", 0.5, (2,))],
     ],
     ids=lambda happenings: happenings[0].kind,
 )

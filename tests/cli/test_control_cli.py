@@ -57,7 +57,7 @@ def test_a_job_is_paused_resumed_and_ended(tmp_path, capsys):
         assert main(["control", str(folder), "pause"]) == 2
         assert "its hub has ended" in capsys.readouterr().err
         with running("hub", "--resume", str(folder), "--bind", at, cwd=tmp_path) as again:
-            again.until("goes on after")
+            again.until("resumed after")
             again.until("back")
             at_round = told(capsys, folder, "pause")["round"]
             assert at_round == paused["round"]

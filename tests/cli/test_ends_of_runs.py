@@ -252,7 +252,7 @@ def test_after_ctrl_c_a_sweep_shows_the_cells_it_has(command, monkeypatch):
     monkeypatch.setattr(simulation, "run", run)
     status, said = command("sweep")
     assert status == 130
-    assert "go on with: edgetrain sweep --resume" in said.err
+    assert "continue with: edgetrain sweep --resume" in said.err
     assert "waiting" in said.out
     (path,) = Path().glob("runs/*/sweep.csv")
     assert len(path.read_text().splitlines()) == 2

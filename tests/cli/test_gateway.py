@@ -64,7 +64,7 @@ def trained(cwd: Path, sites: bool) -> tuple[int, int]:
             gateway.process.send_signal(signal.SIGKILL)
             gateway.finish()
             gateway = start("gateway", "--resume", str(folder), *up)
-            gateway.until("goes on after")
+            gateway.until("resumed after")
             assert gateway.finish() == 0, gateway.said
             assert "bytes to the hub above" in gateway.said
         assert [member.finish() for member in members] == [0, 0], [m.said for m in members]

@@ -66,7 +66,7 @@ def trained(cwd: Path, hubs: int) -> bytes:
             served[1].process.send_signal(signal.SIGKILL)
             served[1].finish()
             served[1] = serve(2, "--resume", str(folder))
-            served[1].until("goes on after")
+            served[1].until("resumed after")
         assert [member.finish() for member in members] == [0, 0], [m.said for m in members]
         assert [hub.finish() for hub in served] == [0] * hubs, [h.said for h in served]
     rounds = set()

@@ -55,7 +55,7 @@ def trained(cwd: Path, strategy: str, ends: dict[int, signal.Signals]) -> tuple[
             hub = stack.enter_context(
                 running("hub", "--resume", str(folder), "--bind", address, cwd=cwd)
             )
-            hub.until("goes on after")
+            hub.until("resumed after")
         assert [member.finish() for member in members] == [0, 0], [m.said for m in members]
         assert hub.finish() == 0, hub.said
     rounds, checksum, counted = journal_of(folder / "journal")

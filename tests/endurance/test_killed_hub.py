@@ -128,7 +128,7 @@ def run(
         answered = max(trainer.next for trainer in trainers)
         hub = HubProcess(cwd, replace(request, resume=folder))
         listening = hub.when("members join")
-        goes_on = next(line for _, line in hub.said if "goes on after" in line)
+        goes_on = next(line for _, line in hub.said if "resumed after" in line)
         lost += max(0, answered - int(goes_on.split()[3]))
         if rng.random() < 0.8:  # else it is killed while they come back
             try:

@@ -169,7 +169,7 @@ def test_a_frame_fits_its_terminal(tmp_path: Path, members: int, width: int, hei
     write_run(tmp_path / "sync-sgd", replace(SYNC, members=members, steps=20))
     write_run(tmp_path / "fedavg", replace(FEDAVG, members=members, steps=20, lost="m3"), upto=15)
     states = tuple(watched(tmp_path / name).state() for name in ("sync-sgd", "fedavg", "dga"))
-    said = tuple(f"fedavg: m{i} gone at 6.9 s: silent for {'5.0 s ' * 30}" for i in range(3))
+    said = tuple(f"fedavg: m{i} was lost at 6.9 s: silent for {'5.0 s ' * 30}" for i in range(3))
     lines = drawn(Frame("digits on " + "8 raspberry-pi-4b " * 20, states, said), width, height)
     assert len(lines) < height
     assert max(map(len, lines)) <= width
@@ -229,7 +229,7 @@ def test_the_view_follows_a_growing_run_and_leaves_the_last_word(tmp_path: Path)
             view.refresh()
     text = out.getvalue()
     assert len(set(re.findall(r"(\d+)/60", text))) > 20
-    assert "m1 gone at" in text
+    assert "m1 was lost at" in text
     last = text[text.rindex("run  ") :]
     assert "60/60" in last
     assert "finished" in last
@@ -390,7 +390,7 @@ def test_plain_lines_come_at_most_every_two_seconds_and_events_at_once(tmp_path:
     name = tmp_path.name
     assert lines[0] == "digits"
     assert lines[1] == f"{name}: 3 members joined"
-    assert f"{name}: m1 gone at 10.5 s: silent for 5.0 s" in lines
+    assert f"{name}: m1 was lost at 10.5 s: silent for 5.0 s" in lines
     progress = [line for line in lines if "/step" in line]
     assert 9 <= len(progress) <= 12
     assert progress[-1].startswith(f"{name}: step 400/400, loss 0.050, held-out accuracy 98.")
@@ -417,7 +417,8 @@ def test_a_slow_member_is_counted_and_not_told_every_round(tmp_path: Path) -> No
         view.refresh()
         assert {m.name: m.standing for m in view.watches[0].state().members}["m2"] == "late"
     lines = out.getvalue().splitlines()
-    assert lines[:2] == ["digits: 8 members joined", "digits: hub started at 0 s: 8 members"]
+    begun = "digits: hub started training at 0 s: 8 members"
+    assert lines[:2] == ["digits: 8 members joined", begun]
     assert all(line.startswith("digits: step 50/400") for line in lines[2:])
     assert "7 times late" in lines[2]
 
@@ -427,7 +428,7 @@ def test_names_and_reasons_from_afar_cannot_steer_the_terminal(tmp_path: Path) -
         log.event("error", "bad\x1b]0;title\x07\n[bold]thing")
     watch = FolderWatch(tmp_path)
     (line,) = news("dga", watch.read())
-    assert line == "dga: m [2J error at 0 s: bad ]0;title  [bold]thing"
+    assert line == "dga: m [2J had an error at 0 s: bad ]0;title  [bold]thing"
     assert all("\x1b" not in member.name for member in watch.state().members)
 
 
@@ -475,8 +476,8 @@ def test_a_narrow_terminal_keeps_the_clock_and_the_reason_of_news(tmp_path: Path
     run = watched(write_run(tmp_path / "dga", replace(DGA, steps=20, members=2), upto=9)).state()
     heading = "digits: 8 members, network wan-200ms, 320 steps each: sync-sgd, fedavg, dga"
     paced = (
-        "dga: hub pace at 13.3 s: round length raised from 10 to 15 steps: the hub, or a link, "
-        "needs 1.0 s a round, members begin one every 200 ms"
+        "dga: hub changed the pace at 13.3 s: round length raised from 10 to 15 steps: the hub, "
+        "or a link, needs 1.0 s a round, members begin one every 200 ms"
     )
     lines = drawn(Frame(heading, (run,), (paced, paced * 3), True, " (31 s)"), 80, 24)
     assert lines[0].endswith("… (31 s)")
@@ -532,7 +533,7 @@ def test_overruns_are_one_line_a_run(tmp_path: Path) -> None:
                 log.event("overrun", "40 of 60 steps took longer than the device would have")
             clock.now += 0.5
             view.refresh()
-    assert out.getvalue().count("overrun") == 1
+    assert out.getvalue().count("was too slow") == 1
 
 
 def test_what_all_members_say_is_told_once_with_its_range() -> None:
@@ -543,8 +544,8 @@ def test_what_all_members_say_is_told_once_with_its_range() -> None:
 
     lines = news("dga", [said("m0", 0.22), said("m1", 0.3, "predict"), said("m2", 0.29)])
     assert lines == [
-        "dga: 2 members correction at 2.4 s: decay: divergence over 3 rounds is 0.22 to 0.29 "
-        "(below 1.25: similar data)",
-        "dga: m1 correction at 2.4 s: predict: divergence over 3 rounds is 0.3 "
+        'dga: 2 members chose the correction "decay" at 2.4 s: divergence over 3 rounds is '
+        "0.22 to 0.29 (below 1.25: similar data)",
+        'dga: m1 chose the correction "predict" at 2.4 s: divergence over 3 rounds is 0.3 '
         "(below 1.25: similar data)",
     ]

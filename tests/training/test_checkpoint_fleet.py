@@ -515,7 +515,7 @@ def commanded(cwd: Path, kills: dict[int, signal.Signals]) -> tuple[int, int]:
                 assert member.finish() == ended, member.said
         with running(*command, "0", cwd=cwd) as member:
             assert member.finish() == 0, member.said
-            assert ("goes on after" in member.said) == bool(kills)
+            assert ("resumed after" in member.said) == bool(kills)
         assert other.finish() == 0, other.said
         assert hub.finish() == 0, hub.said
     events = [e["event"] for e in read_metrics(hub_folder(cwd), "event")]

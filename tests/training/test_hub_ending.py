@@ -108,7 +108,7 @@ def test_a_journal_that_is_behind_the_run_is_told(tmp_path, monkeypatch, recorde
     serve_job(replace(request, resume=run), Stop(), said.append, said.append)
     told = [line for line in said if "ends after 0 rounds, and 7 are recorded" in line]
     assert len(told) == is_told
-    assert any(line.startswith("goes on after 0 rounds") for line in said)
+    assert any(line.startswith("resumed after 0 rounds") for line in said)
 
 
 def test_a_hub_that_ended_before_training_begins_when_it_is_resumed(tmp_path, monkeypatch):

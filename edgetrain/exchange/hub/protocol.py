@@ -428,7 +428,7 @@ class Hub:
         self.part.restore(state, now, partial(self.go_on_from, state, now), records)
         self._first = [
             Write(Restarted(self.epoch)),
-            Note("started", "hub", f"goes on after {self.round} rounds"),
+            Note("started", "hub", f"resumed after {self.round} rounds"),
         ]
 
     def go_on_from(self, state: State, now: float, records: Iterable[Record] = ()) -> None:

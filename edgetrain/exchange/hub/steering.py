@@ -1,4 +1,4 @@
-"""What people tell a hub that runs: to pause, to go on, to remove a member, to end the job.
+"""What people tell a hub that runs: to pause, to resume, to remove a member, to end the job.
 
 =========  ==========  ===========================================================================
 course     told        what follows
@@ -39,8 +39,8 @@ COURSES: dict[str, Course] = {"pause": "paused", "resume": "", "stop": "stopped"
 """Where each word leads."""
 
 NEWS: dict[Course, str] = {
-    "paused": "paused: no round closes until people let the job go on",
-    "": "goes on: people let it",
+    "paused": "paused: no round closes until people resume the job",
+    "": "resumed: people asked for it",
     "stopped": f"stopped: {STOPPED}",
 }
 """What the hub's news says; its first word is read again by whoever looks."""

@@ -316,8 +316,8 @@ class _Run:
         left_out = []
         if delay.is_measured and self.wanted > self.agreed.most:
             left_out.append(
-                f"members would make rounds longer than {local_steps} steps, which these figures "
-                f"leave out (try local_steps={2 * local_steps})"
+                f"longer rounds than {local_steps} steps, which members would choose (try "
+                f"local_steps={2 * local_steps})"
             )
         ways = (way for kind in self.question.kinds for way in (kind.network.up, kind.network.down))
         if self.averaging.sent_bytes > LONG_BYTES and any(w.jitter_ms >= VARYING_MS for w in ways):
@@ -326,10 +326,7 @@ class _Run:
                 "long (edgetrain simulate has it)"
             )
         if self.question.exchange.final_sync and local_steps + self.delay > CLOSE:
-            left_out.append(
-                "the final sync of a run, of which each round waits for its reply, is left out "
-                "(final_sync=0)"
-            )
+            left_out.append("the final synchronisation, whose rounds have no delay (final_sync=0)")
         return "; ".join(left_out)
 
     def _bottleneck(self, found: Answer) -> str:

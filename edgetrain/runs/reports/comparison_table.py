@@ -73,6 +73,8 @@ def footnotes(comparison: Comparison, picture: Path | None = None) -> list[str]:
     lines = [units.printable(note) for note in comparison.notes]
     if any(row.joules_source == "estimated" for row in comparison.rows):
         lines.append("~ energy is estimated from the device profile, not measured")
+    if any(row.delay for row in comparison.rows):
+        lines.append("steps, delay: local steps of a round; steps trained while it is averaged")
     if picture is not None:
         lines.append(f"picture: {picture}")
     return lines

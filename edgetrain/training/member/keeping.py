@@ -99,7 +99,7 @@ class Keeping:
         mine = self._state.rounded()
         for name, value in tree.get("rounded", {}).items():
             mine[name].copy_(value)
-        log.info("%s goes on after %d steps of its own", driver.entry.name, driver.steps)
+        log.info("%s resumed after %d steps of its own", driver.entry.name, driver.steps)
 
     # -- writing -------------------------------------------------------------------------------
 

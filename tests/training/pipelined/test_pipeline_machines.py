@@ -77,7 +77,7 @@ def test_hubs_and_stages_that_are_killed_change_no_bit(tmp_path):
             fleet.hub.process.send_signal(number)
             assert fleet.hub.finish() == (-number if number == signal.SIGKILL else 128 + number)
             fleet.hub = fleet.start_hub("--resume", str(folder))
-            assert int(fleet.hub.said.split("goes on after ")[1].split()[0]) >= 5 * ends
+            assert int(fleet.hub.said.split("resumed after ")[1].split()[0]) >= 5 * ends
         assert [each.finish() for each in members] == [0] * 4, [each.said for each in members]
         assert fleet.hub.finish() == 0, fleet.hub.said
     (trained,) = (tmp_path / "m0").iterdir()

@@ -16,6 +16,13 @@ ODD_CLOCK_S = 1.0
 """A clock that is off by less is not worth a word."""
 _ROUTINE = ("joined", "started", "finished", "left")
 """Events of every member of a healthy run: counted together, not shown one by one."""
+_SAID = {
+    "started": "started training", "gone": "was lost", "back": "came back", "map": "said",
+    "refused": "was refused", "removed": "was removed", "pace": "changed the pace",
+    "codec": "changed the codec", "overrun": "was too slow", "absence": "went away",
+    "error": "had an error", "stands": "said", "told": "was told", "search": "said",
+}  # fmt: skip
+"""What an event's line says between who and why, where its name is no verb."""
 
 
 def plain_line(state: RunState) -> str:
@@ -129,12 +136,14 @@ def news(name: str, records: Iterable[Record], *, routine: bool = True) -> list[
                 pieces = re.split(r"(\d+(?:\.\d+)?)", reason)
                 alike.setdefault((*pieces[::2],), []).append((about, when, pieces[1::2]))
             else:
-                lines.append(f"{name}: {about} {event} at {when}" + f": {reason}" * bool(reason))
-    for texts, said in alike.items():
-        who = said[0][0] if len(said) == 1 else f"{len(said)} members"
-        shown = [*map(_span, zip(*(each for *_, each in said), strict=True)), ""]
-        told = "".join(text + number for text, number in zip(texts, shown, strict=True))
-        lines.append(f"{name}: {who} correction at {said[-1][1]}: {told}")
+                said = f"{name}: {about} {_SAID.get(event, event)} at {when}"
+                lines.append(said + f": {reason}" * bool(reason))
+    for texts, those in alike.items():
+        who = those[0][0] if len(those) == 1 else f"{len(those)} members"
+        shown = [*map(_span, zip(*(each for *_, each in those), strict=True)), ""]
+        whole = "".join(text + number for text, number in zip(texts, shown, strict=True))
+        rule, _, why = whole.partition(": ")
+        lines.append(f'{name}: {who} chose the correction "{rule}" at {those[-1][1]}: {why}')
     counted = [f"{name}: {n} member{'s' * (n > 1)} {event}" for event, n in counts.items()]
     return counted + lines if routine else lines
 
