@@ -113,7 +113,7 @@ def commented(job: Job) -> str:
 
 
 _FAULTS = (
-    "# What goes wrong with the links, and when: a table for each. docs/reference/networks.md",
+    "# Faults of links, a table for each: docs/reference/networks.md",
     "# [[faults]]",
     '# kind = "down"      # down, partition, or rate with share = 0.1',
     "# at_s = 10          # seconds since training began",

@@ -79,4 +79,4 @@ def test_verbs_say_which_and_why(capsys):
     assert main(["plan", "strategy=auto", "pace_s=0.05"]) == 2
     assert "strategy.name = 'auto' with fleet.network = 'none'" in capsys.readouterr().err
     assert main(["strategies"]) == 0
-    assert "strategy=auto takes" in capsys.readouterr().out
+    assert "strategy=auto chooses" in capsys.readouterr().out
