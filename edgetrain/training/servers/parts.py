@@ -203,7 +203,7 @@ def _traced(
             cause = cause.__cause__
         raise ConfigError(
             f"the model cannot be cut into stages: {quoted(cause)}",
-            "name its `pieces` (docs/how-to/gpu-servers.md), or place it without a pipeline",
+            "name its pieces (docs/how-to/gpu-servers.md), or place it without a pipeline",
         ) from None
     if pipe.num_stages != len(begins) + 1:
         raise ConfigError(
@@ -213,7 +213,7 @@ def _traced(
     if short := _called_short(pipe.split_gm):
         raise ConfigError(
             f"torch's tracer, which would cut this model, leaves out what '{short}' is called with",
-            "name its `pieces` (docs/how-to/gpu-servers.md), or place it without a pipeline",
+            "name its pieces (docs/how-to/gpu-servers.md), or place it without a pipeline",
         )
     holders: dict[str, list[int]] = {first: [] for first in names.values()}
     for stage in range(pipe.num_stages):
