@@ -31,21 +31,6 @@ def _spell_plainly(error: UnicodeError) -> tuple[str, int]:
     return "".join(each if each.isascii() else "?" for each in text), error.end
 
 
-def _print_in_any_encoding() -> None:
-    """Let Latin-1 and ASCII streams take any text."""
-    codecs.register_error("edgetrain", _spell_plainly)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="edgetrain")
-
-
-def _say_at_once(words: list[str]) -> None:
-    """On a terminal, say what goes on before the first import: these can take seconds."""
-    silent = {"-h", "--help", "--json", "--print-commands"} & set(words)
-    if words and words[0] in _TAKE_WHILE and not silent and sys.stdout.isatty():
-        print("reading the job …", flush=True)
-
-
 def _joined(argv: list[str]) -> list[str]:
     """Join an option that takes a public key with a key that begins with "-"."""
     import re
@@ -93,8 +78,15 @@ def main(argv: list[str] | None = None) -> int:
         from edgetrain.cli.completion import answer_tab
 
         answer_tab()
-    _print_in_any_encoding()
-    _say_at_once(words)
+    # Let Latin-1 and ASCII streams take any text
+    codecs.register_error("edgetrain", _spell_plainly)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="edgetrain")
+    # On a terminal, say what goes on before the first import: these can take seconds
+    silent = {"-h", "--help", "--json", "--print-commands"} & set(words)
+    if words and words[0] in _TAKE_WHILE and not silent and sys.stdout.isatty():
+        print("reading the job …", flush=True)
     if not words:
         from edgetrain.cli.parser import parser
 

@@ -144,7 +144,17 @@ def check_merge_rule(rule: SliceRule | RoundRule | str) -> None:
     made = merging.parse(rule) if isinstance(rule, str) else rule
     try:
         _law(isinstance(made, SliceRule | RoundRule), "it has neither merge nor merge_round")
-        _check_merging(made)
+        rng = np.random.default_rng(0)
+        vectors = list(rng.standard_normal((7, 23)).astype(np.float32) / 10)
+        merged = _merged(made, vectors)
+        again = _merged(made, vectors)
+        _law(np.array_equal(merged, again), "equal contributions are merged to other bits")
+        turned = _merged(made, vectors[::-1])
+        _law(np.allclose(merged, turned, rtol=1e-4, atol=1e-5), "the order of members matters")
+        for count in (7, 1):
+            same = _merged(made, [vectors[0]] * count)
+            what = "members that all send the same get" if count > 1 else "one member alone gets"
+            _law(np.allclose(same, vectors[0], rtol=1e-4, atol=1e-5), f"{what} something else back")
     except Exception as error:
         raise _refuse(name, error) from error
 
@@ -164,20 +174,6 @@ def _merged(rule: SliceRule | RoundRule, vectors: Sequence[Vector]) -> Vector:
             rule.merge([pieces[at] for pieces in held], out[cut])
     _law(np.isfinite(out).all(), "it leaves elements unwritten, or makes them not finite")
     return out
-
-
-def _check_merging(rule: SliceRule | RoundRule) -> None:
-    rng = np.random.default_rng(0)
-    vectors = list(rng.standard_normal((7, 23)).astype(np.float32) / 10)
-    merged = _merged(rule, vectors)
-    again = _merged(rule, vectors)
-    _law(np.array_equal(merged, again), "equal contributions are merged to other bits")
-    turned = _merged(rule, vectors[::-1])
-    _law(np.allclose(merged, turned, rtol=1e-4, atol=1e-5), "the order of members matters")
-    for count in (7, 1):
-        same = _merged(rule, [vectors[0]] * count)
-        what = "members that all send the same get" if count > 1 else "one member alone gets"
-        _law(np.allclose(same, vectors[0], rtol=1e-4, atol=1e-5), f"{what} something else back")
 
 
 # -- samplings -----------------------------------------------------------------------------------
@@ -217,7 +213,14 @@ def check_strategy(row: Strategy | str) -> None:
         row = replace(row, arguments=tuple(max(each.low, 0.25) for each in row.parameters))
     try:
         ForkingPickler.dumps(row)  # it goes to other processes
-        _check_half(row)
+        half = _Trainer(row, 0, 0).half
+        for name in ("adjusts_gradient", "moves_params"):
+            said, is_so = getattr(row, name), getattr(half, name)
+            _law(said is is_so, f"its row has {name} = {said}, its half {is_so}")
+        quiet = half.quiet_steps()
+        _law(
+            not (half.adjusts_gradient and quiet), "its half adjusts gradients and has quiet steps"
+        )
         if row.is_synchronous and not row.deals:
             for delay in (0, 2)[: 1 + row.delays]:
                 _check_training(row, delay)
@@ -241,15 +244,6 @@ class _Trainer:
 
     def pull(self) -> None:
         self.gradient[:] = self.params[:SIZE] - np.float32(self.index + 1)
-
-
-def _check_half(row: Strategy) -> None:
-    half = _Trainer(row, 0, 0).half
-    for name in ("adjusts_gradient", "moves_params"):
-        said, is_so = getattr(row, name), getattr(half, name)
-        _law(said is is_so, f"its row has {name} = {said}, its half {is_so}")
-    quiet = half.quiet_steps()
-    _law(not (half.adjusts_gradient and quiet), "its half adjusts gradients and has quiet steps")
 
 
 class _Lockstep:

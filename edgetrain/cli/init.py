@@ -44,7 +44,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.schema and (task or overrides):
         raise ConfigError("--schema goes with neither --task nor KEY=VALUE", "leave these out")
     if task is not None:
-        _check_task(arguments.path, task)
+        # Raise ConfigError unless a job in this file can name a task in that one
+        job = arguments.path
+        if task.suffix != ".py" or not task.stem.isidentifier() or keyword.iskeyword(task.stem):
+            raise ConfigError(f"--task {task}: no name of a Python module", "for example mine.py")
+        if task.parent.resolve() != job.parent.resolve():
+            raise ConfigError(
+                f"--task {task} is not in the folder of {job}", "a job finds modules beside it"
+            )
+        if find_spec(task.stem) is not None:
+            raise ConfigError(
+                f"--task {task}: a module '{task.stem}' is installed, and would be found first",
+                "choose another name",
+            )
         overrides = [f"task={task.stem}:Task", *_SINE, *overrides]
     if arguments.schema:
         text = json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
@@ -68,21 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
 _SINE = ("optimizer={ name = 'sgd', lr = 0.1 }", "name=mine", "data.partition=iid")
 """Keys with which the task that is written trains. It has a `partition`, which the delay depends
 on."""
-
-
-def _check_task(job: Path, task: Path) -> None:
-    """Raise ConfigError unless a job in this file can name a task in that one."""
-    if task.suffix != ".py" or not task.stem.isidentifier() or keyword.iskeyword(task.stem):
-        raise ConfigError(f"--task {task}: no name of a Python module", "for example mine.py")
-    if task.parent.resolve() != job.parent.resolve():
-        raise ConfigError(
-            f"--task {task} is not in the folder of {job}", "a job finds modules beside it"
-        )
-    if find_spec(task.stem) is not None:
-        raise ConfigError(
-            f"--task {task}: a module '{task.stem}' is installed, and would be found first",
-            "choose another name",
-        )
 
 
 def commented(job: Job) -> str:

@@ -19,7 +19,6 @@ from edgetrain.training.stopping import Stop
 
 if TYPE_CHECKING:
     from edgetrain.cli.screen import Screen
-    from edgetrain.exchange.keys.pairs import Credentials
     from edgetrain.jobs.resolved import Resolved
     from edgetrain.runs.metrics.log import MetricsLog
     from edgetrain.tasks.protocol import Task
@@ -186,12 +185,24 @@ def _run(arguments: argparse.Namespace, stop: Stop, service: Service) -> int:
     handlers = [ScreenHandler(screen)] if screen.is_terminal else None
     logging.basicConfig(format="%(message)s", level=logging.INFO, handlers=handlers)
     check_room(arguments.runs)
-    wait_s = _wait_s(arguments, job)
+    # Seconds to try a hub that is not up: more with --wait, or after training here before
+    folder, name, trained = arguments.checkpoint, f"m{arguments.index}", False
+    if folder is not None:
+        from edgetrain.exchange.member.checkpoint import has_checkpoint
+
+        trained = has_checkpoint(folder, name, job.digest())
+    wait_s = job.hub.hub_timeout_s if arguments.wait or trained else 0.0
     pause = functools.partial(_pause, service)
     hub, via = wait_for_route(arguments.hub, ROUTE_S, wait_s, pause, say=common.say)
     for other in job.hub.hubs[1:]:
         wait_for_route([other], ROUTE_S, wait_s, pause, say=common.say)
-    credentials = _credentials(arguments, job)
+    from edgetrain.exchange.keys.credentials import credentials as credentials_for
+
+    places = [[hub] for hub in job.hub.hubs] if len(job.hub.hubs) > 1 else [arguments.hub]
+    credentials = [
+        credentials_for(each, arguments.hub_key, arguments.keys, insecure=arguments.insecure)
+        for each in places
+    ]
     common.say(f"joining {hub} over {via}" + (", encrypted" if any(credentials) else ""))
     service.status(f"joining {hub}")
     from edgetrain.exchange.member.link import PATIENCE_S
@@ -245,26 +256,6 @@ def _trainer(job: Job, device: str, checkpoint: Path | None) -> Callable[..., No
     from edgetrain.training.member.train import train
 
     return functools.partial(train, checkpoint=checkpoint, keeps_model=True)
-
-
-def _credentials(arguments: argparse.Namespace, job: Job) -> list[Credentials | None]:
-    from edgetrain.exchange.keys.credentials import credentials as credentials_for
-
-    places = [[hub] for hub in job.hub.hubs] if len(job.hub.hubs) > 1 else [arguments.hub]
-    return [
-        credentials_for(each, arguments.hub_key, arguments.keys, insecure=arguments.insecure)
-        for each in places
-    ]
-
-
-def _wait_s(arguments: argparse.Namespace, job: Job) -> float:
-    """Seconds to try a hub that is not up: more with --wait, or after training here before."""
-    folder, name, trained = arguments.checkpoint, f"m{arguments.index}", False
-    if folder is not None:
-        from edgetrain.exchange.member.checkpoint import has_checkpoint
-
-        trained = has_checkpoint(folder, name, job.digest())
-    return job.hub.hub_timeout_s if arguments.wait or trained else 0.0
 
 
 def _pause(service: Service, seconds: float) -> None:

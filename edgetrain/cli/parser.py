@@ -48,26 +48,24 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
         run = getattr(verb, "run", None)
         verb.add_arguments(add_verb(verbs, name, run, verb.HELP, verb.EXAMPLES, verb.ABOUT))
     for name, made in verbs.choices.items():
-        _hand_examples_down(name, made)
+        # Let each verb of a verb that has no examples of its own show those of the verb above it
+        lines = (made.epilog or "").splitlines()
+        for action in made._actions:
+            if not isinstance(action, argparse._SubParsersAction):
+                continue
+            for inner, each in action.choices.items():
+                own = [
+                    line for line in lines if f"{line} ".startswith(f"  edgetrain {name} {inner} ")
+                ]
+                if own and not each.epilog:
+                    each.epilog = "\n".join(["examples:" if own[1:] else "example:", *own]) + "\n"
+                    each.formatter_class = argparse.RawDescriptionHelpFormatter
     return top
 
 
 def parser_for(argv: Sequence[str]) -> argparse.ArgumentParser:
     """The parser for these words: of their verb alone, where they begin with one."""
     return parser(argv[0] if argv and argv[0] in VERBS else None)
-
-
-def _hand_examples_down(name: str, verb: argparse.ArgumentParser) -> None:
-    """Let each verb of a verb that has no examples of its own show those of the verb above it."""
-    lines = (verb.epilog or "").splitlines()
-    for action in verb._actions:
-        if not isinstance(action, argparse._SubParsersAction):
-            continue
-        for inner, each in action.choices.items():
-            own = [line for line in lines if f"{line} ".startswith(f"  edgetrain {name} {inner} ")]
-            if own and not each.epilog:
-                each.epilog = "\n".join(["examples:" if own[1:] else "example:", *own]) + "\n"
-                each.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 # -- parsers of argparse --------------------------------------------------------------------------

@@ -49,10 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.rounds is None:
         raise ConfigError("--rounds is missing", "steps for examples, rounds for members")
-    return _of_numbers(arguments)
-
-
-def _of_numbers(arguments: argparse.Namespace) -> int:
     from edgetrain.jobs.privacy.accounting import Releases, epsilon, noise_for
     from edgetrain.jobs.privacy.promise import LITTLE
 

@@ -76,37 +76,34 @@ class Screen:
 
     def _run(self, folder: Path, metric: str) -> None:
         if self.is_terminal:
-            self._show_table(folder, metric)
-        else:
-            self._print_lines(FolderWatch(folder, metric))
-        self._print_waiting()
+            from edgetrain.runs.reports.live.view import LiveView
 
-    def _show_table(self, folder: Path, metric: str) -> None:
-        from edgetrain.runs.reports.live.view import LiveView
-
-        with LiveView([folder], clock=time.monotonic, heading=self._heading, metric=metric) as view:
-            while not self._over.wait(_LOOK_S):
+            with LiveView(
+                [folder], clock=time.monotonic, heading=self._heading, metric=metric
+            ) as view:
+                while not self._over.wait(_LOOK_S):
+                    self._print_waiting(view)
+                    view.refresh()
                 self._print_waiting(view)
-                view.refresh()
-            self._print_waiting(view)
-
-    def _print_lines(self, watch: FolderWatch) -> None:
-        began, printed, last = time.monotonic(), 0.0, ""
-        over = False
-        while not over:
-            over = self._over.wait(_LOOK_S)
-            self._print_waiting()
-            if not watch.read() and not over:
-                continue
-            now = time.monotonic()
-            pause_s = max(_PLAIN_S, (now - began) * _PLAIN_SHARE)
-            state = watch.state()
-            if state.step and (over or now - printed >= pause_s):
-                said = "\n".join([plain_line(state), *member_lines(state)])
-                printed = now
-                if said != last:
-                    self._print(said)
-                last = said
+        else:
+            watch = FolderWatch(folder, metric)
+            began, printed, last = time.monotonic(), 0.0, ""
+            over = False
+            while not over:
+                over = self._over.wait(_LOOK_S)
+                self._print_waiting()
+                if not watch.read() and not over:
+                    continue
+                now = time.monotonic()
+                pause_s = max(_PLAIN_S, (now - began) * _PLAIN_SHARE)
+                state = watch.state()
+                if state.step and (over or now - printed >= pause_s):
+                    said = "\n".join([plain_line(state), *member_lines(state)])
+                    printed = now
+                    if said != last:
+                        self._print(said)
+                    last = said
+        self._print_waiting()
 
     def _print_waiting(self, view: LiveView | None = None) -> None:
         while self._lines:

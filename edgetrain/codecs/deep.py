@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -110,7 +109,15 @@ class DeepGradient(Feedback):
         kernels.current().momentum(self.velocity, vector, self._momentum, self._scale(vector))
         payloads = codec.drain(self.residual, self.velocity, salt)
         if self._masking:
-            self._mask(payloads)
+            step = self.codec.part_elements
+            for i, payload in enumerate(payloads):
+                part = self.velocity[i * step : (i + 1) * step]
+                if isinstance(self.codec, TopK):
+                    part[self.codec.entries(payload, part.size)[0]] = 0
+                else:
+                    sent = np.empty(part.size, np.float32)
+                    self.codec.decode(payload, sent)
+                    part[sent != 0] = 0
         self._calls += 1
         return payloads
 
@@ -136,14 +143,3 @@ class DeepGradient(Feedback):
             return 1.0
         norm = math.sqrt(float(np.dot(vector, vector)))
         return min(1.0, self._limit / norm) if norm > 0 else 1.0
-
-    def _mask(self, payloads: Sequence[Buffer]) -> None:
-        step = self.codec.part_elements
-        for i, payload in enumerate(payloads):
-            part = self.velocity[i * step : (i + 1) * step]
-            if isinstance(self.codec, TopK):
-                part[self.codec.entries(payload, part.size)[0]] = 0
-            else:
-                sent = np.empty(part.size, np.float32)
-                self.codec.decode(payload, sent)
-                part[sent != 0] = 0

@@ -53,7 +53,14 @@ def check_on_member(found: Resolved) -> None:
     check_privacy(found.job.privacy)
     if found.job.privacy.unit == "none":
         return
-    _check_predictions(found)
+    if found.strategy.learns_from_replies and found.job.privacy.unit == "member":
+        raise ConfigError(
+            f"{found.strategy.spelled} and privacy.unit = 'member': the noise in a reply is larger "
+            "than the drift that members would learn from it",
+            "say correction = 'paper'"
+            if "paper" in found.strategy.corrections
+            else "take local-sgd or dga",
+        )
     refused = _why_not_example(found) if found.job.privacy.unit == "example" else _why_not(found)
     if refused:
         raise ConfigError(*refused)
@@ -66,17 +73,6 @@ def refuse_checkpoint(unit: str) -> None:
             "a private member keeps no checkpoint: going on from one it would release steps again, "
             "and epsilon does not count them twice",
             "leave out the checkpoint, or privacy",
-        )
-
-
-def _check_predictions(found: Resolved) -> None:
-    if found.strategy.learns_from_replies and found.job.privacy.unit == "member":
-        raise ConfigError(
-            f"{found.strategy.spelled} and privacy.unit = 'member': the noise in a reply is larger "
-            "than the drift that members would learn from it",
-            "say correction = 'paper'"
-            if "paper" in found.strategy.corrections
-            else "take local-sgd or dga",
         )
 
 

@@ -22,7 +22,6 @@ from edgetrain.jobs.optimizers import check_optimizer
 from edgetrain.jobs.privacy.promise import promise
 from edgetrain.jobs.resolved import Resolved, look_up, with_all_members
 from edgetrain.jobs.rules import check_topology, resolve
-from edgetrain.strategies import Strategy
 from edgetrain.tasks import spelling
 from edgetrain.vectors.ranges import Ranges
 
@@ -47,7 +46,24 @@ def check(job: Job) -> Resolved:
     networks.refuse_idle(faults, by_node([profiles[name] for name in links], hub_links))
     absences = parse_absences(job.absences, count)
     presence = Presence(absences, job.fleet.online_s, job.fleet.offline_s, job.seed)
-    _refuse_absences(job, found.strategy, presence)
+    # ConfigError for absences that end a membership, or let training never begin
+    strategy = found.strategy
+    here = job.fleet.members
+    if not presence.is_steady:
+        here = sum(not presence.is_off_at_first(index) for index in range(here))
+    comes_back, topology = not presence.is_steady, job.fleet.topology
+    refuse_first(
+        (job.hub.min_members and here < job.first_members, f"absences: {here} devices are there at "
+         f"first, and hub.min_members is {job.hub.min_members}: training would never begin",
+         f"say hub.min_members={here}, or let absences begin later"),
+        (comes_back and not strategy.allows_late_join, f"{strategy.name}: a device that comes back "
+         "cannot join, the optimizer's state is only in the members",
+         "leave absences and online_s out, or choose dga or fedavg"),
+        (comes_back and topology in COLLECTIVES and strategy.outer_rule() is not None,
+         f"{strategy.name} in a {topology}: a device that comes back cannot join: what the outer "
+         "rule remembers is only in the members",
+         "leave absences and online_s out, or choose dga or fedavg, or topology = 'star'"),
+    )  # fmt: skip
     found = replace(
         found,
         devices=boards,
@@ -153,23 +169,3 @@ def _settled(found: Resolved, elements: int, task: Task) -> Resolved:
     step_s = max(paces) or topology.QUICK_S
     options = Options(parameters=elements, step_s=step_s, hub_rate_mbit=0.0)
     return topology.settle(found, question_of(found, options, found.beside))
-
-
-def _refuse_absences(job: Job, strategy: Strategy, presence: Presence) -> None:
-    """ConfigError for absences that end a membership, or let training never begin."""
-    here = job.fleet.members
-    if not presence.is_steady:
-        here = sum(not presence.is_off_at_first(index) for index in range(here))
-    comes_back, topology = not presence.is_steady, job.fleet.topology
-    refuse_first(
-        (job.hub.min_members and here < job.first_members, f"absences: {here} devices are there at "
-         f"first, and hub.min_members is {job.hub.min_members}: training would never begin",
-         f"say hub.min_members={here}, or let absences begin later"),
-        (comes_back and not strategy.allows_late_join, f"{strategy.name}: a device that comes back "
-         "cannot join, the optimizer's state is only in the members",
-         "leave absences and online_s out, or choose dga or fedavg"),
-        (comes_back and topology in COLLECTIVES and strategy.outer_rule() is not None,
-         f"{strategy.name} in a {topology}: a device that comes back cannot join: what the outer "
-         "rule remembers is only in the members",
-         "leave absences and online_s out, or choose dga or fedavg, or topology = 'star'"),
-    )  # fmt: skip

@@ -75,7 +75,24 @@ class TopologyChoice:
 
 def table(question: CapacityQuestion, found: Resolved, auto: bool = False) -> list[TopologyRow]:
     """A row for each topology; `auto`: for those that it may take. ConfigError."""
-    kinds = _variants(question, found)
+    # (name, topology, question) of each row, in the order of the table
+    hubs, members = question.hubs, question.members
+    star = replace(question, hubs=replace(hubs, shards=found.hubs))
+    kinds = [(f"{found.hubs} hubs" if found.hubs > 1 else "star", "star", star)]
+    for count in HUBS:
+        if count == found.hubs:
+            continue
+        shards = replace(hubs, shards=count)
+        kinds.append((f"{count} hubs", "", replace(star, hubs=shards)))
+    if hubs.uplinks:
+        gateways = replace(hubs, shards=1, gateways=hubs.uplinks, uplinks=0)
+        kinds.append(("gateways", "", replace(star, hubs=gateways)))
+    if members <= _LONGEST:
+        hosts = tuple(member for member in range(members) if member not in found.nat)
+        if hosts:
+            direct = replace(star, topology="direct", reducers=hosts)
+            kinds.append(("direct", "direct", direct))
+        kinds += [(name, name, replace(star, topology=name)) for name in COLLECTIVES]
     if auto:
         kinds = [each for each in kinds if each[1] in _ALIKE]
     return [_row(name, topology, asked, found) for name, topology, asked in kinds]
@@ -129,30 +146,6 @@ def _beside(row: TopologyRow, taken: TopologyRow) -> str:
     """What another row has, in so many words as are needed."""
     same = "no sooner" if row.averaging_s >= taken.averaging_s else "hardly sooner"
     return f"{row.name} is {same} ({_figures(row)})"
-
-
-def _variants(
-    question: CapacityQuestion, found: Resolved
-) -> list[tuple[str, str, CapacityQuestion]]:
-    """(name, topology, question) of each row, in the order of the table."""
-    hubs, members = question.hubs, question.members
-    star = replace(question, hubs=replace(hubs, shards=found.hubs))
-    rows = [(f"{found.hubs} hubs" if found.hubs > 1 else "star", "star", star)]
-    for count in HUBS:
-        if count == found.hubs:
-            continue
-        shards = replace(hubs, shards=count)
-        rows.append((f"{count} hubs", "", replace(star, hubs=shards)))
-    if hubs.uplinks:
-        gateways = replace(hubs, shards=1, gateways=hubs.uplinks, uplinks=0)
-        rows.append(("gateways", "", replace(star, hubs=gateways)))
-    if members <= _LONGEST:
-        hosts = tuple(member for member in range(members) if member not in found.nat)
-        if hosts:
-            direct = replace(star, topology="direct", reducers=hosts)
-            rows.append(("direct", "direct", direct))
-        rows += [(name, name, replace(star, topology=name)) for name in COLLECTIVES]
-    return rows
 
 
 def _row(name: str, topology: str, question: CapacityQuestion, found: Resolved) -> TopologyRow:

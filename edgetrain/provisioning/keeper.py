@@ -370,7 +370,25 @@ class DeviceKeeper:
             return {"trial": False}
         new = "b" if slot == "a" else "a"
         if self._slot_facts(new).get("digest") != digest:
-            self._fill(new, digest)
+            source, part = self._arrived(digest), self.slots / f"{new}.part"
+            self._disk.remove(self.slots / f"{new}.json")
+            for path in (part, self.slots / new):
+                self._disk.remove(path)
+            try:
+                with first_boot.worker_archive(source) as (manifest, payload):
+                    takes = int(manifest["unpacked"]) + SPARE
+                    if (free := shutil.disk_usage(self.slots).free) < takes:
+                        raise Failed(
+                            f"the disk has {free / 1e6:.0f} MB free, and the update takes "
+                            f"{takes / 1e6:.0f} MB"
+                        )
+                    self._disk.unpack(payload, part)
+            except (tarfile.TarError, EOFError, ValueError, KeyError) as error:
+                raise Failed(f"the worker archive cannot be unpacked: {error}") from None
+            self._disk.rename(part, self.slots / new)
+            packages = manifest.get("packages", {})
+            versions = {name: packages.get(name, "") for name in ("edgetrain", "torch")}
+            self._put(self.slots / f"{new}.json", {"digest": digest, **versions, "ready": False})
         # A version that cannot even be loaded is not tried.
         words = [sys.executable, "-c", "import torch, edgetrain.training.member.train"]
         environment = {"PYTHONPATH": str(self.slots / new), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -391,27 +409,6 @@ class DeviceKeeper:
         self._systemctl("start", "--no-block", TRIAL_UNIT)
         self._disk.remove(self.incoming / digest)
         return {"trial": True}
-
-    def _fill(self, slot: str, digest: str) -> None:
-        source, part = self._arrived(digest), self.slots / f"{slot}.part"
-        self._disk.remove(self.slots / f"{slot}.json")
-        for path in (part, self.slots / slot):
-            self._disk.remove(path)
-        try:
-            with first_boot.worker_archive(source) as (manifest, payload):
-                takes = int(manifest["unpacked"]) + SPARE
-                if (free := shutil.disk_usage(self.slots).free) < takes:
-                    raise Failed(
-                        f"the disk has {free / 1e6:.0f} MB free, and the update takes "
-                        f"{takes / 1e6:.0f} MB"
-                    )
-                self._disk.unpack(payload, part)
-        except (tarfile.TarError, EOFError, ValueError, KeyError) as error:
-            raise Failed(f"the worker archive cannot be unpacked: {error}") from None
-        self._disk.rename(part, self.slots / slot)
-        packages = manifest.get("packages", {})
-        versions = {name: packages.get(name, "") for name in ("edgetrain", "torch")}
-        self._put(self.slots / f"{slot}.json", {"digest": digest, **versions, "ready": False})
 
     def _put_trial(self, trial: Trial) -> Trial:
         self._put(self.slots / "trial.json", dataclasses.asdict(trial))

@@ -104,7 +104,20 @@ def set_up(root: Path, user: str, parts: Sequence[str]) -> dict[str, Any]:
     if "unit" in parts:
         steps.write_unit()
     if "user" in parts:
-        _add_users_keys(root, user, (ours / "users_keys").read_text("utf-8"))
+        # Add what is missing; nothing is taken away: it might be the way in
+        wanted = (ours / "users_keys").read_text("utf-8")
+        account = _account(root, user)
+        if account is None:
+            raise Failed(f"there is no user {user}")
+        uid, gid, home = account
+        path = home / ".ssh/authorized_keys"
+        lines = _text(path).splitlines()
+        lines += [line for line in wanted.splitlines() if line not in lines]
+        if not path.parent.exists():
+            path.parent.mkdir(mode=0o700)
+            os.chown(path.parent, uid, gid)
+        first_boot.write(path, "".join(f"{line}\n" for line in lines).encode(), 0o600)
+        os.chown(path, uid, gid)
     return {"key": _public(root)}
 
 
@@ -170,22 +183,6 @@ def _account(root: Path, user: str) -> tuple[int, int, Path] | None:
         if name == user:
             return int(uid), int(gid), root / home.lstrip("/")
     return None
-
-
-def _add_users_keys(root: Path, user: str, wanted: str) -> None:
-    """Add what is missing; nothing is taken away: it might be the way in."""
-    account = _account(root, user)
-    if account is None:
-        raise Failed(f"there is no user {user}")
-    uid, gid, home = account
-    path = home / ".ssh/authorized_keys"
-    lines = _text(path).splitlines()
-    lines += [line for line in wanted.splitlines() if line not in lines]
-    if not path.parent.exists():
-        path.parent.mkdir(mode=0o700)
-        os.chown(path.parent, uid, gid)
-    first_boot.write(path, "".join(f"{line}\n" for line in lines).encode(), 0o600)
-    os.chown(path, uid, gid)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -114,7 +114,11 @@ class MemberData:
         if not self.has_own_lines:
             self.has_own_lines = True
             if self.lines:
-                self._forget_sums()
+                # Drop the reports to the hub: lines of its own repeat them
+                fresh = MemberData(self.name)
+                self.counts = {}
+                for key in _SUMS:
+                    setattr(self, key, getattr(fresh, key))
         self._add_sums(record)
 
     def add_status(self, record: Record) -> None:
@@ -135,13 +139,6 @@ class MemberData:
         passed, total = max(0.0, at - self.t), sum(parts.values())
         share = passed / total if total > passed + ROUNDING_S else 1.0
         return {**report, "t": at, **{part: share * value for part, value in parts.items()}}
-
-    def _forget_sums(self) -> None:
-        """Drop the reports to the hub: lines of its own repeat them."""
-        fresh = MemberData(self.name)
-        self.counts = {}
-        for key in _SUMS:
-            setattr(self, key, getattr(fresh, key))
 
     def _add_sums(self, record: Record) -> None:
         self.lines += int(record.get("steps", 1))

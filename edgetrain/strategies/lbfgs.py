@@ -356,7 +356,14 @@ class Lbfgs:
         if not is_taken:
             return self._to(base, t)
         if t == 0.0:
-            return self._without_history(base)
+            # No step along the direction was good enough: take the gradient alone, or end
+            if not self._pairs:
+                self.remarks.append("no step lowers the loss any further: the base stays")
+                self.phase = "over"
+                return self._to(base, 0.0)
+            self.remarks.append("no step of this direction lowers the loss: the history is dropped")
+            self._pairs = []
+            return self._along(base, -self._vectors["g"], -self._sizes[2])
         if t == self.t and rows is not None:
             return self._begin_line(base, loss, rows)
         self.phase = "at rest"
@@ -400,16 +407,6 @@ class Lbfgs:
                 f"a pair of the history is skipped: y s = {curvature:.3g}, not above 0"
             )
         return is_of_use
-
-    def _without_history(self, base: Vector) -> Vector:
-        """No step along the direction was good enough: take the gradient alone, or end."""
-        if not self._pairs:
-            self.remarks.append("no step lowers the loss any further: the base stays")
-            self.phase = "over"
-            return self._to(base, 0.0)
-        self.remarks.append("no step of this direction lowers the loss: the history is dropped")
-        self._pairs = []
-        return self._along(base, -self._vectors["g"], -self._sizes[2])
 
     def _along(self, base: Vector, d: Vector, slope: float) -> Vector:
         """The first trial along `d`, from the point where the line begins."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from edgetrain.errors import EdgetrainError, TaskError, did_you_mean, quoted
@@ -41,7 +40,12 @@ def load_task(
     called = called or spec
     module_name, name = spelling.split(spec, called)
     module = module_of("task", called, module_name, beside, within, TaskError)
-    factory = _factory(module, name)
+    factory = attribute_of(module, name, TaskError)
+    if not callable(factory) or not _has_signature(factory):
+        raise TaskError(
+            f"'{module.__name__}:{name}' is a {type(factory).__name__}, not a factory of tasks",
+            "name a function or class that returns a task",
+        )
     home = str(getattr(factory, "__module__", ""))
     check_origin("task", called, home, within or beside, TaskError)
     known, open_ended = _parameters(factory)
@@ -55,16 +59,6 @@ def load_task(
         raise TaskError(f"task '{called}' failed: {quoted(error)}") from error
     _check_task(called, task)
     return task  # type: ignore[no-any-return]  # _check_task saw every attribute
-
-
-def _factory(module: ModuleType, name: str) -> Callable[..., Any]:
-    factory = attribute_of(module, name, TaskError)
-    if not callable(factory) or not _has_signature(factory):
-        raise TaskError(
-            f"'{module.__name__}:{name}' is a {type(factory).__name__}, not a factory of tasks",
-            "name a function or class that returns a task",
-        )
-    return factory  # type: ignore[no-any-return]  # callable() narrows Any to no more
 
 
 def _has_signature(factory: Callable[..., Any]) -> bool:

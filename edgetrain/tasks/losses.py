@@ -308,7 +308,10 @@ class _Trial:
         except Exception as error:  # whatever it makes of a model that is none
             return Look(apart=f"{FAILS} ({quoted(error)})", draws=given.said)
         apart = "" if len(stand.calls) == 1 else f"calls the model {len(stand.calls)} times"
-        reads = self._reads(whole, stand)
+        pair = torch.autograd.grad(
+            whole, (stand.before, stand.after), allow_unused=True, retain_graph=True
+        )
+        reads = "before" if pair[0] is not None else "after" if pair[1] is not None else ""
         draws = given.said
         if not draws and not _equal(whole, again):
             draws = "draws numbers that torch's seed does not decide"
@@ -330,12 +333,6 @@ class _Trial:
         model = outputs if isinstance(outputs, nn.Module) else stand
         with _Held() if self._holds else nullcontext():  # type: ignore[no-untyped-call]
             return scalar_of(self._task, self._task.loss(model, batch)), stand
-
-    def _reads(self, loss: Tensor, stand: _Stand) -> str:
-        pair = torch.autograd.grad(
-            loss, (stand.before, stand.after), allow_unused=True, retain_graph=True
-        )
-        return "before" if pair[0] is not None else "after" if pair[1] is not None else ""
 
     def _by_samples(self, whole: Tensor, stand: _Stand) -> str:
         count, size = len(self._batch[0]), self._size

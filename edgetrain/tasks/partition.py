@@ -135,7 +135,15 @@ def partition(
         raise TaskError(f"a partition over {members} members", "at least 1 is needed")
     if chosen.name == "shared":
         samples = None if chosen.argument == "all" else int(chosen.number)
-        return _shared(samples, len(labels), members, seed)
+        there = len(labels)
+        if samples is None:
+            return [np.arange(there, dtype=np.int64)] * members
+        if samples > there:
+            raise TaskError(f"partition 'shared({samples})'", f"there are only {there} samples")
+        return [
+            np.sort(np.random.default_rng([seed, member]).choice(there, samples, replace=False))
+            for member in range(members)
+        ]
     if len(labels) // members < minimum:
         raise TaskError(
             f"{len(labels)} samples over {members} members leave one with "
@@ -150,7 +158,17 @@ def partition(
         case "dirichlet":
             shards = _dirichlet(labels, sizes, chosen.number, rng)
         case "shards":
-            shards = _stretches(labels, sizes, int(chosen.number), rng)
+            # `each` stretches a member of the samples in the order of their labels
+            each = int(chosen.number)
+            shuffled = rng.permutation(len(labels))
+            by_label = shuffled[np.argsort(_codes_of(labels)[0][shuffled], kind="stable")]
+            pieces = (sizes[:, None] + np.arange(each)) // each  # sum to the size of each member
+            order = rng.permutation(pieces.size)
+            cut = _cut(by_label, pieces.reshape(-1)[order])
+            held: list[list[Indices]] = [[] for _ in sizes]
+            for place, piece in zip(order, cut, strict=True):
+                held[place // each].append(piece)
+            shards = [np.concatenate(pieces) for pieces in held]
         case "by":
             shards = _by(chosen.argument, {"label": labels, **columns}, members, rng)
         case "given":
@@ -194,21 +212,6 @@ def _drawn_sizes(
         sizes[member] += 1
     drawn: Indices = sizes + minimum
     return drawn
-
-
-def _stretches(
-    labels: NDArray[np.integer], sizes: Indices, each: int, rng: np.random.Generator
-) -> list[Indices]:
-    """`each` stretches a member of the samples in the order of their labels."""
-    shuffled = rng.permutation(len(labels))
-    by_label = shuffled[np.argsort(_codes_of(labels)[0][shuffled], kind="stable")]
-    pieces = (sizes[:, None] + np.arange(each)) // each  # sum to the size of each member
-    order = rng.permutation(pieces.size)
-    cut = _cut(by_label, pieces.reshape(-1)[order])
-    held: list[list[Indices]] = [[] for _ in sizes]
-    for place, piece in zip(order, cut, strict=True):
-        held[place // each].append(piece)
-    return [np.concatenate(pieces) for pieces in held]
 
 
 def _by(
@@ -263,17 +266,6 @@ def _own(
             f"partition '{chosen.name}' gives {len(shards)} shards", f"one of {members}"
         )
     return shards
-
-
-def _shared(samples: int | None, there: int, members: int, seed: int) -> list[Indices]:
-    if samples is None:
-        return [np.arange(there, dtype=np.int64)] * members
-    if samples > there:
-        raise TaskError(f"partition 'shared({samples})'", f"there are only {there} samples")
-    return [
-        np.sort(np.random.default_rng([seed, member]).choice(there, samples, replace=False))
-        for member in range(members)
-    ]
 
 
 def _codes_of(labels: NDArray[np.integer]) -> tuple[Indices, Indices]:

@@ -127,7 +127,15 @@ def profile(task: Task, batch: Batch) -> Model:
         model = task.model()
         found, pieces = layers_of(model), pieces_of(model)
         # Two passes: the flop counter decomposes composite operators, which would count twice.
-        forward, both = _flops(task, model, batch)
+        # Of every module by name ("" is the whole): in the forward pass, and in both
+        model.zero_grad(set_to_none=True)
+        with FlopCounterMode(display=False, depth=None) as first:  # type: ignore[arg-type]
+            scalar_of(task, task.loss(model, batch))
+        with FlopCounterMode(display=False, depth=None) as second:  # type: ignore[arg-type]
+            loss = task.loss(model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+        model.zero_grad(set_to_none=True)
+        forward, both = _by_name(model, first), _by_name(model, second)
         watch = _Watch(model, pieces)
         with watch, _Attentions(watch, found), _routed(watch, found, model, len(batch[0])):
             task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
@@ -230,18 +238,6 @@ def _routed(watch: _Watch, found: Model, model: nn.Module, samples: int) -> Iter
 
 def _is_in(parameter: str, modules: tuple[str, ...]) -> bool:
     return any(parameter.startswith(f"{name}.") for name in modules)
-
-
-def _flops(task: Task, model: nn.Module, batch: Batch) -> tuple[dict[str, int], dict[str, int]]:
-    """Of every module by name ("" is the whole): in the forward pass, and in both."""
-    model.zero_grad(set_to_none=True)
-    with FlopCounterMode(display=False, depth=None) as first:  # type: ignore[arg-type]
-        scalar_of(task, task.loss(model, batch))
-    with FlopCounterMode(display=False, depth=None) as second:  # type: ignore[arg-type]
-        loss = task.loss(model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-    model.zero_grad(set_to_none=True)
-    return _by_name(model, first), _by_name(model, second)
 
 
 def _by_name(model: nn.Module, counter: FlopCounterMode) -> dict[str, int]:

@@ -149,7 +149,25 @@ class _Emulated:
             self._follow(hubs, members)
         finally:
             processes.stop_all([*children, *members])
-        return self._verdict(hubs, members)
+        began = self._began.value or time.monotonic()
+        errors = [
+            (child.name, child.error.strip().splitlines()[0], child.failed_at)
+            for child in (*hubs, *members)
+            if child.error
+        ]
+        write_errors(self._folder, began, errors)
+        for hub in hubs:
+            if hub.error:
+                raise EdgetrainError(f"the {hub.name} failed: {hub.error}")
+        failed = [member for member in members if member.exit_code != 0]
+        is_over = len(failed) == len(members) or (failed and self._planned.stages is not None)
+        if is_over or not self._began.value:
+            told = [m for m in failed if m.error]
+            if not told:
+                raise EdgetrainError("no member came to its end, and none reported why")
+            raise EdgetrainError(f"member {told[0].name}: {told[0].error}")
+        # One that was killed is lost, as by design; one that failed was to train, and did not.
+        return "incomplete" if any(member.error for member in failed) else "finished"
 
     def _start(self, name: str, target: Callable[..., None], *arguments: Any) -> Child:
         return processes.start(self._context, name, target, self._planned, self._folder, *arguments)
@@ -159,23 +177,20 @@ class _Emulated:
         attachment = self._emulation.attachment(index)
         return self._start(f"m{index}", member_process, attachment, self._began, place)
 
-    def _start_groups_again(self, members: list[Child]) -> None:
-        """A service manager would start the command of a group again whose leader was killed, and
-        of a stage."""
-        for index, device in enumerate(self._planned.devices):
-            is_kept = device == SERVERS or self._planned.stages is not None
-            code = members[index].exit_code if is_kept else None
-            if code is not None and code < 0 and self._again[index] < AGAIN:
-                self._again[index] += 1
-                members[index].stop()
-                members[index] = self._start_member(index)
-
     def _follow(self, hubs: list[Child], members: list[Child]) -> None:
         """Wait until all members have ended, or a hub has failed and they cannot go on."""
         faults_wait, strikes = True, list(self._planned.faults)
         strikes.sort(key=lambda fault: fault.at_s)
         while running := [member for member in members if member.running]:
-            self._start_groups_again(members)
+            # A service manager would start the command of a group again whose leader was killed,
+            # and of a stage
+            for index, device in enumerate(self._planned.devices):
+                is_kept = device == SERVERS or self._planned.stages is not None
+                code = members[index].exit_code if is_kept else None
+                if code is not None and code < 0 and self._again[index] < AGAIN:
+                    self._again[index] += 1
+                    members[index].stop()
+                    members[index] = self._start_member(index)
             if faults_wait and self._began.value:
                 self._emulation.start_faults(self._began.value)
                 faults_wait = False
@@ -201,27 +216,6 @@ class _Emulated:
     @property
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began.value
-
-    def _verdict(self, hubs: list[Child], members: list[Child]) -> str:
-        began = self._began.value or time.monotonic()
-        errors = [
-            (child.name, child.error.strip().splitlines()[0], child.failed_at)
-            for child in (*hubs, *members)
-            if child.error
-        ]
-        write_errors(self._folder, began, errors)
-        for hub in hubs:
-            if hub.error:
-                raise EdgetrainError(f"the {hub.name} failed: {hub.error}")
-        failed = [member for member in members if member.exit_code != 0]
-        is_over = len(failed) == len(members) or (failed and self._planned.stages is not None)
-        if is_over or not self._began.value:
-            told = [m for m in failed if m.error]
-            if not told:
-                raise EdgetrainError("no member came to its end, and none reported why")
-            raise EdgetrainError(f"member {told[0].name}: {told[0].error}")
-        # One that was killed is lost, as by design; one that failed was to train, and did not.
-        return "incomplete" if any(member.error for member in failed) else "finished"
 
 
 # -- what runs in the processes -------------------------------------------------------------------

@@ -139,7 +139,14 @@ def _written(
     paths = {each: folder / name for each, name in FILES.items()}
     read: dict[str, nn.Module] = {}
     if "torch" in formats:
-        read["torch"] = _through_torch(make, paths["torch"])
+        # Write a state_dict with every name, also those of tied parameters, and read it back
+        path = paths["torch"]
+        import torch
+
+        torch.save({name: each.cpu() for name, each in make().state_dict().items()}, path)
+        back = make()
+        back.load_state_dict(torch.load(path, weights_only=True))
+        read["torch"] = back
     if set(formats) - {"torch"}:
         given = onnx_files.input_of(task, make())
         onnx_files.write_onnx(make(), given, paths["onnx"])
@@ -154,16 +161,6 @@ def _written(
     if "onnx" not in formats:
         paths["onnx"].unlink(missing_ok=True)
     return rows
-
-
-def _through_torch(make: Callable[[], nn.Module], path: Path) -> nn.Module:
-    """Write a state_dict with every name, also those of tied parameters, and read it back."""
-    import torch
-
-    torch.save({name: each.cpu() for name, each in make().state_dict().items()}, path)
-    back = make()
-    back.load_state_dict(torch.load(path, weights_only=True))
-    return back
 
 
 def _row(task: Task, kind: str, path: Path, read: nn.Module, trained: float) -> dict[str, Any]:

@@ -226,9 +226,7 @@ class SteppingIn:
             self._leaving[0].ended() is not None or now >= self._leaving[1]
         ):
             self._end_leaving()
-        self._keep_running(self._rule.is_in, now)
-
-    def _keep_running(self, is_in: bool, now: float) -> None:
+        is_in = self._rule.is_in
         if self._group is not None and (why := self._group.ended()) is not None:
             self._group.kill()
             self._group, self._is_done = None, not why

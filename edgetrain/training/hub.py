@@ -210,16 +210,13 @@ def serve_job(
         ended = _close(folder, known, recorder, socket, journal, warn)
     if not hub.finished:
         stop.check()
-    return _say_end(hub.round, ended, say, warn)
-
-
-def _say_end(rounds: int, summary: dict[str, Any], say: Say, warn: Say) -> int:
+    rounds = hub.round
     say(f"done: {rounds} rounds")
     if not rounds:
         warn(_UNTRAINED)
-    is_whole = summary.get("status") != "incomplete"
+    is_whole = ended.get("status") != "incomplete"
     if not is_whole:
-        warn(f"members failed: {', '.join(summary['members_lost'])}")
+        warn(f"members failed: {', '.join(ended['members_lost'])}")
     return rounds if is_whole else 0
 
 
@@ -234,9 +231,17 @@ def serve_pipeline(
     """As `serve_job`, of a job whose members are stages of a pipeline; returns the steps that are
     over. Its journal holds the states of all stages, which `hub.snapshot_every` is about."""
     from edgetrain.exchange.pipeline.serve import relay_messages
+
+    # ConfigError for what a hub of stages cannot be asked for
+    from edgetrain.jobs.pipeline import refuse_pipeline
     from edgetrain.training.pipelined.hub import relay_of
 
-    _refuse_for_pipeline(request)
+    for what, is_asked in (
+        ("--any-job has no job for", request.any_job), ("--spare takes no part in", request.spare),
+        (f"--number {request.number}: one hub serves", request.number != 1),
+    ):  # fmt: skip
+        if is_asked:
+            refuse_pipeline(request.job, what)
     _check_connections(request.members, warn)
     resolve(request.job)
     _check_resume(request)
@@ -279,18 +284,6 @@ def serve_pipeline(
         stop.check()
     say(f"done: {relay.committed} steps")
     return relay.committed
-
-
-def _refuse_for_pipeline(request: HubRequest) -> None:
-    """ConfigError for what a hub of stages cannot be asked for."""
-    from edgetrain.jobs.pipeline import refuse_pipeline
-
-    for what, is_asked in (
-        ("--any-job has no job for", request.any_job), ("--spare takes no part in", request.spare),
-        (f"--number {request.number}: one hub serves", request.number != 1),
-    ):  # fmt: skip
-        if is_asked:
-            refuse_pipeline(request.job, what)
 
 
 def _group_of(

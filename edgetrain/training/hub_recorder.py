@@ -109,7 +109,10 @@ class HubRecorder:
             self._round(effect)
             return
         if isinstance(effect, Reported):
-            self._status(effect)
+            if self._log is not None:
+                keys = self._statuses.keys_of(effect.member, effect.telemetry)
+                name = self._name_of(effect.sender)
+                self._log.status(about=effect.member, name=name, keys=keys)
             return
         if isinstance(effect, Evaluated):
             self._figure(effect)
@@ -162,12 +165,6 @@ class HubRecorder:
         """Something that the job planned goes wrong now; `about` a member, or the whole fleet."""
         if self._log is not None:
             self._log.event(event, reason, about=about or None)
-
-    def _status(self, reported: Reported) -> None:
-        if self._log is not None:
-            keys = self._statuses.keys_of(reported.member, reported.telemetry)
-            name = self._name_of(reported.sender)
-            self._log.status(about=reported.member, name=name, keys=keys)
 
     def _figure(self, evaluated: Evaluated) -> None:
         told = evaluated.figure

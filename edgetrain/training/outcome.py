@@ -63,18 +63,15 @@ def recorded(planned: Resolved, folder: Path) -> Iterator[RunOutcome]:
         known = _known(planned, data, outcome.network, outcome.status) | outcome.extra
         known["wall_seconds"] = time.monotonic() - began
         outcome.summary = summarise(folder, known, data)
-        _save(folder, outcome.summary)
-
-
-def _save(folder: Path, summary: dict[str, Any]) -> None:
-    """Write the summary. If the disk is full, the run is incomplete, and what it came to is not
-    lost: people still get the table."""
-    try:
-        write_summary(folder, summary)
-    except ConfigError as error:
-        summary["errors"] = [str(error), *summary["errors"]]
-        if summary["status"] == "finished":
-            summary["status"] = "incomplete"
+        # Write the summary. If the disk is full, the run is incomplete, and what it came to is not
+        # lost: people still get the table.
+        summary = outcome.summary
+        try:
+            write_summary(folder, summary)
+        except ConfigError as error:
+            summary["errors"] = [str(error), *summary["errors"]]
+            if summary["status"] == "finished":
+                summary["status"] = "incomplete"
 
 
 def write_errors(folder: Path, began: float, errors: Iterable[tuple[str, str, float]]) -> None:

@@ -69,7 +69,7 @@ def using(choice: str) -> Iterator[Kernels]:
         yield _current[0]
     finally:
         _current = before
-        _choose(_name_of(before))
+        _choose("numpy" if before[1].name == "numpy" else before[1].instructions)
 
 
 def choices() -> list[str]:
@@ -84,10 +84,6 @@ def _loaded() -> tuple[Kernels, Backend]:
     if _current is None:
         _current = _choose(os.environ.get("EDGETRAIN_KERNELS", "auto"))
     return _current
-
-
-def _name_of(loaded: tuple[Kernels, Backend]) -> str:
-    return "numpy" if loaded[1].name == "numpy" else loaded[1].instructions
 
 
 def _choose(choice: str) -> tuple[Kernels, Backend]:

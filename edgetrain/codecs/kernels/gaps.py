@@ -53,7 +53,26 @@ class GapReader:
         Raises BadPayload.
         """
         count = min(self._left, self._step)
-        rice, quotients = self._numbers(count, -(-count // GAP_BLOCK))
+        # (Rice parameter, quotient) of each of the next gaps. Raises BadPayload.
+        blocks = -(-count // GAP_BLOCK)
+        ones = self._look_ahead(count + blocks)
+        numbers = np.zeros(blocks * (1 + GAP_BLOCK), np.int64)
+        numbers[: ones.size] = _steps(ones, self._before) - 1
+        self._before = int(ones[-1])
+        table = numbers.reshape(blocks, 1 + GAP_BLOCK)
+        zigzag = table[:, 0]
+        if int(zigzag.max()) > 2 * MAX_RICE:
+            raise wire.bad(wire.PARAMETER)
+        moved = np.where(zigzag & 1, -(zigzag + 1) // 2, zigzag // 2)
+        parameters = np.cumsum(moved) + self._rice
+        if int(parameters.min()) < 0 or int(parameters.max()) > MAX_RICE:
+            raise wire.bad(wire.PARAMETER)
+        self._rice = int(parameters[-1])
+        # In 32 bits are the eight that a number may begin in, and all that a valid one has.
+        narrow = max(int(parameters.max()), self._elements.bit_length()) <= 24
+        kind: Any = np.int32 if narrow and int(table.max()) <= ESCAPE + 2 * MAX_RICE else np.int64
+        rice: Columns = np.repeat(parameters, GAP_BLOCK)[:count].astype(kind)
+        quotients: Columns = table[:, 1:].astype(kind).reshape(-1)[:count]
         top, whole = int(quotients.max()), self._elements.bit_length()
         if top > ESCAPE:
             raise wire.bad(wire.QUOTIENT)
@@ -85,28 +104,6 @@ class GapReader:
         if bit and self._low[last] >> bit:
             raise wire.bad(wire.PADDING)
         return self._low_at + last + (bit > 0)
-
-    def _numbers(self, count: int, blocks: int) -> tuple[Columns, Columns]:
-        """(Rice parameter, quotient) of each of the next gaps. Raises BadPayload."""
-        ones = self._look_ahead(count + blocks)
-        numbers = np.zeros(blocks * (1 + GAP_BLOCK), np.int64)
-        numbers[: ones.size] = _steps(ones, self._before) - 1
-        self._before = int(ones[-1])
-        table = numbers.reshape(blocks, 1 + GAP_BLOCK)
-        zigzag = table[:, 0]
-        if int(zigzag.max()) > 2 * MAX_RICE:
-            raise wire.bad(wire.PARAMETER)
-        moved = np.where(zigzag & 1, -(zigzag + 1) // 2, zigzag // 2)
-        parameters = np.cumsum(moved) + self._rice
-        if int(parameters.min()) < 0 or int(parameters.max()) > MAX_RICE:
-            raise wire.bad(wire.PARAMETER)
-        self._rice = int(parameters[-1])
-        # In 32 bits are the eight that a number may begin in, and all that a valid one has.
-        narrow = max(int(parameters.max()), self._elements.bit_length()) <= 24
-        kind: Any = np.int32 if narrow and int(table.max()) <= ESCAPE + 2 * MAX_RICE else np.int64
-        rice: Columns = np.repeat(parameters, GAP_BLOCK)[:count].astype(kind)
-        quotients: Columns = table[:, 1:].astype(kind).reshape(-1)[:count]
-        return rice, quotients
 
     def _look_ahead(self, wanted: int) -> Integers:
         """The places of the next `wanted` ones, removed from the stream. Raises BadPayload."""

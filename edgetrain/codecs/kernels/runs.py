@@ -260,7 +260,32 @@ class RunReader:
         self._codes, self._low = payload[at : self._low_at], payload[self._low_at :]
         self._left, self._untold, self._elements, self._step = count, count, elements, step
         self._shift, self._used = 0, 0
-        self._symbols, self._lengths = self._read_tables()
+        # (symbol, length of its code) for each sequence of CODE_BITS bits, in each context
+        most = 15 + 4 * (2 + 2 * 3 * MAX_CLASSES)
+        bits = int.from_bytes(self._low[: -(-most // 8)].tobytes(), "little")
+        available = 8 * self._low.size
+        self._shift, gap_classes, run_classes = bits & 7, bits >> 3 & 63, bits >> 9 & 63
+        if available < 15:
+            raise wire.bad(wire.TRUNCATED)
+        if max(gap_classes, run_classes) > MAX_CLASSES:
+            raise wire.bad(wire.TABLE)
+        told = list(_told(self._shift, gap_classes, run_classes))
+        self._used = 15 + 4 * len(told)
+        if self._used > available:
+            raise wire.bad(wire.TRUNCATED)
+        lengths = [[0] * SYMBOLS for _ in range(2)]
+        for i, (context, symbol) in enumerate(told):
+            lengths[context][symbol] = bits >> (15 + 4 * i) & 15
+        symbols = [np.full(1 << CODE_BITS, _NO_SYMBOL, np.uint8) for _ in range(2)]
+        taken = [np.zeros(1 << CODE_BITS, np.uint8) for _ in range(2)]
+        for context in (0, 1):
+            codes = _codes(lengths[context])
+            for symbol, length in enumerate(lengths[context]):
+                if length:
+                    length = 0 if length == ONLY else length
+                    symbols[context][codes[symbol] :: 1 << length] = symbol
+                    taken[context][codes[symbol] :: 1 << length] = length
+        self._symbols, self._lengths = symbols, taken
         self._bit, self._context = 0, 0  # of the codes
         self._next = 0  # the first position after the last token
         self._last = np.zeros(2, np.int64)  # gaps that were not 0
@@ -296,34 +321,6 @@ class RunReader:
         if -(-self._bit // 8) != self._codes.size:
             raise wire.bad(wire.PADDING)
         return self._low_at - (-self._used // 8)
-
-    def _read_tables(self) -> tuple[list[Bytes], list[Bytes]]:
-        """(symbol, length of its code) for each sequence of CODE_BITS bits, in each context."""
-        most = 15 + 4 * (2 + 2 * 3 * MAX_CLASSES)
-        bits = int.from_bytes(self._low[: -(-most // 8)].tobytes(), "little")
-        available = 8 * self._low.size
-        self._shift, gap_classes, run_classes = bits & 7, bits >> 3 & 63, bits >> 9 & 63
-        if available < 15:
-            raise wire.bad(wire.TRUNCATED)
-        if max(gap_classes, run_classes) > MAX_CLASSES:
-            raise wire.bad(wire.TABLE)
-        told = list(_told(self._shift, gap_classes, run_classes))
-        self._used = 15 + 4 * len(told)
-        if self._used > available:
-            raise wire.bad(wire.TRUNCATED)
-        lengths = [[0] * SYMBOLS for _ in range(2)]
-        for i, (context, symbol) in enumerate(told):
-            lengths[context][symbol] = bits >> (15 + 4 * i) & 15
-        symbols = [np.full(1 << CODE_BITS, _NO_SYMBOL, np.uint8) for _ in range(2)]
-        taken = [np.zeros(1 << CODE_BITS, np.uint8) for _ in range(2)]
-        for context in (0, 1):
-            codes = _codes(lengths[context])
-            for symbol, length in enumerate(lengths[context]):
-                if length:
-                    length = 0 if length == ONLY else length
-                    symbols[context][codes[symbol] :: 1 << length] = symbol
-                    taken[context][codes[symbol] :: 1 << length] = length
-        return symbols, taken
 
     def _decode_tokens(self) -> None:
         """Decode some more tokens. Raises BadPayload."""

@@ -116,7 +116,13 @@ class Admission:
         if self.model.digest and not layouts.fixed_agree(self.model.digest, join.model):
             return self._other_fixed()
         if not self.model.elements and _elements(join) > self.policy.most_elements:
-            return self._too_large(join)
+            takes, most = 4e-6 * join.elements, 4e-6 * self.policy.most_elements
+            fixed = f" and {1e-6 * join.fixed_bytes:,.0f} MB of fixed tensors"
+            return "large", (
+                f"the member's model has {join.elements:,} parameters, {takes:,.0f} MB"
+                f"{fixed if join.fixed_bytes else ''}; this hub takes {most:,.0f} MB: "
+                "hub.max_model_mb in its job, or more free memory"
+            )
         if self.finished:
             return self._ended()
         if join.behind and not self.terms.gateways:
@@ -239,15 +245,6 @@ class Admission:
 
     def _other_fixed(self) -> WhyNot:
         return ("data", _OTHER_DATA) if self.terms.strategy.deals else ("fixed", _OTHER_FIXED)
-
-    def _too_large(self, told: Join) -> WhyNot:
-        takes, most = 4e-6 * told.elements, 4e-6 * self.policy.most_elements
-        fixed = f" and {1e-6 * told.fixed_bytes:,.0f} MB of fixed tensors"
-        return "large", (
-            f"the member's model has {told.elements:,} parameters, {takes:,.0f} MB"
-            f"{fixed if told.fixed_bytes else ''}; this hub takes {most:,.0f} MB: "
-            "hub.max_model_mb in its job, or more free memory"
-        )
 
     def _other_protocol(self, told: Join | Resume) -> WhyNot:
         return "protocol", f"the hub speaks version {PROTOCOL}, the member {told.protocol}"

@@ -87,21 +87,18 @@ class CollectivePart(DirectPart):
             return super().handle(sender, message, now, go_on)
         member, effects = self.hub.members.get(sender), list[Effect]()
         if member is not None and isinstance(message, Ran) and not member.returning:
-            return self._handle_ran(member, message, now)
+            member.mark_heard()
+            if lost := self.turns.accept(member, message):
+                return self.hub.expel(lost, "peers", "others do not hear from it", now)
+            if (other := self.hub.members.named(message.lost)) is None:
+                return self._move_on(now)
+            # Whether its connection stands shows before the next turn, which the next tick begins.
+            return [Send(other.sender, Beat(self.hub.epoch, other.merged))]
         if self.hub.started and isinstance(message, Join | Resume):
             if why_not := self._why_not_late(message):
                 return turn_away(sender, message.name, "started", why_not)
             effects = self._take_back(sender, message, now)
         return effects + super().handle(sender, message, now, go_on) + self._move_on(now)
-
-    def _handle_ran(self, member: MemberRecord, message: Ran, now: float) -> list[Effect]:
-        member.mark_heard()
-        if lost := self.turns.accept(member, message):
-            return self.hub.expel(lost, "peers", "others do not hear from it", now)
-        if (other := self.hub.members.named(message.lost)) is None:
-            return self._move_on(now)
-        # Whether its connection stands shows before the next turn, which the next tick begins.
-        return [Send(other.sender, Beat(self.hub.epoch, other.merged))]
 
     def _take_back(self, sender: bytes, message: Join | Resume, now: float) -> list[Effect]:
         """What comes before the answer to one that comes, or comes back, after the start."""

@@ -204,7 +204,19 @@ class AgreedDelay:
         is_long = self._is_settled and taken > self.steps // APART_SHARE
         is_quick = (max(w.sent for w in wishes) or math.inf) <= self._quick_bytes
         if self._overlaps and is_long and is_quick:
-            told = self._overlap(taken, slowest)
+            # Let rounds be as long as a reply takes, in the run's bounds, and hide a part of it
+            before, self._is_enough = self.local_steps, False
+            self.local_steps = max(self._shortest, min(taken, 5 * self._together // 7))
+            self.delay = max(1, 2 * self.local_steps // 5)
+            rounds = math.ceil(max(0, self.steps - self.merged_steps) / self.local_steps)
+            waits_s = rounds * max(0.0, taken / MARGIN - self.delay) * slowest
+            told = self._told(
+                before,
+                f"a round trip takes {taken} steps; {self.delay} of them overlap with training. A "
+                "longer delay would cost accuracy on unequal data, so members wait "
+                f"{waits_s:.3g} s in total",
+                "strategy.local_steps and strategy.delay say others",
+            )
         else:
             told = self._decide(taken, lasts, any(wish.applied for wish in wishes))
         self._longest = max(self._longest, self.delay // self.local_steps)
@@ -287,21 +299,6 @@ class AgreedDelay:
             self.delay = min(self.delay, self.local_steps)
         self._is_enough = is_measured and (grew or taken <= self.most)
         return told
-
-    def _overlap(self, taken: int, step_s: float) -> str:
-        """Let rounds be as long as a reply takes, in the run's bounds, and hide a part of it."""
-        before, self._is_enough = self.local_steps, False
-        self.local_steps = max(self._shortest, min(taken, 5 * self._together // 7))
-        self.delay = max(1, 2 * self.local_steps // 5)
-        rounds = math.ceil(max(0, self.steps - self.merged_steps) / self.local_steps)
-        waits_s = rounds * max(0.0, taken / MARGIN - self.delay) * step_s
-        return self._told(
-            before,
-            f"a round trip takes {taken} steps; {self.delay} of them overlap with training. A "
-            "longer delay would cost accuracy on unequal data, so members wait "
-            f"{waits_s:.3g} s in total",
-            "strategy.local_steps and strategy.delay say others",
-        )
 
     def _lengthen(self, steps: float) -> None:
         self.local_steps = max(self.local_steps, min(math.ceil(steps), self._together // 2))

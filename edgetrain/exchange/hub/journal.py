@@ -212,7 +212,7 @@ class Journal:
         if self._log < 0:
             return False
         if self._suspended:
-            return self._has_room()
+            return self._disk.free(self.folder) > 2 * SEGMENT_BYTES + 4 * self._base_bytes
         if not self._rounds:
             return False
         if self._settings.snapshot_every:
@@ -247,7 +247,21 @@ class Journal:
         self._log = log
         self._rounds = self._bytes = self._unsynced = 0
         with contextlib.suppress(OSError):  # done with the next snapshot
-            self._compact(needed)
+            kept = self._snapshots()
+            for index, path in enumerate(kept[:-GENERATIONS]):
+                begins = int(kept[index + 1].stem)  # a segment ends where the next one begins
+                old = len(kept) - index > MOST_GENERATIONS
+                if old or begins < self.first_round or needed is None or begins <= needed:
+                    path.unlink()
+                    path.with_suffix(".log").unlink(missing_ok=True)
+                    self.first_round = max(self.first_round, begins)
+                else:
+                    break
+            # A hub that was killed while it saved left a segment without a snapshot.
+            oldest = min(int(path.stem) for path in self._snapshots())
+            for path in self._segments(0):
+                if int(path.stem) < oldest:
+                    path.unlink()
 
     def _write_snapshot(self, state: State) -> int:
         """Bring a snapshot to the disk; returns a descriptor of the segment that follows it. That
@@ -290,23 +304,6 @@ class Journal:
         self._postponed = True
         self._rounds = self._bytes = 0
 
-    def _compact(self, needed: int | None) -> None:
-        kept = self._snapshots()
-        for index, path in enumerate(kept[:-GENERATIONS]):
-            begins = int(kept[index + 1].stem)  # a segment ends where the next one begins
-            old = len(kept) - index > MOST_GENERATIONS
-            if old or begins < self.first_round or needed is None or begins <= needed:
-                path.unlink()
-                path.with_suffix(".log").unlink(missing_ok=True)
-                self.first_round = max(self.first_round, begins)
-            else:
-                break
-        # A hub that was killed while it saved left a segment without a snapshot.
-        oldest = min(int(path.stem) for path in self._snapshots())
-        for path in self._segments(0):
-            if int(path.stem) < oldest:
-                path.unlink()
-
     def close(self) -> None:
         if self._log >= 0:
             if self._settings.fsync.every:
@@ -339,13 +336,6 @@ class Journal:
             self._say(f"{reason}; training goes on without it until there is room")
         self._suspended = True
 
-    def _has_room(self) -> bool:
-        return self._disk.free(self.folder) > 2 * SEGMENT_BYTES + 4 * self._base_bytes
-
-    def _sync_folder(self) -> None:
-        if self._settings.fsync.every:
-            sync(self.folder)
-
     def _recover(self) -> None:
         found = recover(self.folder)
         self.mended = found.mended
@@ -356,7 +346,8 @@ class Journal:
         self._log = os.open(found.newest, _APPEND, 0o600)
         self._bytes = os.fstat(self._log).st_size
         self._rounds = found.rounds
-        self._sync_folder()
+        if self._settings.fsync.every:
+            sync(self.folder)
 
 
 _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC

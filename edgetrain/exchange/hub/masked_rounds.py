@@ -117,7 +117,11 @@ class MaskedRounds:
         masks, members = self.aggregator, self._members
         out: Outgoing = []
         self._end = delay.end_after(oldest)
-        self._count_members(oldest, now)
+        few = len(self._members) < self.terms.threshold or self._is_spent(oldest)
+        if not (few and self._members):
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
         enough = members and self._short_since is None
         if enough and masks.wants_block(oldest) and not any(m.returning for m in members):
             out += self._begin_block(oldest, delay.in_flight, now)
@@ -127,13 +131,6 @@ class MaskedRounds:
                 out += masks.close_round(round, now)
         remarks, masks.remarks = masks.remarks, []
         return out, remarks
-
-    def _count_members(self, oldest: int, now: float) -> None:
-        few = len(self._members) < self.terms.threshold or self._is_spent(oldest)
-        if not (few and self._members):
-            self._short_since = None
-        elif self._short_since is None:
-            self._short_since = now
 
     def end_if_short(
         self, oldest: int, now: float, patience_s: float, empty_after_s: float

@@ -189,7 +189,19 @@ class Membership:
         known = self._members.in_session(join.session)
         again = known is not None and known.merged == 0 and known.may_be_at(sender)
         if known is not None and again and join.protocol == PROTOCOL:
-            return self._join_again(known, sender, join)
+            # It was let in and does not know: a connection or the hub was lost meanwhile
+            if (other := self._admission().other_at(sender, known)) is not None:
+                return turn_away(sender, join.name, *other)
+            if self._rounds.started and self._rounds.base is None:
+                return [
+                    refusal(sender, "started", "the parameters to start from are gone: start anew")
+                ]
+            self._members.move(known, sender)
+            self._rounds.delay.set_steps(join.steps)
+            known.offer(join.checksum, join.fixed, join.address)
+            if known is self.first_base.uploader and not self._rounds.started:
+                self.first_base.expect_again()
+            return [Send(sender, self._welcome(known)), *self._admit_late(known)]
         admission = self._admission()
         why_not = admission.why_not(sender, join)
         if why_not is not None:
@@ -218,19 +230,6 @@ class Membership:
         most = most_places(self.policy, self._members)
         joined = Note("joined", name, f"{self._members.places} of {most}")
         return [Send(sender, self._welcome(member)), joined, *self._admit_late(member)]
-
-    def _join_again(self, member: MemberRecord, sender: bytes, join: Join) -> list[Effect]:
-        """It was let in and does not know: a connection or the hub was lost meanwhile."""
-        if (other := self._admission().other_at(sender, member)) is not None:
-            return turn_away(sender, join.name, *other)
-        if self._rounds.started and self._rounds.base is None:
-            return [refusal(sender, "started", "the parameters to start from are gone: start anew")]
-        self._members.move(member, sender)
-        self._rounds.delay.set_steps(join.steps)
-        member.offer(join.checksum, join.fixed, join.address)
-        if member is self.first_base.uploader and not self._rounds.started:
-            self.first_base.expect_again()
-        return [Send(sender, self._welcome(member)), *self._admit_late(member)]
 
     def _admit_late(self, member: MemberRecord) -> list[Effect]:
         """After the start, a member begins as soon as it has joined, if the hub `is_ready`."""

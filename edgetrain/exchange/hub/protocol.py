@@ -289,7 +289,19 @@ class Hub:
             return [refusal(member.sender, "unknown", ASTRAY)]
         member.mark_heard()
         if isinstance(message, Contribute):  # by far the most
-            return self._accept_part(member, message, now)
+            accepted = self.rounds.accept(member, message, self.steering.time(now))
+            if accepted.outcome == "gap":
+                return self.handle_gap(member, accepted.reason, now)
+            effects: list[Effect] = []
+            for fault in accepted.faults:
+                if fault.member.is_in:
+                    effects += self.expel(fault.member, fault.code, fault.reason, now)
+            if accepted.outcome == "complete":
+                self.membership.unrequited.forget_sender(member.sender)
+                effects += accepted.remarks
+                if accepted.may_be_due:
+                    effects += self.close_rounds(now)
+            return effects
         match message:
             case Beat() if member.note_end(message.merged):
                 return _nobody_at(member) + self.close_rounds(now)
@@ -361,21 +373,6 @@ class Hub:
             self.rounds.merger.forget_base()
         self.rounds.start(self.epoch)
         return effects + (self.close_rounds(now) if self.rounds.masks else [])
-
-    def _accept_part(self, member: MemberRecord, message: Contribute, now: float) -> list[Effect]:
-        accepted = self.rounds.accept(member, message, self.steering.time(now))
-        if accepted.outcome == "gap":
-            return self.handle_gap(member, accepted.reason, now)
-        effects: list[Effect] = []
-        for fault in accepted.faults:
-            if fault.member.is_in:
-                effects += self.expel(fault.member, fault.code, fault.reason, now)
-        if accepted.outcome == "complete":
-            self.membership.unrequited.forget_sender(member.sender)
-            effects += accepted.remarks
-            if accepted.may_be_due:
-                effects += self.close_rounds(now)
-        return effects
 
     def handle_gap(self, member: MemberRecord, reason: str, now: float) -> list[Effect]:
         """Tell a member whose messages were lost to come back; expel it if that does not help."""

@@ -114,25 +114,22 @@ class Replica:
         self._heard = now
         match message:
             case Copy():
-                return self._accept(message)
+                if message.part != len(self._pieces) or message.position <= self.position:
+                    return self._skip(message)
+                self._parts += 1
+                self._pieces.append(message.payload)
+                size = sum(memoryview(piece).nbytes for piece in self._pieces)
+                if size > self._most_bytes:
+                    raise BadMessage(f"a record of more than {self._most_bytes:,} bytes")
+                if message.part + 1 < message.parts:
+                    return [Send(HUB, Stored(self.position, self._parts))]
+                pieces, self._pieces = self._pieces, []
+                return [*self._add(message, pieces), Send(HUB, Stored(self.position, self._parts))]
             case Refuse(code="unknown"):  # it was restored, or had given the connection up
                 return self.follow(now)
             case Refuse():
                 raise Refused(message.code, f"the hub refused: {message.code}: {message.reason}")
         raise BadMessage(f"the hub sent {type(message).__name__} to its replica")
-
-    def _accept(self, message: Copy) -> list[Effect]:
-        if message.part != len(self._pieces) or message.position <= self.position:
-            return self._skip(message)
-        self._parts += 1
-        self._pieces.append(message.payload)
-        size = sum(memoryview(piece).nbytes for piece in self._pieces)
-        if size > self._most_bytes:
-            raise BadMessage(f"a record of more than {self._most_bytes:,} bytes")
-        if message.part + 1 < message.parts:
-            return [Send(HUB, Stored(self.position, self._parts))]
-        pieces, self._pieces = self._pieces, []
-        return [*self._add(message, pieces), Send(HUB, Stored(self.position, self._parts))]
 
     def _skip(self, message: Copy) -> list[Effect]:
         """A part that the replica has, or that does not follow what it has: it counts as come."""

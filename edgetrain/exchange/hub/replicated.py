@@ -99,7 +99,9 @@ class ReplicatedPart(HubPart):
             case Follow():
                 return self._follow(sender, message, now)
             case Stored() if sender == self._peer:
-                return self._accept_held(message, now)
+                if self.copies.accept(message):
+                    self._moved = now
+                return self._note_held(now)
             case Agree():
                 return self._accept_vote(sender, message)
         effects = self._gate(go_on())
@@ -240,11 +242,6 @@ class ReplicatedPart(HubPart):
                 self._barrier = _LATER if self._barrier > self.copies.held else self._barrier
         notes = [Note("replica", "replica", "it is here")] if is_new else []
         return [*notes, *self._note_held(now), *self._pump()]
-
-    def _accept_held(self, message: Stored, now: float) -> list[Effect]:
-        if self.copies.accept(message):
-            self._moved = now
-        return self._note_held(now)
 
     def _note_held(self, now: float) -> list[Effect]:
         """What follows from what the replica holds: see the module's table."""

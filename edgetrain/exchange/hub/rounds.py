@@ -334,25 +334,23 @@ class Rounds:
         """The oldest open round, if it can be closed. Where contributions are masked, keys are made
         and sums unmasked on the way; that is what the effects are for."""
         if self.masks is not None:
-            return self._find_due_masked(self.masks, now)
+            # Rounds are answered in order, as their sums become known
+            masks = self.masks
+            outgoing, remarks = masks.advance(self.round, self.delay, now)
+            effects = self._to_members(outgoing)
+            effects += [Note("late", "hub", remark) for remark in remarks]
+            end = masks.unmask(self.round, now)
+            if end is None:
+                return effects, None
+            if end.reason:
+                effects.append(Note("late", "hub", f"round {self.round} is given up: {end.reason}"))
+            missing = tuple(sorted(masks.find_missing(self.round)))
+            return effects, Due(self.open_rounds.get(self.round) or OpenRound(now), missing, end)
         if self.arrivals is not None:
             entry = self.arrivals.find_due(self.open_rounds.get(self.round), now)
             return [], None if entry is None else Due(entry, ())
         due = self.open_rounds.check(self.collecting, now)
         return [], None if due is None else Due(*due)
-
-    def _find_due_masked(self, masks: MaskedRounds, now: float) -> FoundDue:
-        """Rounds are answered in order, as their sums become known."""
-        outgoing, remarks = masks.advance(self.round, self.delay, now)
-        effects = self._to_members(outgoing)
-        effects += [Note("late", "hub", remark) for remark in remarks]
-        end = masks.unmask(self.round, now)
-        if end is None:
-            return effects, None
-        if end.reason:
-            effects.append(Note("late", "hub", f"round {self.round} is given up: {end.reason}"))
-        missing = tuple(sorted(masks.find_missing(self.round)))
-        return effects, Due(self.open_rounds.get(self.round) or OpenRound(now), missing, end)
 
     def _to_members(self, outgoing: Outgoing) -> list[Effect]:
         """Messages to members by name; a member that is away gets its own when it is back."""

@@ -162,7 +162,14 @@ class Masker:
         """
         match message:
             case Rekey():
-                return self._advertise(message)
+                # Round 0 of the paper, for all rounds of a block together
+                block = self._blocks.get(message.block)
+                if block is None:
+                    if message.block >> 32 != self.epoch:
+                        return None  # from before the hub was restored
+                    block = self._new_block(message)
+                    self._blocks[message.block] = block
+                return Advertise(message.block, block.advert)
             case KeyList():
                 return self._share(message)
             case Shares():
@@ -228,16 +235,6 @@ class Masker:
 
     # -- making keys ---------------------------------------------------------------------------
 
-    def _advertise(self, asked: Rekey) -> Advertise | None:
-        """Round 0 of the paper, for all rounds of a block together."""
-        block = self._blocks.get(asked.block)
-        if block is None:
-            if asked.block >> 32 != self.epoch:
-                return None  # from before the hub was restored
-            block = self._new_block(asked)
-            self._blocks[asked.block] = block
-        return Advertise(asked.block, block.advert)
-
     def _new_block(self, asked: Rekey) -> MemberBlock:
         rounds = range(asked.first, asked.first + asked.rounds)
         own = {round: self._random(SEED_BYTES) for round in rounds}
@@ -258,29 +255,26 @@ class Masker:
         if block is None:
             return None
         if block.phase == "advertised":
-            self._accept_keys(block, keys)
+            # Take over the list of keys, unless its masks could not hide this member
+            if not self._terms.threshold <= keys.members <= self._terms.members:
+                raise EdgetrainError(
+                    f"the hub would add up contributions of {keys.members} members, agreed are "
+                    f"{self._terms.threshold} to {self._terms.members}",
+                    _STOP,
+                )
+            size = advert_bytes(block.rounds)
+            data = check_length(keys.payload, keys.members * size, "a list of keys")
+            adverts = [data[start : start + size] for start in range(0, len(data), size)]
+            if keys.place >= len(adverts) or adverts[keys.place] != block.advert:
+                raise EdgetrainError("the hub shows others another key than this member's", _STOP)
+            if len({advert[:KEY_BYTES] for advert in adverts}) != len(adverts):
+                raise EdgetrainError("two members in the list of keys have the same key", _STOP)
+            block.place, block.unit, block.adverts = keys.place, keys.unit, adverts
+            block.digest = self._digest(keys)
             block.sent = self._shares_of(block)
         elif self._digest(keys) != block.digest:
             raise EdgetrainError(f"the hub has two lists of keys of block {block.number}", _STOP)
         return block.sent
-
-    def _accept_keys(self, block: MemberBlock, keys: KeyList) -> None:
-        """Take over the list of keys, unless its masks could not hide this member."""
-        if not self._terms.threshold <= keys.members <= self._terms.members:
-            raise EdgetrainError(
-                f"the hub would add up contributions of {keys.members} members, agreed are "
-                f"{self._terms.threshold} to {self._terms.members}",
-                _STOP,
-            )
-        size = advert_bytes(block.rounds)
-        data = check_length(keys.payload, keys.members * size, "a list of keys")
-        adverts = [data[start : start + size] for start in range(0, len(data), size)]
-        if keys.place >= len(adverts) or adverts[keys.place] != block.advert:
-            raise EdgetrainError("the hub shows others another key than this member's", _STOP)
-        if len({advert[:KEY_BYTES] for advert in adverts}) != len(adverts):
-            raise EdgetrainError("two members in the list of keys have the same key", _STOP)
-        block.place, block.unit, block.adverts = keys.place, keys.unit, adverts
-        block.digest = self._digest(keys)
 
     def _digest(self, keys: KeyList) -> bytes:
         return primitives.digest(key_list_bytes(self._terms, keys.unit, keys.payload))

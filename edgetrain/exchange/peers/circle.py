@@ -108,7 +108,25 @@ class Circle:
         self._most_bytes = VECTORS_WAITING * own.nbytes + (1 << 20)
         place = turn.places.index(self._neighbours.map.name)
         try:
-            return self._average(turn, place, own, interrupt)
+            order = SumOrder(turn.topology, len(turn.places), own.size)
+            summing = Summing(order, place, own, Portions(turn.weights))
+            self._received = 0
+            self._greet({turn.places[a.place] for a in order.actions(place) if a.sends}, interrupt)
+            heard = looked = self._clock()
+            self._advance(turn, summing)
+            while (wanted := summing.wanted) is not None:
+                came = self._receive(POLL_S, lambda: self._advance(turn, summing))
+                now = self._clock()
+                heard = now if came else heard
+                if came and now - looked < POLL_S:
+                    continue
+                looked = now
+                interrupt()
+                self._look_at_ends()
+                if now - heard > self._patience_s:
+                    name, why = turn.places[wanted.place], f"silent for {self._patience_s:g} s"
+                    raise PeerLost([name], f"{why} in a {turn.topology}", self._received + 1)
+            return summing.pieces()
         finally:
             self.carried = self.traffic()
 
@@ -117,29 +135,6 @@ class Circle:
         thread: then `carried`."""
         ends = [end.traffic() for end in self._ends.values()]
         return Traffic.of_all([self._earlier, self._listener.traffic(), *ends])
-
-    def _average(
-        self, turn: Turn, place: int, own: Vector, interrupt: Callable[[], None]
-    ) -> list[Vector]:
-        order = SumOrder(turn.topology, len(turn.places), own.size)
-        summing = Summing(order, place, own, Portions(turn.weights))
-        self._received = 0
-        self._greet({turn.places[a.place] for a in order.actions(place) if a.sends}, interrupt)
-        heard = looked = self._clock()
-        self._advance(turn, summing)
-        while (wanted := summing.wanted) is not None:
-            came = self._receive(POLL_S, lambda: self._advance(turn, summing))
-            now = self._clock()
-            heard = now if came else heard
-            if came and now - looked < POLL_S:
-                continue
-            looked = now
-            interrupt()
-            self._look_at_ends()
-            if now - heard > self._patience_s:
-                name, why = turn.places[wanted.place], f"silent for {self._patience_s:g} s"
-                raise PeerLost([name], f"{why} in a {turn.topology}", self._received + 1)
-        return summing.pieces()
 
     def close(self) -> None:
         """Hang up. Works twice."""

@@ -130,25 +130,21 @@ class DirectExchange(RangedExchange):
             can_host = not self._peering.is_client and self.base_of is not None
             return Takeover(1, message.first, message.end, link.stand_still(), can_host)
         try:
-            address = self._host_in_place(link, message)
+            assert self.base_of is not None
+            applied, whole = self.base_of()
+            base = None if whole is None else whole[link.own].copy()
+            applied = link.given_out if base is None else link.add_given_out(base, applied)
+            if applied != message.applied:
+                raise BadMessage(f"{message.applied} replies were wanted, and {applied} are here")
+            state: State = unpack_state(message.payload)
+            reducer = self._make_reducer(message.first, message.end)
+            take_over(reducer, state, base, applied, link.merged, self._clock())
+            listener, address = self._listen()
+            self._peering.host_more(address, listener, reducer)
         except EdgetrainError as error:
             log.warning("cannot reduce in place of a lost member: %s", error)
             return answer
         return Takeover(3, message.first, message.end, address=address)
-
-    def _host_in_place(self, link: ReducerLink, message: Takeover) -> str:
-        assert self.base_of is not None
-        applied, whole = self.base_of()
-        base = None if whole is None else whole[link.own].copy()
-        applied = link.given_out if base is None else link.add_given_out(base, applied)
-        if applied != message.applied:
-            raise BadMessage(f"{message.applied} replies were wanted, and {applied} are here")
-        state: State = unpack_state(message.payload)
-        reducer = self._make_reducer(message.first, message.end)
-        take_over(reducer, state, base, applied, link.merged, self._clock())
-        listener, address = self._listen()
-        self._peering.host_more(address, listener, reducer)
-        return address
 
     # -- leaving -------------------------------------------------------------------------------
 

@@ -102,7 +102,9 @@ class RunningEnd(WrappedEnd):
         frames = self._end.receive(timeout_s)
         if frames is None or frames[0] != RunRound.kind:
             return frames
-        run = _run_of(frames)
+        run = unpack(frames)
+        if not isinstance(run, RunRound) or not run.places:
+            raise BadMessage("a run without a member")
         self.stop()
         self._attempt = _Attempt(run, self._circle(), self.own(run), self._beside)
         return None
@@ -127,13 +129,6 @@ class RunningEnd(WrappedEnd):
         if self._attempt is not None:
             self._attempt.stop()
             self._attempt = None
-
-
-def _run_of(frames: Sequence[Buffer]) -> RunRound:
-    run = unpack(frames)
-    if not isinstance(run, RunRound) or not run.places:
-        raise BadMessage("a run without a member")
-    return run
 
 
 def _stepped(outer: OuterRule, pieces: Sequence[Vector], trained: int) -> Vector:

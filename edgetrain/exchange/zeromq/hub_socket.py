@@ -113,7 +113,14 @@ class HubSocket:
             self._poller.register(door.socket, zmq.POLLIN)
             self._door = door
         shown = f"[{host}]" if ":" in host else host
-        self.port = self._bind(shown, host, port)
+        try:
+            self._socket.bind(f"tcp://{shown}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise _bind_error(error, host, port) from None
+        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        self.port = int(endpoint.rstrip(b"\0").decode().rsplit(":", 1)[1])
         self.address = f"tcp://{shown}:{self.port}"
         self._counters = ConnectionsAt(self.port)
         self._look_again = float("-inf")
@@ -122,16 +129,6 @@ class HubSocket:
         self._socket.bind(INSIDE)
         self._sent_last: tuple[Sequence[Buffer], list[zmq.Frame | Buffer]] | None = None
         """The buffers sent last and their frames: a reply goes to every member."""
-
-    def _bind(self, shown: str, host: str, port: int) -> int:
-        try:
-            self._socket.bind(f"tcp://{shown}:{port or '*'}")
-        except zmq.ZMQError as error:
-            self.close()
-            raise _bind_error(error, host, port) from None
-        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
-        assert isinstance(endpoint, bytes)
-        return int(endpoint.rstrip(b"\0").decode().rsplit(":", 1)[1])
 
     def poll(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
         """(sender, frames) of what has arrived, after waiting for the first at most `timeout_s`."""

@@ -103,17 +103,14 @@ class Watch:
         while not self._stopped.wait(WATCH_S):
             with self._lock:
                 self._read_events()
-                self._end_crowd()
+                crowd = self._arrivals.find_crowd(peer_of)
+                if crowd:
+                    most = self._limits.newcomers
+                    line = f"{len(crowd)} that said nothing, more than {most} at a time, are ended"
+                    self._lines.append(("crowd", f"connections: {line}"))
+                for descriptor in crowd:
+                    self._end(descriptor)
                 self._end_excessive()
-
-    def _end_crowd(self) -> None:
-        crowd = self._arrivals.find_crowd(peer_of)
-        if crowd:
-            most = self._limits.newcomers
-            line = f"{len(crowd)} that said nothing, more than {most} at a time, are ended"
-            self._lines.append(("crowd", f"connections: {line}"))
-        for descriptor in crowd:
-            self._end(descriptor)
 
     def _end_excessive(self) -> None:
         resident = self._resident_bytes()

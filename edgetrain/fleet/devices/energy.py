@@ -64,9 +64,7 @@ class Energy:
         now = self._clock()
         if self._share:
             return self._share.joules(now)
-        return self._estimate(now - self._began)
-
-    def _estimate(self, seconds: float) -> float | None:
+        seconds = now - self._began
         idle, loaded = self._device.idle_watts, self._device.load_watts
         if idle is None or loaded is None:
             return None

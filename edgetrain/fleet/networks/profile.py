@@ -156,21 +156,17 @@ def load(name: str) -> Profile:
     if name == "none":
         return Profile(name, "no emulation")
     if name.startswith("rtt-"):
-        return _parametric(name)
+        match = _PARAMETRIC.fullmatch(name)
+        if match is None or float(match[1]) > 2 * MOST_DELAY_MS:
+            raise ConfigError(
+                f"network '{name}' is not a round trip from rtt-0ms to rtt-120000ms", "rtt-500ms"
+            )
+        way = Direction(delay_ms=float(match[1]) / 2)
+        return Profile(name, f"a bare round trip of {match[1]} ms", way, way)
     if (own := catalog.own("netem", name, Profile)) is not None:
         return replace(own, name=name)
     path, table = catalog.load("netem", name)
     return parse(Path(name).stem if name.endswith(".toml") else name, table, path)
-
-
-def _parametric(name: str) -> Profile:
-    match = _PARAMETRIC.fullmatch(name)
-    if match is None or float(match[1]) > 2 * MOST_DELAY_MS:
-        raise ConfigError(
-            f"network '{name}' is not a round trip from rtt-0ms to rtt-120000ms", "rtt-500ms"
-        )
-    way = Direction(delay_ms=float(match[1]) / 2)
-    return Profile(name, f"a bare round trip of {match[1]} ms", way, way)
 
 
 def names() -> list[str]:
@@ -187,36 +183,32 @@ def parse(name: str, table: Mapping[str, Any], path: Path) -> Profile:
 
 def _direction(table: Mapping[str, Any], path: Path, way: str) -> Direction:
     found = read(Direction, table, str(path), f"{way}.")
-    _consistent(found, path, way)
+    refuse_first(
+        (found.burst and found.loss_percent,
+         f"{path}: {way}.burst and {way}.loss_percent exclude each other", "drop one"),
+        (found.rate_trace and found.rate_mbit,
+         f"{path}: {way}.rate_trace and {way}.rate_mbit exclude each other", "drop one"),
+        (found.delay_trace and (found.delay_ms or found.jitter_ms),
+         f"{path}: {way}.delay_trace replaces delay_ms and jitter_ms", "drop them"),
+        (found.reorder_percent and not (found.delay_ms or found.delay_trace),
+         f"{path}: {way}.reorder_percent lets packets skip the delay, and there is none",
+         f"set {way}.delay_ms, or drop it"),
+    )  # fmt: skip
+    offered = first_offer(found.receive_kb)
+    refuse_first(
+        (found.first_window * MSS > offered,
+         f"{path}: {way}.first_window = {found.first_window}, and the receiver offers "
+         f"{offered // 1000} kB at first: {offered // MSS} segments",
+         f"fewer segments, or {way}.receive_kb = {2.1 * found.first_window * MSS / 1000:.0f}"),
+        # A wider spread would need delays below zero, and clamping them would shift the mean.
+        (found.jitter_ms > found.delay_ms / 4,
+         f"{path}: {way}.jitter_ms = {found.jitter_ms:g} is out of range: "
+         f"0 to {found.delay_ms / 4:g} ms (a quarter of delay_ms)",
+         "a larger jitter would need delays below zero"),
+    )  # fmt: skip
     given = {"rate_trace": found.rate_trace, "delay_trace": found.delay_trace}
     traced: Any = {k: _trace(k, v, path, f"{way}.{k}") for k, v in given.items() if v}
     return dataclasses.replace(found, **traced)
-
-
-def _consistent(way: Direction, path: Path, where: str) -> None:
-    refuse_first(
-        (way.burst and way.loss_percent,
-         f"{path}: {where}.burst and {where}.loss_percent exclude each other", "drop one"),
-        (way.rate_trace and way.rate_mbit,
-         f"{path}: {where}.rate_trace and {where}.rate_mbit exclude each other", "drop one"),
-        (way.delay_trace and (way.delay_ms or way.jitter_ms),
-         f"{path}: {where}.delay_trace replaces delay_ms and jitter_ms", "drop them"),
-        (way.reorder_percent and not (way.delay_ms or way.delay_trace),
-         f"{path}: {where}.reorder_percent lets packets skip the delay, and there is none",
-         f"set {where}.delay_ms, or drop it"),
-    )  # fmt: skip
-    offered = first_offer(way.receive_kb)
-    refuse_first(
-        (way.first_window * MSS > offered,
-         f"{path}: {where}.first_window = {way.first_window}, and the receiver offers "
-         f"{offered // 1000} kB at first: {offered // MSS} segments",
-         f"fewer segments, or {where}.receive_kb = {2.1 * way.first_window * MSS / 1000:.0f}"),
-        # A wider spread would need delays below zero, and clamping them would shift the mean.
-        (way.jitter_ms > way.delay_ms / 4,
-         f"{path}: {where}.jitter_ms = {way.jitter_ms:g} is out of range: "
-         f"0 to {way.delay_ms / 4:g} ms (a quarter of delay_ms)",
-         "a larger jitter would need delays below zero"),
-    )  # fmt: skip
 
 
 def _trace(key: str, value: str, path: Path, where: str) -> str:

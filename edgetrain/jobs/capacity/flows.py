@@ -141,7 +141,14 @@ class Ports:
 
     def _queue(self, arrivals: Array) -> Array:
         """finish_i = max(arrival_i, finish_(i-1)) + service, in the order of arrival."""
-        older = self._overtaken(arrivals)
+        # Earlier rounds' messages that come after the first of this one; the others are served
+        after = self._before > arrivals.min(axis=1)[:, None]
+        served = np.where(after, -math.inf, self._done)
+        if served.size:
+            self._free = np.maximum(self._free, served.max(axis=1))
+        after &= np.isfinite(self._before)
+        width = int(after.sum(axis=1).max(initial=0))
+        older = np.sort(np.where(after, self._before, math.inf), axis=1)[:, :width]
         every = np.concatenate([older, arrivals], axis=1)
         order = np.argsort(every, axis=1, kind="stable")
         came = np.take_along_axis(every, order, axis=1)
@@ -153,16 +160,6 @@ class Ports:
         end: Array = np.empty_like(done)
         np.put_along_axis(end, order, done, axis=1)
         return end[:, older.shape[1] :]
-
-    def _overtaken(self, arrivals: Array) -> Array:
-        """Earlier rounds' messages that come after the first of this one; the others are served."""
-        after = self._before > arrivals.min(axis=1)[:, None]
-        served = np.where(after, -math.inf, self._done)
-        if served.size:
-            self._free = np.maximum(self._free, served.max(axis=1))
-        after &= np.isfinite(self._before)
-        width = int(after.sum(axis=1).max(initial=0))
-        return np.sort(np.where(after, self._before, math.inf), axis=1)[:, :width]
 
 
 @dataclass
@@ -296,14 +293,12 @@ class AccessStreams:
                 self._grow(count, flight.acked_at)
                 self._in_flight = self._in_flight - count
                 flight.bytes = flight.bytes - count
-                self._time(count > 0)
+                # A round trip like those before: the timeout comes down, as in networks.window
+                where = count > 0
+                calmer = (self._patience - np.maximum(self._deviation, RTO_MIN_S)) / 4
+                self._patience = self._patience - np.where(where, calmer, 0.0)
+                self._deviation = np.where(where, 0.4 * self._deviation, self._deviation)
         self._flights = [flight for flight in self._flights if flight.bytes.any()]
-
-    def _time(self, where: npt.NDArray[np.bool_]) -> None:
-        """A round trip like those before: the timeout comes down, as in networks.window."""
-        calmer = (self._patience - np.maximum(self._deviation, RTO_MIN_S)) / 4
-        self._patience = self._patience - np.where(where, calmer, 0.0)
-        self._deviation = np.where(where, 0.4 * self._deviation, self._deviation)
 
     def _grow(self, count: Array, now: Array) -> None:
         """A window grows by what is acknowledged, where the sender fills it."""

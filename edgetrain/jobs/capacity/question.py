@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from edgetrain.jobs.capacity.estimate import CapacityQuestion, Kind
     from edgetrain.jobs.capacity.parcels import ExchangeSizes
     from edgetrain.jobs.resolved import Resolved
-    from edgetrain.strategies import Strategy
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,13 @@ def question_of(
     from edgetrain.jobs.capacity.parcels import ExchangeSizes
 
     job = found.job
-    _refuse_out_of_step(found.strategy)
+    strategy = found.strategy
+    if not strategy.is_synchronous:
+        raise ConfigError(
+            f"capacity of {strategy.spelled}: how often a reply goes to all depends on when "
+            "contributions arrive",
+            "simulate it: edgetrain simulate, or ask about dga or fedavg",
+        )
     kinds, elements = _kinds(job, options, beside)
     members = options.members or max(job.fleet.members, len(kinds))
     sites = parse_sites(job.fleet.sites, job.fleet.members)
@@ -109,15 +114,6 @@ def question_of(
         quorum=min(job.hub.quorum, members),
         deadline_s=job.hub.longest_deadline_s,
     )
-
-
-def _refuse_out_of_step(strategy: Strategy) -> None:
-    if not strategy.is_synchronous:
-        raise ConfigError(
-            f"capacity of {strategy.spelled}: how often a reply goes to all depends on when "
-            "contributions arrive",
-            "simulate it: edgetrain simulate, or ask about dga or fedavg",
-        )
 
 
 def _homes(

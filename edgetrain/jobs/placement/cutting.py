@@ -178,7 +178,13 @@ def _search(
     if not c:
         return Cut(a * freest.total, freest.ends, freest.slots)
     best, found = bound, None
-    place = _least_feasible(shortest, candidates)
+    place, high = 0, candidates.size - 1
+    while place < high:
+        middle = (place + high) // 2
+        if shortest(float(candidates[middle])) is None:
+            place = middle + 1
+        else:
+            high = middle
     while place < candidates.size:
         limit = float(candidates[place])
         if a * freest.total + c * limit >= best:
@@ -192,14 +198,3 @@ def _search(
             break
         place += 1
     return found
-
-
-def _least_feasible(shortest: Callable[[float], _Path | None], candidates: Array) -> int:
-    low, high = 0, candidates.size - 1
-    while low < high:
-        middle = (low + high) // 2
-        if shortest(float(candidates[middle])) is None:
-            low = middle + 1
-        else:
-            high = middle
-    return low

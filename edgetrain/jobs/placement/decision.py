@@ -92,7 +92,20 @@ def _unknown(placement: Placement) -> str:
 def decide(question: Question, try_out: Callable[[Placement], str] = _unknown) -> Decision:
     """Decide. `try_out` says why a placement cannot be built, or "": what comes first has been
     tried. ConfigError for a placement in words that these servers cannot have."""
-    edge = _edge(question)
+    model, work = question.model, question.work
+    activations = model.saved_bytes * work.batch
+    needs = edge_bytes(model.parameters, question.kept_on_edge, work.kept.slots, activations)
+    board = min(question.boards, key=lambda each: each.usable_bytes)
+    seconds = [each.seconds for each in question.boards]
+    known = [each for each in seconds if each is not None]
+    slowest = max(known) if len(known) == len(seconds) else None
+    problem = question.edge_problem
+    if needs > board.usable_bytes:
+        problem = (
+            f"needs {_gb(needs)} a member, {board.name} has {_gb(board.usable_bytes)}"
+            f"{_nearest(question.others, needs)}"
+        )
+    edge = Edge(needs, board, slowest, problem)
     words = question.placement
     if words not in ("auto", EDGE):
         return _as_told(question, edge, parse(words), try_out)
@@ -114,23 +127,6 @@ def decide(question: Question, try_out: Callable[[Placement], str] = _unknown) -
         return Decision(chosen, why, edge, tuple(found), tuple(refused), question.notes)
     why = "the devices hold it" if needed else "the devices hold it, and servers are not faster"
     return Decision(EDGE, why, edge, tuple(found), tuple(refused), question.notes)
-
-
-def _edge(question: Question) -> Edge:
-    model, work = question.model, question.work
-    activations = model.saved_bytes * work.batch
-    needs = edge_bytes(model.parameters, question.kept_on_edge, work.kept.slots, activations)
-    board = min(question.boards, key=lambda each: each.usable_bytes)
-    seconds = [each.seconds for each in question.boards]
-    known = [each for each in seconds if each is not None]
-    slowest = max(known) if len(known) == len(seconds) else None
-    problem = question.edge_problem
-    if needs > board.usable_bytes:
-        problem = (
-            f"needs {_gb(needs)} a member, {board.name} has {_gb(board.usable_bytes)}"
-            f"{_nearest(question.others, needs)}"
-        )
-    return Edge(needs, board, slowest, problem)
 
 
 def _nearest(others: tuple[Board, ...], needs: float) -> str:
@@ -258,7 +254,17 @@ def check(placement: Placement, model: Model, servers: Servers, work: Work) -> N
          f"tensor={_below(tensor, model.heads)}"),
     )  # fmt: skip
     _check_sequence(placement, model)
-    _check_experts(placement, model)
+    count, experts = placement.experts, model.experts
+    word = "norms=split" if placement.sequence == 1 else f"sequence={placement.sequence}"
+    refuse_first(
+        (count > 1 and not experts, f"placement: experts={count}, and the model has no experts",
+         "leave experts out"),
+        (experts % count, f"placement: experts={count} does not divide the model's {experts} "
+         "experts", f"experts={_below(count, experts, placement.data)}"),
+        (experts and (placement.sequence > 1 or placement.norms == "split"), f"placement: {word}, "
+         f"and the model has {experts} experts, which take whole sequences",
+         f"leave {word.partition('=')[0]} out"),
+    )  # fmt: skip
     most = max(server.accelerators for server in servers.servers)
     if placement.pipeline > 1 and width > most:
         raise ConfigError(
@@ -310,20 +316,6 @@ def _check_sequence(placement: Placement, model: Model) -> None:
         (heads % ulysses,
          f"placement: ulysses={ulysses} does not divide the {heads} heads of a rank",
          f"ulysses={_below(ulysses, heads)}"),
-    )  # fmt: skip
-
-
-def _check_experts(placement: Placement, model: Model) -> None:
-    count, experts = placement.experts, model.experts
-    word = "norms=split" if placement.sequence == 1 else f"sequence={placement.sequence}"
-    refuse_first(
-        (count > 1 and not experts, f"placement: experts={count}, and the model has no experts",
-         "leave experts out"),
-        (experts % count, f"placement: experts={count} does not divide the model's {experts} "
-         "experts", f"experts={_below(count, experts, placement.data)}"),
-        (experts and (placement.sequence > 1 or placement.norms == "split"), f"placement: {word}, "
-         f"and the model has {experts} experts, which take whole sequences",
-         f"leave {word.partition('=')[0]} out"),
     )  # fmt: skip
 
 

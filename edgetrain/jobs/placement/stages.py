@@ -106,29 +106,26 @@ class LayerSums:
         """Parameters and flops of a rank that has a `tensor`-th of what can be divided, and one of
         `experts` equal parts of all experts."""
         if (tensor, experts) not in self._by_tensor:
-            self._by_tensor[tensor, experts] = self._divide(tensor, experts)
+            kept = [1 - x.divided + x.divided / tensor for x in self.model.layers]
+            own = [x.parameters * x.expert / experts * (experts > 1) for x in self.model.layers]
+            parameters = [
+                x.parameters * (part - x.expert * (experts > 1))
+                for x, part in zip(self.model.layers, kept, strict=True)
+            ]
+            held = self._sum(parameters)
+            for a, b, tied in self.model.tied:
+                held = held - tied * ((self.first <= a) & (self.end > b))
+            zipped = list(zip(self.model.layers, kept, strict=True))
+            self._by_tensor[tensor, experts] = Divided(
+                held,
+                self._sum(own),
+                self._most([a + b for a, b in zip(parameters, own, strict=True)]),
+                self._sum([x.flops * part for x, part in zipped]),
+                self._sum([x.backward_flops * part for x, part in zipped]),
+                self._sum([x.passed_bytes * (x.divided > 0) for x in self.model.layers]),
+                self._sum([float(x.divided > 0) for x in self.model.layers]),
+            )
         return self._by_tensor[tensor, experts]
-
-    def _divide(self, tensor: int, experts: int) -> Divided:
-        kept = [1 - x.divided + x.divided / tensor for x in self.model.layers]
-        own = [x.parameters * x.expert / experts * (experts > 1) for x in self.model.layers]
-        parameters = [
-            x.parameters * (part - x.expert * (experts > 1))
-            for x, part in zip(self.model.layers, kept, strict=True)
-        ]
-        held = self._sum(parameters)
-        for a, b, tied in self.model.tied:
-            held = held - tied * ((self.first <= a) & (self.end > b))
-        zipped = list(zip(self.model.layers, kept, strict=True))
-        return Divided(
-            held,
-            self._sum(own),
-            self._most([a + b for a, b in zip(parameters, own, strict=True)]),
-            self._sum([x.flops * part for x, part in zipped]),
-            self._sum([x.backward_flops * part for x, part in zipped]),
-            self._sum([x.passed_bytes * (x.divided > 0) for x in self.model.layers]),
-            self._sum([float(x.divided > 0) for x in self.model.layers]),
-        )
 
 
 @dataclass(frozen=True)

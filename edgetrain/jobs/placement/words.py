@@ -134,17 +134,6 @@ class Placement:
              f"placement: experts={experts} with zero=1, whose ranks hold the same layers",
              "zero=2"),
         )  # fmt: skip
-        self._check_sequence()
-        self._check_schedule()
-        if self.cuts and (
-            len(self.cuts) != self.all_stages - 1 or list(self.cuts) != sorted(set(self.cuts))
-        ):
-            raise ConfigError(
-                f"placement: cuts={_joined(self.cuts)} for {self.all_stages} stages",
-                f"{self.all_stages - 1} places that increase",
-            )
-
-    def _check_sequence(self) -> None:
         refuse_first(
             (self.sequence % self.ulysses,
              f"placement: ulysses={self.ulysses} does not divide sequence={self.sequence}",
@@ -154,6 +143,14 @@ class Placement:
             (self.norms == "split" and self.tensor == 1, "placement: norms=split with tensor=1",
              "tensor=2, whose ranks share the norms"),
         )  # fmt: skip
+        self._check_schedule()
+        if self.cuts and (
+            len(self.cuts) != self.all_stages - 1 or list(self.cuts) != sorted(set(self.cuts))
+        ):
+            raise ConfigError(
+                f"placement: cuts={_joined(self.cuts)} for {self.all_stages} stages",
+                f"{self.all_stages - 1} places that increase",
+            )
 
     def _check_schedule(self) -> None:
         name, stages, ranks, micro = self.schedule, self.stages, self.pipeline, self.microbatches

@@ -76,7 +76,16 @@ def epsilon(releases: Releases, delta: float, accountant: str = "pld") -> float 
     (Doroshenko et al., PoPETs 2022), rounded up, and "rdp" Renyi divergences (Mironov, Talwar and
     Zhang, 2019), which is never less. Raises ConfigError for values out of range.
     """
-    _check(releases, delta, accountant)
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta = {delta:g}", "allowed is more than 0 and less than 1")
+    if not 0 <= releases.rate <= 1:
+        raise ConfigError(f"sample rate {releases.rate:g}", "allowed are 0 to 1")
+    if not releases.noise >= 0:
+        raise ConfigError(f"noise = {releases.noise:g}", "allowed are 0 and more")
+    if releases.count < 0:
+        raise ConfigError(f"{releases.count} rounds", "allowed are 0 and more")
+    if accountant not in ACCOUNTANTS:
+        raise ConfigError(f"no accountant '{accountant}'", f"known: {', '.join(ACCOUNTANTS)}")
     if releases.noise == 0 or math.isinf(releases.noise):
         return None if releases.noise == 0 else 0.0
     if releases.count == 0 or releases.rate == 0:
@@ -148,19 +157,6 @@ def _tighter(spent: Callable[[float], float], target: float, enough: float) -> f
         if low and high / low < 1 + CLOSE / 4:
             break
     return high
-
-
-def _check(releases: Releases, delta: float, accountant: str) -> None:
-    if not 0 < delta < 1:
-        raise ConfigError(f"delta = {delta:g}", "allowed is more than 0 and less than 1")
-    if not 0 <= releases.rate <= 1:
-        raise ConfigError(f"sample rate {releases.rate:g}", "allowed are 0 to 1")
-    if not releases.noise >= 0:
-        raise ConfigError(f"noise = {releases.noise:g}", "allowed are 0 and more")
-    if releases.count < 0:
-        raise ConfigError(f"{releases.count} rounds", "allowed are 0 and more")
-    if accountant not in ACCOUNTANTS:
-        raise ConfigError(f"no accountant '{accountant}'", f"known: {', '.join(ACCOUNTANTS)}")
 
 
 def _library() -> Any:

@@ -124,7 +124,37 @@ def look(path: str, head: memoryview | bytes, size: int) -> ImageDescription:
             "an image with one system",
         )
     root = (systems or roots)[0]
-    return _judge(Files(path, root), boot, root)
+    files = Files(path, root)
+    # The operating system, "raspberry-pi-os-13". Raises ConfigError if nothing says what it is.
+    for name in OS_RELEASE:
+        content = files.read(name)
+        if content:
+            break
+    else:
+        raise ConfigError("the image has no /usr/lib/os-release: its system is not known")
+    text = content.decode(errors="replace")
+    release = release_in(text, is_pi=files.exists("/etc/rpi-issue"))
+    link = files.link("/usr/bin/python3")
+    version = re.fullmatch(r"python(\d+)\.(\d+)", link.rpartition("/")[2])
+    if not version:
+        raise ConfigError(
+            f"the image ({release}) has no Python 3 at /usr/bin/python3", "another image"
+        )
+    python = (int(version[1]), int(version[2]))
+    machine = _machine(files.read(f"/usr/bin/{version[0]}") or b"")
+    own, needed = (".".join(map(str, each)) for each in (python, OLDEST_PYTHON))
+    refuse_first(
+        (machine not in ("aarch64", "x86_64"),
+         f"the image ({release}) is for {machine}: torch is made for 64-bit systems",
+         "take the arm64 image of the same release"),
+        (python < OLDEST_PYTHON,
+         f"the image ({release}) has Python {own}, and edgetrain needs {needed}",
+         "a newer release of the operating system"),
+        (release not in RELEASES,
+         f"the image is {release}, which this version has no first boot for",
+         f"known: {', '.join(sorted(RELEASES))}"),
+    )  # fmt: skip
+    return ImageDescription(release, python, machine, _first_boot(files, release), boot, root)
 
 
 def partitions(path: str, head: memoryview | bytes, size: int) -> list[Partition]:
@@ -171,43 +201,6 @@ class Files:
 
     def _ask(self, request: str) -> subprocess.CompletedProcess[bytes]:
         return _run("debugfs", "-R", request, self._device)
-
-
-def _judge(files: Files, boot: Partition, root: Partition) -> ImageDescription:
-    release = _release(files)
-    link = files.link("/usr/bin/python3")
-    version = re.fullmatch(r"python(\d+)\.(\d+)", link.rpartition("/")[2])
-    if not version:
-        raise ConfigError(
-            f"the image ({release}) has no Python 3 at /usr/bin/python3", "another image"
-        )
-    python = (int(version[1]), int(version[2]))
-    machine = _machine(files.read(f"/usr/bin/{version[0]}") or b"")
-    own, needed = (".".join(map(str, each)) for each in (python, OLDEST_PYTHON))
-    refuse_first(
-        (machine not in ("aarch64", "x86_64"),
-         f"the image ({release}) is for {machine}: torch is made for 64-bit systems",
-         "take the arm64 image of the same release"),
-        (python < OLDEST_PYTHON,
-         f"the image ({release}) has Python {own}, and edgetrain needs {needed}",
-         "a newer release of the operating system"),
-        (release not in RELEASES,
-         f"the image is {release}, which this version has no first boot for",
-         f"known: {', '.join(sorted(RELEASES))}"),
-    )  # fmt: skip
-    return ImageDescription(release, python, machine, _first_boot(files, release), boot, root)
-
-
-def _release(files: Files) -> str:
-    """The operating system, "raspberry-pi-os-13". Raises ConfigError if nothing says what it is."""
-    for name in OS_RELEASE:
-        content = files.read(name)
-        if content:
-            break
-    else:
-        raise ConfigError("the image has no /usr/lib/os-release: its system is not known")
-    text = content.decode(errors="replace")
-    return release_in(text, is_pi=files.exists("/etc/rpi-issue"))
 
 
 def _first_boot(files: Files, release: str) -> str:

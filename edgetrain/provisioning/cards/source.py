@@ -248,7 +248,26 @@ def _decoded_size(path: Path, kind: str) -> int | None:
             with _reading(path):
                 return _zst_size(file)
         try:
-            return _xz_size(file)
+            # The decoded size of an xz file: the sum of the index records of all its streams
+            total, end = 0, file.seek(0, os.SEEK_END)
+            while end > 0:
+                file.seek(end - 12)
+                footer = file.read(12)
+                if footer[8:] == bytes(4):  # padding between streams
+                    end -= 4
+                    continue
+                if footer[10:] != b"YZ":
+                    return None
+                length = (struct.unpack("<I", footer[4:8])[0] + 1) * 4
+                file.seek(end - 12 - length)
+                index = file.read(length)
+                numbers = _varints(index[1:])
+                packed = 0
+                for _ in range(next(numbers)):
+                    packed += (next(numbers) + 3) // 4 * 4
+                    total += next(numbers)
+                end -= 12 + length + packed + 12
+            return total
         except (struct.error, IndexError, StopIteration, OSError):
             return None
 
@@ -286,29 +305,6 @@ def _zst_size(file: IO[bytes]) -> int | None:
         at += 4 * (flags >> 2 & 1) + (not last)
     if at > end:
         raise EOFError
-    return total
-
-
-def _xz_size(file: IO[bytes]) -> int | None:
-    """The decoded size of an xz file: the sum of the index records of all its streams."""
-    total, end = 0, file.seek(0, os.SEEK_END)
-    while end > 0:
-        file.seek(end - 12)
-        footer = file.read(12)
-        if footer[8:] == bytes(4):  # padding between streams
-            end -= 4
-            continue
-        if footer[10:] != b"YZ":
-            return None
-        length = (struct.unpack("<I", footer[4:8])[0] + 1) * 4
-        file.seek(end - 12 - length)
-        index = file.read(length)
-        numbers = _varints(index[1:])
-        packed = 0
-        for _ in range(next(numbers)):
-            packed += (next(numbers) + 3) // 4 * 4
-            total += next(numbers)
-        end -= 12 + length + packed + 12
     return total
 
 

@@ -205,7 +205,20 @@ def _begin(card: CardState, head: memoryview, size: int | None, probe: bool) -> 
     card.medium.write(0, mark)
     card.medium.flush()
     if probe and size:
-        card.probes = _probes(card.medium, size)
+        # Write a block of its own at each PROBE_EVERY bytes behind the image, and at the very end.
+        # A card smaller than it reports keeps only the last of several writes to one place.
+        medium = card.medium
+        last = medium.size // ALIGNMENT * ALIGNMENT - ALIGNMENT
+        places = [*range(-(-size // PROBE_EVERY) * PROBE_EVERY, last, PROBE_EVERY), last]
+        nonce, probes = os.urandom(16), []
+        for place in places:
+            if place < size:
+                continue
+            block = aligned(ALIGNMENT)
+            block[:32] = hashlib.sha256(nonce + place.to_bytes(8, "little")).digest()
+            medium.write(place, block)
+            probes.append((place, block))
+        card.probes = probes
         card.medium.flush()
         card.medium.forget()
         _check_probes(card)
@@ -222,24 +235,6 @@ def _marked(head: memoryview) -> memoryview:
     text = _MARK + hashlib.sha256(head).hexdigest().encode() + b"\n"
     blank[SECTOR:][: len(text)] = text
     return blank
-
-
-def _probes(medium: FileMedium, size: int) -> list[tuple[int, memoryview]]:
-    """Write a block of its own at each PROBE_EVERY bytes behind the image, and at the very end.
-
-    A card smaller than it reports keeps only the last of several writes to one place.
-    """
-    last = medium.size // ALIGNMENT * ALIGNMENT - ALIGNMENT
-    places = [*range(-(-size // PROBE_EVERY) * PROBE_EVERY, last, PROBE_EVERY), last]
-    nonce, probes = os.urandom(16), []
-    for place in places:
-        if place < size:
-            continue
-        block = aligned(ALIGNMENT)
-        block[:32] = hashlib.sha256(nonce + place.to_bytes(8, "little")).digest()
-        medium.write(place, block)
-        probes.append((place, block))
-    return probes
 
 
 def _check_probes(card: CardState) -> None:

@@ -118,7 +118,16 @@ class Following:
             self._put("trouble", self.trouble)
             return
         for record in records:
-            self._take(record)
+            kind, t = record["kind"], record["t"]
+            if kind in ("step", "status"):
+                loss, wait = record.get("loss"), record.get("wait_s") or 0.0
+                fleet_size = len(self._watch.data.members)  # a point is one of the whole fleet
+                if loss is not None:
+                    self._loss.add(t, loss, fleet_size)
+                busy = (record.get("compute_s") or 0.0) + (record.get("overhead_s") or 0.0)
+                whole = wait + busy + (record.get("eval_s") or 0.0) + (record.get("end_s") or 0.0)
+                if whole > 0:
+                    self._waiting.add(t, wait / whole, fleet_size)
         self._news += news(self._watch.name, records)
         del self._news[:-MOST_NEWS]
         refused = [r for r in records if r["kind"] == "event" and r.get("event") == "refused"]
@@ -154,18 +163,6 @@ class Following:
         if name not in self._texts or self._texts[name][1] != content:
             self._version += 1
             self._texts[name] = self._version, content
-
-    def _take(self, record: Record) -> None:
-        kind, t = record["kind"], record["t"]
-        if kind in ("step", "status"):
-            loss, wait = record.get("loss"), record.get("wait_s") or 0.0
-            fleet_size = len(self._watch.data.members)  # a point is one of the whole fleet
-            if loss is not None:
-                self._loss.add(t, loss, fleet_size)
-            busy = (record.get("compute_s") or 0.0) + (record.get("overhead_s") or 0.0)
-            whole = wait + busy + (record.get("eval_s") or 0.0) + (record.get("end_s") or 0.0)
-            if whole > 0:
-                self._waiting.add(t, wait / whole, fleet_size)
 
     def _run(
         self, state: RunState, summary: Mapping[str, Any] | None, quiet: bool

@@ -46,7 +46,9 @@ class RunEntry:
 
 def listed(folder: Path) -> list[RunEntry]:
     """The runs of a folder; one that is damaged has an entry that says why."""
-    began = _began(folder.name)
+    name = folder.name
+    match = re.match(r"(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)", name)
+    began = "{}-{}-{} {}:{}:{}".format(*match.groups()) if match else units.ABSENT
     try:
         runs = runs_in(folder)
     except (ConfigError, OSError) as error:
@@ -92,11 +94,6 @@ def _damaged(folder: Path, began: str, error: ConfigError | OSError) -> RunEntry
         str(folder), began, unknown, unknown, None, unknown, "damaged", "accuracy", None, None,
         None, None, unknown, why,
     )  # fmt: skip
-
-
-def _began(name: str) -> str:
-    match = re.match(r"(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)", name)
-    return "{}-{}-{} {}:{}:{}".format(*match.groups()) if match else units.ABSENT
 
 
 def text(entries: Sequence[RunEntry]) -> str:

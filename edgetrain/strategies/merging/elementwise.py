@@ -64,11 +64,7 @@ class TrimmedMean:
                 _mean(ordered[kept.start : kept.stop], merged[start : start + TILE])
                 if watched:
                     outside += _outside(tile, ordered[watched], ordered[members - 1 - watched])
-        return self._cuts(outside, sum(merged.size for merged in out), watched)
-
-    def _cuts(
-        self, outside: NDArray[np.int64], elements: int, watched: int
-    ) -> tuple[Discounted, ...]:
+        elements = sum(merged.size for merged in out)
         chance = 2 * watched / len(outside)
         shares = outside / max(elements, 1)
         return tuple(

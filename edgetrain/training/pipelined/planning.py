@@ -67,7 +67,16 @@ def plan_stages(
             f"{len(model.layers)} layers",
             f"at most {len(model.layers)} members",
         )
-    _check_whole(found, model)
+    # Each member draws the whole model's parameters once, to keep its stage's
+    needs = EDGE_PROCESS_BYTES + 4.0 * model.parameters
+    for name, device in found.device_profiles.items():
+        if needs > USABLE * device.memory_bytes:
+            raise ConfigError(
+                f"fleet.placement = '{found.job.fleet.placement}': to begin, a member draws the "
+                f"whole model and needs {needs / 1e9:.3g} GB, {name} has "
+                f"{USABLE * device.memory_bytes / 1e9:.3g} GB",
+                "a smaller model, or devices with more memory",
+            )
     placement, result = _fastest(found, asked, model)
     refuse(placement, bars_of(job, task))
     parts = cut(task, placement, None) if _is_cut_by_name(task) else None
@@ -107,19 +116,6 @@ def check_batch(job: Job, placement: Placement) -> None:
             f"fleet.placement: microbatches={count} of a step's {samples} samples",
             f"microbatches={near}",
         )
-
-
-def _check_whole(found: Resolved, model: Model) -> None:
-    """Each member draws the whole model's parameters once, to keep its stage's."""
-    needs = EDGE_PROCESS_BYTES + 4.0 * model.parameters
-    for name, device in found.device_profiles.items():
-        if needs > USABLE * device.memory_bytes:
-            raise ConfigError(
-                f"fleet.placement = '{found.job.fleet.placement}': to begin, a member draws the "
-                f"whole model and needs {needs / 1e9:.3g} GB, {name} has "
-                f"{USABLE * device.memory_bytes / 1e9:.3g} GB",
-                "a smaller model, or devices with more memory",
-            )
 
 
 def _check_shared(parts: Parts) -> None:

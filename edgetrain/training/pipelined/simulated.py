@@ -164,7 +164,15 @@ class _Simulated:
             while world.step() and not self._is_over():
                 if world.events % LOOK == 0:
                     watch()
-            outcome.status = self._verdict()
+            failed: list[Process] = [each for each in self._processes if each.error]
+            for each in failed:
+                assert each.error is not None
+                raise each.error
+            if waiting := [each.name for each in self._processes if not each.over]:
+                raise EdgetrainError(
+                    f"the simulation stands still: {', '.join(waiting)} wait for ever"
+                )
+            outcome.status = "finished"
         finally:
             for process in self._processes:
                 process.kill()
@@ -176,12 +184,3 @@ class _Simulated:
         return any(each.error for each in self._processes) or all(
             each.over for each in self._processes
         )
-
-    def _verdict(self) -> str:
-        failed: list[Process] = [each for each in self._processes if each.error]
-        for each in failed:
-            assert each.error is not None
-            raise each.error
-        if waiting := [each.name for each in self._processes if not each.over]:
-            raise EdgetrainError(f"the simulation stands still: {', '.join(waiting)} wait for ever")
-        return "finished"

@@ -197,7 +197,11 @@ class TorchStage:
         self._out[micro] = entered, output
         passed = None
         if not self._is_last:
-            self._check(output)
+            expected = self._plan.shapes[self._stage]
+            if tuple(output.shape) != expected:
+                raise BadPayload(
+                    f"stage {self._stage} passes on {tuple(output.shape)}, planned was {expected}"
+                )
             passed = encode(output, self._job.fleet.activations)
         self._hold(began, 0)
         return passed
@@ -207,13 +211,6 @@ class TorchStage:
             return no_loss(output)
         loss = loss_of(self._task, output, self._micro[micro])
         return scalar_of(self._task, loss) / self._divisors[micro]
-
-    def _check(self, output: Tensor) -> None:
-        expected = self._plan.shapes[self._stage]
-        if tuple(output.shape) != expected:
-            raise BadPayload(
-                f"stage {self._stage} passes on {tuple(output.shape)}, planned was {expected}"
-            )
 
     def backward(self, micro: int, given: Buffer | None) -> tuple[Buffer | None, float]:
         began = self._clock()

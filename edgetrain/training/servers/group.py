@@ -164,24 +164,23 @@ class _Group:
                         else "out of memory? see the kernel's log, and what `edgetrain plan` says",
                     )
                 continue
-            self._place_again(verdict)
+            assert self._question is not None
+            below = max(self.found.bytes) if verdict.kind == "memory" else float("inf")
+            placed = place_again(self._question, self._crew.lost, below)
+            if placed is None:
+                left = (
+                    "a smaller placement"
+                    if verdict.kind == "memory"
+                    else "the servers that are left"
+                )
+                raise EdgetrainError(
+                    f"{verdict.reason or verdict.names[0]}, and the job does not fit {left}",
+                    f"edgetrain run --resume {self._folder} goes on, with more servers",
+                )
+            self._placed = placed
             said = f"again, {since}, with {self.found.placement}"
             event = _EVENTS.get(verdict.kind, "error")
             self._record(event, verdict, f"{verdict.reason}; {said}")
-
-    def _place_again(self, verdict: _Verdict) -> None:
-        assert self._question is not None
-        below = max(self.found.bytes) if verdict.kind == "memory" else float("inf")
-        placed = place_again(self._question, self._crew.lost, below)
-        if placed is None:
-            left = (
-                "a smaller placement" if verdict.kind == "memory" else "the servers that are left"
-            )
-            raise EdgetrainError(
-                f"{verdict.reason or verdict.names[0]}, and the job does not fit {left}",
-                f"edgetrain run --resume {self._folder} goes on, with more servers",
-            )
-        self._placed = placed
 
     def _what_holds(self) -> str:
         """The nearest placement that computes what one process does, found by trying."""

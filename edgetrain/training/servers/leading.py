@@ -143,7 +143,12 @@ class _Attempt:
         except EdgetrainError:
             raise
         except Exception as error:
-            why = self._why(_LOST_S if _CONNECTION.search(str(error)) else _SAID_S)
+            # Why a rank has ended; None: none has, the error is the leader's own. Others of the
+            # ranks may have ended because that one did.
+            wait_s = _LOST_S if _CONNECTION.search(str(error)) else _SAID_S
+            until = time.monotonic() + wait_s
+            while (why := self._told()) is None and time.monotonic() < until:
+                time.sleep(0.05)
             if why is None:
                 raise
             raise why from error
@@ -178,14 +183,6 @@ class _Attempt:
     def _end(self) -> None:
         if self._together is not None and not self._together.is_over:
             self._together.lead(Op.END)
-
-    def _why(self, wait_s: float) -> EdgetrainError | None:
-        """Why a rank has ended; None: none has, the error is the leader's own. Others of the ranks
-        may have ended because that one did."""
-        until = time.monotonic() + wait_s
-        while (why := self._told()) is None and time.monotonic() < until:
-            time.sleep(0.05)
-        return why
 
     def _told(self) -> EdgetrainError | None:
         ended = {rank: end for rank, end in self._others.ended().items() if end.code}

@@ -182,7 +182,16 @@ class Snapshots:
             known = FileSystemReader(path).read_metadata().state_dict_metadata
             values = _values(self._rank, known)
             load(values, checkpoint_id=path)
-            _mirror(self._rank)
+            # Give the other copies of a shared tensor on this rank what the first one was given
+            rank = self._rank
+            with torch.no_grad():
+                for copies in _copies(rank).values():
+                    for other in copies[1:]:
+                        other.copy_(copies[0])
+                    _, state, others = _states(rank, copies)
+                    for each in others:
+                        for key, value in (state or {}).items():
+                            each[key] = value.clone() if isinstance(value, Tensor) else value
         except (Exception, CheckpointException) as error:
             cause = _first_cause(error)
             is_other = "ize mismatch" in cause or "Missing key" in cause
@@ -254,18 +263,6 @@ def _copies(rank: Rank, written: bool = False) -> dict[str, list[Tensor]]:
             if not written or rank.held.parts.holders[name][0] == stage:
                 found.setdefault(name, []).append(tensor)
     return found
-
-
-def _mirror(rank: Rank) -> None:
-    """Give the other copies of a shared tensor on this rank what the first one was given."""
-    with torch.no_grad():
-        for copies in _copies(rank).values():
-            for other in copies[1:]:
-                other.copy_(copies[0])
-            _, state, others = _states(rank, copies)
-            for each in others:
-                for key, value in (state or {}).items():
-                    each[key] = value.clone() if isinstance(value, Tensor) else value
 
 
 def _key(key: str, name: str) -> str:

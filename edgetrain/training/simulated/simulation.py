@@ -33,7 +33,7 @@ from edgetrain.jobs.rules import refuse_fallback, refuse_group
 from edgetrain.runs.environment import utc
 from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog
-from edgetrain.tasks import Task, weights
+from edgetrain.tasks import weights
 from edgetrain.tasks.draws import generators_kept, model_of
 from edgetrain.tasks.personal import save_personal
 from edgetrain.training.hub_recorder import HubRecorder
@@ -152,7 +152,19 @@ class Simulation:
         self.network = network_of(planned, self.world, luck)
         torch.set_num_threads(planned.job.train.threads)
         self.task = task_of(planned.job, planned.beside)
-        step_seconds = _step_seconds(planned, self.task)
+        # Seconds of a step on each kind of device of the fleet; ConfigError where one has no speed
+        task = self.task
+        model = model_of(task, planned.job.seed)
+        step_seconds = {
+            device: pace_of(planned.job, device, model, task)
+            for device in sorted(set(planned.devices))
+        }
+        for device, seconds in step_seconds.items():
+            if not seconds:
+                raise ConfigError(
+                    f"device '{device}' has no speed that could be simulated",
+                    "name a board (device=raspberry-pi-4b), or say pace_s=0.02",
+                )
         self._gradients = local.choose(self.task, planned, batched, goes)
         self._logs: list[MetricsLog] = []
         self._began = 0.0
@@ -389,21 +401,6 @@ class Simulation:
         for log in self._logs:
             log.close()
         self._gradients.close()
-
-
-def _step_seconds(planned: Resolved, task: Task) -> dict[str, float]:
-    """Seconds of a step on each kind of device of the fleet; ConfigError where one has no speed."""
-    model = model_of(task, planned.job.seed)
-    found = {
-        device: pace_of(planned.job, device, model, task) for device in sorted(set(planned.devices))
-    }
-    for device, seconds in found.items():
-        if not seconds:
-            raise ConfigError(
-                f"device '{device}' has no speed that could be simulated",
-                "name a board (device=raspberry-pi-4b), or say pace_s=0.02",
-            )
-    return found
 
 
 @contextlib.contextmanager

@@ -149,7 +149,18 @@ def build(
     own.close()
     for host, link in zip(hosts, links, strict=True):
         linux.setns(host.namespace, linux.CLONE_NEWNET)
-        _configure(host, link, congestion, each[host.number].first_window)
+        first_window = each[host.number].first_window
+        index = socket.if_nametoindex(INTERFACE)
+        link.up("lo", 1)
+        link.up(INTERFACE, index, arp=False)
+        link.add_address(index, host.address, PREFIX)
+        try:
+            link.add_route(NETWORK, PREFIX, index, host.address, congestion, first_window)
+        except OSError as error:
+            raise NetworkError(
+                f"congestion control '{congestion}' cannot be pinned: {error}",
+                f"this kernel has: {' '.join(available())}",
+            ) from None
     linux.setns(core, linux.CLONE_NEWNET)
     os.close(core)
     wait_until_running(links)
@@ -173,20 +184,6 @@ def wait_until_running(
         if clock() > until:
             raise NetworkError(f"the emulated links do not run after {_RUNNING_S:g} s")
         pause(_PAUSE_S)
-
-
-def _configure(host: Host, link: Netlink, congestion: str, first_window: int) -> None:
-    index = socket.if_nametoindex(INTERFACE)
-    link.up("lo", 1)
-    link.up(INTERFACE, index, arp=False)
-    link.add_address(index, host.address, PREFIX)
-    try:
-        link.add_route(NETWORK, PREFIX, index, host.address, congestion, first_window)
-    except OSError as error:
-        raise NetworkError(
-            f"congestion control '{congestion}' cannot be pinned: {error}",
-            f"this kernel has: {' '.join(available())}",
-        ) from None
 
 
 def _set(name: str, value: str, key: str) -> None:

@@ -244,7 +244,11 @@ class Emulator:
         ahead = self._lead.ns + (_BATCH_NS if len(heap) > _BUSY else 0)
         while self._fault_times and self._fault_times[0][0] <= _now():
             _, _, fault, begins = self._fault_times.pop(0)
-            self._change(fault, begins)
+            self._schedule.switch(fault, begins)
+            self._paths.clear()
+            for node, stages in self._network.access.items():
+                for stage in stages:
+                    stage.model.set_rate(self._schedule.rate_share(node))
         now = _now()
         while heap and heap[0][0] <= now + ahead:
             due, _, rest, target, packet = pop(heap)
@@ -272,7 +276,11 @@ class Emulator:
     def _answer_commands(self) -> None:
         for command in self._parent.commands():
             if command.startswith("start "):
-                self._begin_faults(int(command.split()[1]))
+                start = int(command.split()[1])
+                self._fault_times = [
+                    (start + int(seconds * 1e9), number, fault, begins)
+                    for number, (seconds, fault, begins) in enumerate(self._schedule.changes())
+                ]
             elif command == "evict":
                 fabric.end_inhabitants(self.hosts)
             self._parent.answer(self.report())
@@ -293,19 +301,6 @@ class Emulator:
         }
 
     # -- faults -----------------------------------------------------------------------------------
-
-    def _begin_faults(self, start: int) -> None:
-        self._fault_times = [
-            (start + int(seconds * 1e9), number, fault, begins)
-            for number, (seconds, fault, begins) in enumerate(self._schedule.changes())
-        ]
-
-    def _change(self, fault: Fault, begins: bool) -> None:
-        self._schedule.switch(fault, begins)
-        self._paths.clear()
-        for node, stages in self._network.access.items():
-            for stage in stages:
-                stage.model.set_rate(self._schedule.rate_share(node))
 
 
 def main() -> None:

@@ -151,17 +151,6 @@ class Proxy:
         self._heap: list[tuple[int, int, Callable[[int], None]]] = []
         self._serial = 0
         self._start = _now()
-        self._ways = self._make_ways(config)
-        self._schedule = FaultSchedule(faults_from_json(config["faults"]))
-        # Place p is where member p % members connects to hub p // members.
-        self._listeners = [self._listen(p) for p in range(len(self._ways) * len(self._hubs))]
-        self._connections: set[Connection] = set()
-        self._lateness = Lateness()
-        self._carried = 0
-        self._rang = False  # the timer woke us: the next delivery corrects the lead
-        self.addresses = [s.getsockname()[:2] for s in self._listeners]
-
-    def _make_ways(self, config: Mapping[str, Any]) -> list[tuple[Way, Way]]:
         made: list[tuple[Way, Way]] = []
         for number, link in enumerate(config["links"]):
             seed = int(config["seed"]) * 10_000 + 4 * number
@@ -171,7 +160,15 @@ class Proxy:
                     Way.make(direction_from_json(link["down"]), seed + 2, self._start),
                 )
             )
-        return made
+        self._ways = made
+        self._schedule = FaultSchedule(faults_from_json(config["faults"]))
+        # Place p is where member p % members connects to hub p // members.
+        self._listeners = [self._listen(p) for p in range(len(self._ways) * len(self._hubs))]
+        self._connections: set[Connection] = set()
+        self._lateness = Lateness()
+        self._carried = 0
+        self._rang = False  # the timer woke us: the next delivery corrects the lead
+        self.addresses = [s.getsockname()[:2] for s in self._listeners]
 
     def _listen(self, place: int) -> socket.socket:
         listener = socket.socket()
@@ -226,7 +223,11 @@ class Proxy:
     def _dispatch(self, fd: int, events: int) -> None:
         owner = self._poller.owners.get(fd)
         if isinstance(owner, int):
-            self._accept(owner)
+            client, _ = self._listeners[owner].accept()
+            up, down = self._ways[owner % len(self._ways)]
+            now = _now()
+            handshake = up.delay_ns(now) + down.delay_ns(now)
+            self._call_at(now + handshake, lambda at: self._connect(client, owner, at))
         elif owner is not None:
             connection, reads, writes = owner
             if events & select.EPOLLOUT:
@@ -235,13 +236,6 @@ class Proxy:
                 self._deliver(connection, writes)
             if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
                 self._read(connection, reads, broken=bool(events & select.EPOLLERR))
-
-    def _accept(self, place: int) -> None:
-        client, _ = self._listeners[place].accept()
-        up, down = self._ways[place % len(self._ways)]
-        now = _now()
-        handshake = up.delay_ns(now) + down.delay_ns(now)
-        self._call_at(now + handshake, lambda at: self._connect(client, place, at))
 
     def _connect(self, client: socket.socket, place: int, at: int) -> None:
         hub, member = divmod(place, len(self._ways))

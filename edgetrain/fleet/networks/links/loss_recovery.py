@@ -287,11 +287,25 @@ class Recovery:
             self._flying.remove(piece)
         piece.done = True
         advanced = self._known.add_range(piece.start, piece.end)
-        self._drop_other_copies(piece)
+        # Forget other transmissions of the bytes that have arrived with this piece
+        twins = []
+        twin = piece.of
+        while twin is not None:
+            twins.append(twin)
+            twin = twin.of
+        twin = piece.copy
+        while twin is not None:
+            twins.append(twin)
+            twin = twin.copy
+        for twin in twins:
+            if not twin.done and self._known.has(twin.start, twin.end):
+                self._drop_copy(twin)
         rtt = now - piece.sent
         self._least_rtt = min(self._least_rtt, rtt)
         if self._state != _OPEN and self._known.next >= self._high:
-            self._leave_recovery()
+            if self._state == _RECOVERY:
+                self.window.recovered()
+            self._state = _OPEN
         # What arrives out of order does not let the window grow (tcp_may_raise_cwnd).
         self.window.held = self._state == _RECOVERY or not advanced
         self.window.acked(size, now, rtt, spread)
@@ -315,21 +329,6 @@ class Recovery:
             if not piece.done:
                 self._known.add_range(piece.start, piece.end)
                 self._drop_copy(piece)
-
-    def _drop_other_copies(self, piece: Segments) -> None:
-        """Forget other transmissions of the bytes that have arrived with this piece."""
-        twins = []
-        twin = piece.of
-        while twin is not None:
-            twins.append(twin)
-            twin = twin.of
-        twin = piece.copy
-        while twin is not None:
-            twins.append(twin)
-            twin = twin.copy
-        for twin in twins:
-            if not twin.done and self._known.has(twin.start, twin.end):
-                self._drop_copy(twin)
 
     def _drop_copy(self, piece: Segments) -> None:
         piece.done = True
@@ -365,7 +364,10 @@ class Recovery:
             else:
                 due = max(due, at)
         if lost and self._state == _OPEN:
-            self._enter_recovery()
+            self._prior = max(int(self.window.size), MSS)
+            self._delivered = self._out = 0
+            self.window.cut()
+            self._state, self._high = _RECOVERY, self.end
         if due:
             self._timer, self.deadline = _REORDER, due
         return bool(due), lost
@@ -385,12 +387,6 @@ class Recovery:
 
     # -- the window -------------------------------------------------------------------------------
 
-    def _enter_recovery(self) -> None:
-        self._prior = max(int(self.window.size), MSS)
-        self._delivered = self._out = 0
-        self.window.cut()
-        self._state, self._high = _RECOVERY, self.end
-
     def _reduce(self, size: int, safe: bool) -> None:
         """Reduce the window in proportion to what arrives: tcp_cwnd_reduction, in bytes."""
         self._delivered += size
@@ -403,11 +399,6 @@ class Recovery:
             count = min(target - pipe, count)
         count = max(count, 0 if self._out else MSS)
         window.size = float(pipe + count)
-
-    def _leave_recovery(self) -> None:
-        if self._state == _RECOVERY:
-            self.window.recovered()
-        self._state = _OPEN
 
     # -- timers -----------------------------------------------------------------------------------
 

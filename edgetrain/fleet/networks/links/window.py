@@ -147,7 +147,11 @@ class Window:
         was_limited = self._limited()
         self.in_flight -= count
         self._acked += count
-        self._time_each(rtt, spread, count)
+        # Time every acknowledgement: segments that leave together wait for each other on the line,
+        # and each acknowledges two
+        samples = min(-(-count // (2 * MSS)), _MOST_SAMPLES) if spread > _SHORT_SPREAD else 1
+        for sample in range(samples):
+            self._time(rtt + spread * sample // samples)
         self._least_rtt = min(self._least_rtt, rtt)
         if self._acked <= self._recover or self.held:
             return
@@ -155,13 +159,6 @@ class Window:
             self._hystart(count, rtt, now, now - spread)
         if was_limited:
             self._grow(count, now)
-
-    def _time_each(self, rtt: int, spread: int, count: int) -> None:
-        """Time every acknowledgement: segments that leave together wait for each other on the line,
-        and each acknowledges two."""
-        samples = min(-(-count // (2 * MSS)), _MOST_SAMPLES) if spread > _SHORT_SPREAD else 1
-        for sample in range(samples):
-            self._time(rtt + spread * sample // samples)
 
     def _time(self, rtt: int) -> None:
         """Update the round trip; its variance rises at once and falls by 1/4 per round trip."""
@@ -354,7 +351,19 @@ class WholeWindow(Window):
             return
         if not self._epoch or now // TICK != self._seen_at // TICK:
             self._seen, self._seen_at = size, now
-            self._aim(size, acked, now)
+            # Set `_pace` from the distance between the window and the curve
+            peak = int(self._peak) // MSS
+            if not self._epoch:
+                self._epoch, self._since, self._reno = now, acked, size
+                self._k = (max(peak - size, 0) / _CUBIC_C) ** (1 / 3)
+                self._origin = max(peak, size)
+            rise = (now - self._epoch + self._least_rtt) / 1e9 - self._k
+            target = int(self._origin) + int(
+                _CUBIC_C * rise**3
+            )  # both halves are rounded towards it
+            self._pace = size // (target - size) if target > size else 100 * size
+            if not peak:
+                self._pace = min(self._pace, 20)
         friendly = max(size * 15 >> 3, 1)
         while self._since > friendly:
             self._since -= friendly
@@ -362,19 +371,6 @@ class WholeWindow(Window):
         if self._reno > size:
             self._pace = min(self._pace, size // (self._reno - size))
         self._pace = max(self._pace, 2)
-
-    def _aim(self, size: int, acked: int, now: int) -> None:
-        """Set `_pace` from the distance between the window and the curve."""
-        peak = int(self._peak) // MSS
-        if not self._epoch:
-            self._epoch, self._since, self._reno = now, acked, size
-            self._k = (max(peak - size, 0) / _CUBIC_C) ** (1 / 3)
-            self._origin = max(peak, size)
-        rise = (now - self._epoch + self._least_rtt) / 1e9 - self._k
-        target = int(self._origin) + int(_CUBIC_C * rise**3)  # both halves are rounded towards it
-        self._pace = size // (target - size) if target > size else 100 * size
-        if not peak:
-            self._pace = min(self._pace, 20)
 
     def cut(self) -> None:
         if self._acked < self._recover:

@@ -90,7 +90,9 @@ class FolderWatch:
         records = self._follower.read()
         if records:
             self.data.add_all(records)
-            self._keep_pace()
+            self._pace.append((self.data.t, self._step()))
+            while len(self._pace) > 2 and self._pace[1][0] < self.data.t - _WINDOW_S:
+                del self._pace[0]
         if not self.job:
             self.job = self._read_job()
         return records
@@ -180,11 +182,6 @@ class FolderWatch:
             return "incomplete" if self.data.failed() else "finished"
         running = "paused" if self.data.paused else "running"
         return running if any(member.step for member in members.values()) else "starting"
-
-    def _keep_pace(self) -> None:
-        self._pace.append((self.data.t, self._step()))
-        while len(self._pace) > 2 and self._pace[1][0] < self.data.t - _WINDOW_S:
-            del self._pace[0]
 
     def _seconds_per_step(self) -> float | None:
         """Seconds per step of a member since training began, as in the closing table."""

@@ -35,21 +35,18 @@ def draw_capacity(rows: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
         largest = max(rows, key=lambda row: int(row["members"]))
         write_heading(figure, as_text(capacity_message(largest)), [as_text(title)])
         grid = figure.add_gridspec(1, 2, width_ratios=[1, 1.25])
-        _draw_growth(figure.add_subplot(grid[0, 0]), rows)
+        axes = figure.add_subplot(grid[0, 0])
+        members = [row["members"] for row in rows]
+        axes.plot(members, members, color=TARGET, lw=1.2, ls=(0, (4, 3)), label="nobody ever waits")
+        growth = [row["speed_up"] for row in rows]
+        axes.plot(members, growth, "o-", color=COLOURS[1], label="this fleet")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_title("throughput of one member, times")
+        axes.set_xlabel("members")
+        axes.legend(loc="upper left")
         _draw_sizes(figure.add_subplot(grid[0, 1]), rows)
         return figure
-
-
-def _draw_growth(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    members = [row["members"] for row in rows]
-    axes.plot(members, members, color=TARGET, lw=1.2, ls=(0, (4, 3)), label="nobody ever waits")
-    growth = [row["speed_up"] for row in rows]
-    axes.plot(members, growth, "o-", color=COLOURS[1], label="this fleet")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_title("throughput of one member, times")
-    axes.set_xlabel("members")
-    axes.legend(loc="upper left")
 
 
 def _draw_sizes(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -154,15 +154,6 @@ def _draw_timeline(story: Story, axes: Axes) -> None:
     axes.set_yticks(list(ticks), list(ticks.values()))
     axes.grid(visible=False)
     axes.set_xlabel(f"{as_text(story.label)}: time since training began (s)")
-    _explain(axes)
-
-
-def _look(kind: str) -> dict[str, Any]:
-    colour, hatch = _LOOKS[kind]
-    return {"facecolor": colour, "hatch": hatch, "edgecolor": "#707070"}
-
-
-def _explain(axes: Axes) -> None:
     from matplotlib.patches import Patch
 
     words = dict(PARTS)
@@ -172,6 +163,11 @@ def _explain(axes: Axes) -> None:
         for kind in ("compute", "wait", "overhead")
     ]
     _legend_above(axes, handles)
+
+
+def _look(kind: str) -> dict[str, Any]:
+    colour, hatch = _LOOKS[kind]
+    return {"facecolor": colour, "hatch": hatch, "edgecolor": "#707070"}
 
 
 def _legend_above(axes: Axes, handles: Sequence[Any]) -> None:

@@ -89,19 +89,7 @@ def _comparison(
     at_ends = fits([curve.name for curve in curves])
     draw_against_time(against_time, curves, compared, end)
     draw_against_steps(against_steps, curves, compared)
-    _draw_split(figure.add_subplot(below[0, 0]), curves)
-    _draw_bytes(figure.add_subplot(below[0, 1]), curves)
-    lines: list[Any] = [] if at_ends else against_time.get_legend_handles_labels()[0]
-    marks = legend_of([each for curve in curves for each in curve.happened if each.t <= end])
-    draw_header(figure, compared, summary, heading_of(summary), [*lines, *marks])
-    draw_notes(figure, compared)
-    if at_ends:
-        steps = value_ends(curves, compared, [curve.steps for curve in curves])
-        label_ends(figure, {against_time: time_ends(curves, compared, end), against_steps: steps})
-    return figure
-
-
-def _draw_split(axes: Axes, curves: Sequence[Curve]) -> None:
+    axes = figure.add_subplot(below[0, 0])
     parts = [
         (
             curve.row.compute_s or 0.0,
@@ -114,6 +102,15 @@ def _draw_split(axes: Axes, curves: Sequence[Curve]) -> None:
     ]
     colours = [curve.colour for curve in curves]
     draw_stacked(axes, [curve.name for curve in curves], parts, colours)
+    _draw_bytes(figure.add_subplot(below[0, 1]), curves)
+    lines: list[Any] = [] if at_ends else against_time.get_legend_handles_labels()[0]
+    marks = legend_of([each for curve in curves for each in curve.happened if each.t <= end])
+    draw_header(figure, compared, summary, heading_of(summary), [*lines, *marks])
+    draw_notes(figure, compared)
+    if at_ends:
+        steps = value_ends(curves, compared, [curve.steps for curve in curves])
+        label_ends(figure, {against_time: time_ends(curves, compared, end), against_steps: steps})
+    return figure
 
 
 def _draw_bytes(axes: Axes, curves: Sequence[Curve]) -> None:

@@ -48,7 +48,16 @@ def draw_sweep(
         speed.set_title(f"steps a second of the fleet, {as_text(axis)} {as_text(labels[0])} = 1")
         _from_zero(speed)
         _draw_along(final, axis, labels, lines, "final")
-        _widen(final, units.is_fraction(metric))
+        # Widen the vertical axis to the least span, around its middle; a fraction ends at 1
+        fraction = units.is_fraction(metric)
+        low, high = final.get_ylim()
+        if fraction and final.dataLim.y1 <= 1:
+            high = min(high, 1.005)
+        middle = (low + high) / 2
+        lack = _LEAST_SPAN * (1.0 if fraction else abs(middle)) - (high - low)
+        low, high = low - max(0.0, lack) / 2, high + max(0.0, lack) / 2
+        over = max(0.0, high - 1.005) if fraction and final.dataLim.y1 <= 1 else 0.0
+        final.set_ylim(low - over, high - over)
         final.set_title(f"final {as_text(metric)}")
         if units.is_fraction(metric):
             final.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.4g} %")
@@ -100,18 +109,6 @@ def _from_zero(axes: Axes) -> None:
 _LEAST_SPAN = 0.05
 """Shortest vertical axis that does not begin at 0: points of a fraction, or a share of the value in
 the middle. Less would draw chance as large as an effect."""
-
-
-def _widen(axes: Axes, fraction: bool) -> None:
-    """Widen the vertical axis to the least span, around its middle; a fraction ends at 1."""
-    low, high = axes.get_ylim()
-    if fraction and axes.dataLim.y1 <= 1:
-        high = min(high, 1.005)
-    middle = (low + high) / 2
-    lack = _LEAST_SPAN * (1.0 if fraction else abs(middle)) - (high - low)
-    low, high = low - max(0.0, lack) / 2, high + max(0.0, lack) / 2
-    over = max(0.0, high - 1.005) if fraction and axes.dataLim.y1 <= 1 else 0.0
-    axes.set_ylim(low - over, high - over)
 
 
 _SPREAD = 0.6
