@@ -181,11 +181,7 @@ def _load_outer(made: Any, beside: Path | None, within: Path | None = None) -> N
 
 
 def _keep(name: str, made: Any, module: ModuleType) -> None:
-    loaded[name] = Extension(made, module, _digest(module))
-
-
-def _digest(module: ModuleType) -> str:
-    """Of the file of a module, or of all modules in the package that it is in."""
+    # Of the file of a module, or of all modules in the package that it is in
     top = sys.modules[module.__name__.partition(".")[0]]
     folder = Path(str(top.__file__)).parent
     files = sorted(folder.rglob("*.py")) if hasattr(top, "__path__") else [Path(str(top.__file__))]
@@ -193,7 +189,7 @@ def _digest(module: ModuleType) -> str:
     for path in files:
         content = path.read_bytes()
         code.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
-    return code.hexdigest()[:16]
+    loaded[name] = Extension(made, module, code.hexdigest()[:16])
 
 
 def module_of(

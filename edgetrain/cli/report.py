@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from edgetrain.cli import common
@@ -74,7 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.csv is not None:
         from edgetrain.runs.reports.trace import table
 
-        _write(arguments.csv, _csv(table(stories)), "rows")
+        rows = table(stories)
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\n").writerows(rows)
+        _write(arguments.csv, file.getvalue(), "rows")
     if formats:
         from edgetrain.runs.reports.plot import paper_figures
 
@@ -101,9 +103,3 @@ def _write(path: Path, text: str, what: str) -> None:
     with explain_os_errors(f"cannot write {path}", "choose another place"):
         write_text(path, text)
     common.say(f"{what}: {path}")
-
-
-def _csv(rows: Iterable[Sequence[object]]) -> str:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(rows)
-    return file.getvalue()

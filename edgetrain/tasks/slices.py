@@ -15,7 +15,7 @@ import torch
 from edgetrain.errors import refuse_first
 from edgetrain.tasks.draws import figures_of, generators_kept, seed_generators
 from edgetrain.tasks.flat import FlatModel
-from edgetrain.tasks.protocol import Batch, Picks, Task, is_counted
+from edgetrain.tasks.protocol import Picks, Task, is_counted
 from edgetrain.tasks.work import Evaluation
 
 CHUNK = 1024
@@ -79,18 +79,17 @@ class Slices:
             seed_generators(self._seed + first)
             for start in range(first, stop, self._chunk):
                 rows = np.arange(start, min(start + self._chunk, stop))
-                loss = self._task.loss(self._model, self._pick(rows)) * (len(rows) / count)
+                assert isinstance(self._task, Picks)
+                rng = np.random.default_rng([self._seed, int(rows[0])])
+                loss = self._task.loss(self._model, self._task.pick(*self._shard, rows, rng)) * (
+                    len(rows) / count
+                )
                 if gradient:
                     loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.item()
         self._flat.drop_unused()
         self._losses.append(total)
         return total, count
-
-    def _pick(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Batch:
-        assert isinstance(self._task, Picks)
-        rng = np.random.default_rng([self._seed, int(rows[0])])
-        return self._task.pick(*self._shard, rows, rng)
 
 
 def check_slices(task: Task, shard: tuple[int, int], batch: int) -> None:

@@ -483,7 +483,14 @@ def make_run_folder(request: HubRequest) -> tuple[Path, float]:
         folder = request.resume
         return folder, max((line["t"] for line in run_folders.read_metrics(folder)), default=0.0)
     folder = run_folders.create(request.runs, request.job.name or request.verb, private=True)
-    run_folders.write_job(folder, _known_of(request))
+    # The job of the run folder. What members train that may run any job, on what and over which
+    # network, this hub does not know.
+    job = request.job.to_dict()
+    if request.any_job:
+        members = job["fleet"]["members"]
+        job = {key: value for key, value in job.items() if key not in ("task", "data", "start")}
+        job["fleet"] = {"members": members}
+    run_folders.write_job(folder, job)
     run_folders.write_environment(folder)
     return folder, 0.0
 
@@ -503,17 +510,6 @@ def _check_resume(request: HubRequest) -> None:
             "folder is a member's, or its hub wrote none)",
             f"begin anew, in a folder of its own: edgetrain hub {run / run_folders.JOB}",
         )
-
-
-def _known_of(request: HubRequest) -> dict[str, Any]:
-    """The job of the run folder. What members train that may run any job, on what and over which
-    network, this hub does not know."""
-    job = request.job.to_dict()
-    if request.any_job:
-        members = job["fleet"]["members"]
-        job = {key: value for key, value in job.items() if key not in ("task", "data", "start")}
-        job["fleet"] = {"members": members}
-    return job
 
 
 def _restored(

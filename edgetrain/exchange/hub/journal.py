@@ -156,7 +156,9 @@ class Journal:
     def _replies(self, first: int) -> Iterator[Round]:
         expected = first
         for path in self._segments(0):
-            if _next_name(path, self._segments(0)) <= first:
+            segments = self._segments(0)
+            later = [int(other.stem) for other in segments if other.stem > path.stem]
+            if min(later, default=float("inf")) <= first:
                 continue
             for record in read_records(path):
                 if isinstance(record, Round) and record.round >= first:
@@ -357,8 +359,3 @@ def _bytes_of(state: State) -> int:
     """About how large a snapshot is: a base, the outer rule's vectors, and the fixed tensors."""
     vectors = 1 + len(state.outer)
     return 4 * state.elements * vectors + sum(memoryview(piece).nbytes for piece in state.fixed)
-
-
-def _next_name(path: Path, segments: list[Path]) -> float:
-    later = [int(other.stem) for other in segments if other.stem > path.stem]
-    return min(later, default=float("inf"))

@@ -147,7 +147,15 @@ def _factors(places: tuple[int, ...]) -> list[int]:
             if other != place:
                 above = _product(above, other + 1)
                 below = _product(below, (other + 1) ^ (place + 1))
-        found.append(_product(above, _inverse(below)))
+        # In the same field, by Euclid's algorithm
+        low, rest, of_low, of_rest = below, _MODULUS, 1, 0
+        while low != 1:
+            shift = rest.bit_length() - low.bit_length()
+            if shift < 0:
+                low, rest, of_low, of_rest, shift = rest, low, of_rest, of_low, -shift
+            rest ^= low << shift
+            of_rest ^= of_low << shift
+        found.append(_product(above, of_low))
     return found
 
 
@@ -162,15 +170,3 @@ def _product(secret: int, known: int) -> int:
         secret = secret << 1 ^ (secret >> 127) * _MODULUS
         known >>= 1
     return product
-
-
-def _inverse(value: int) -> int:
-    """In the same field, by Euclid's algorithm."""
-    low, rest, of_low, of_rest = value, _MODULUS, 1, 0
-    while low != 1:
-        shift = rest.bit_length() - low.bit_length()
-        if shift < 0:
-            low, rest, of_low, of_rest, shift = rest, low, of_rest, of_low, -shift
-        rest ^= low << shift
-        of_rest ^= of_low << shift
-    return of_low

@@ -132,9 +132,6 @@ class StageLink:
                 if refused.code not in ("name", "unknown"):
                     raise
                 self._is_refused = True
-        self._check_connection()
-
-    def _check_connection(self) -> None:
         now, transport = self._clock(), self._transport
         if now - self._heard > self._silence_s:
             raise HubUnreachable(f"nothing from the hub for {self._silence_s:g} s")

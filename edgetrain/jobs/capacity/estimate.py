@@ -225,7 +225,15 @@ class _Run:
             ahead += 1
             if step % local_steps == 0:
                 ahead = self._compute(ahead)
-                flights.append(self._exchange(step))
+                question, submitted = self.question, self.now
+                arrives = self.averaging.average(submitted)
+                self.averagings.append(float(arrives.max() - submitted.max()))
+                self.trips.append(float((arrives - submitted).min()))
+                self.spreads.append(float(submitted.max() - submitted.mean()))
+                exchange = question.exchange
+                if exchange.delay.is_measured and is_turn(step // exchange.local_steps - 1):
+                    self.delay = min(self.wanted, self.agreed.most)
+                flights.append(_Flight(step, submitted, arrives, self.delay))
             while flights and step - flights[0].step >= delay:
                 ahead = self._compute(ahead)
                 delay = self._apply(flights.popleft(), delay)
@@ -258,17 +266,6 @@ class _Run:
         self.wanted = max(1, math.ceil(MARGIN * float(steps.max())))
         self._wait(flight.arrives)
         return flight.delay
-
-    def _exchange(self, step: int) -> _Flight:
-        question, submitted = self.question, self.now
-        arrives = self.averaging.average(submitted)
-        self.averagings.append(float(arrives.max() - submitted.max()))
-        self.trips.append(float((arrives - submitted).min()))
-        self.spreads.append(float(submitted.max() - submitted.mean()))
-        exchange = question.exchange
-        if exchange.delay.is_measured and is_turn(step // exchange.local_steps - 1):
-            self.delay = min(self.wanted, self.agreed.most)
-        return _Flight(step, submitted, arrives, self.delay)
 
     # -- the answer --------------------------------------------------------------------------------
 

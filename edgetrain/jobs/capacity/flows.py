@@ -310,7 +310,11 @@ class AccessStreams:
         taken = np.where(train, self._round_trip / 2 / np.where(train, line_s, 1.0), count)
         grown = np.minimum(np.minimum(window + taken, 2 * flying), self._threshold)
         self._window = np.where(slow, np.maximum(grown, window), window)
-        crowd = slow & (window >= _HYSTART_LOW) & self._waits_for_others(window)
+        # Whether acknowledgements are late by what the link's other connections send at the same
+        # time, half of it on average: HyStart takes that for a full pipe
+        margin_s = np.clip(self._round_trip / 8, *_HYSTART_MARGIN_S)
+        late: npt.NDArray[np.bool_] = (self._connections - 1) / 2 * window * self.byte_s > margin_s
+        crowd = slow & (window >= _HYSTART_LOW) & late
         if train.any() or crowd.any():
             self._threshold = np.where(train | crowd, self._window, self._threshold)
         small = (window < SEND_LIMIT_BYTES) & (window * line_s < 2 * self._round_trip)
@@ -318,13 +322,6 @@ class AccessStreams:
         steady &= small | (line_s <= 0)  # a window twice as long as the line matters no more
         if steady.any():
             self._grow_cubic(np.flatnonzero(steady), count, now)
-
-    def _waits_for_others(self, window: Array) -> npt.NDArray[np.bool_]:
-        """Whether acknowledgements are late by what the link's other connections send at the same
-        time, half of it on average: HyStart takes that for a full pipe."""
-        margin_s = np.clip(self._round_trip / 8, *_HYSTART_MARGIN_S)
-        late: npt.NDArray[np.bool_] = (self._connections - 1) / 2 * window * self.byte_s > margin_s
-        return late
 
     def _grow_cubic(self, here: npt.NDArray[np.intp], count: Array, now: Array) -> None:
         window, peak, at = self._window[here], self._peak[here], now[here]

@@ -142,7 +142,15 @@ class Following:
         self._put("refusals", {"count": self._refusals, "lines": self._refused})
         if not self.is_behind and (now - self._drawn >= _DRAWN_EVERY_S or summary is not None):
             self._drawn = now
-            self._put("timeline", self._timeline())
+            # The last rounds at the hub, and what the first members did meanwhile: HTML, every name
+            # in it escaped
+            parts = [rounds_chart(self.story.rounds)]
+            if length := charts.length_of(self.story) / 2:
+                end = self.story.seconds
+                window = charts.Interval("the last rounds", max(0.0, end - length), end)
+                kinds = *charts.PARTS, ("flight", "exchange in flight"), ("kept", "answered")
+                parts += [part_key(kinds), charts.timeline(self.story, window, _LANES)]
+            self._put("timeline", "".join(parts))
 
     def state(self) -> RunState | str:
         """The run as it was found; a sentence that says why not."""
@@ -210,17 +218,6 @@ class Following:
             "loss": self._loss.columns(),
             "waiting": self._waiting.columns(),
         }
-
-    def _timeline(self) -> str:
-        """The last rounds at the hub, and what the first members did meanwhile: HTML, every name in
-        it escaped."""
-        parts = [rounds_chart(self.story.rounds)]
-        if length := charts.length_of(self.story) / 2:
-            end = self.story.seconds
-            window = charts.Interval("the last rounds", max(0.0, end - length), end)
-            kinds = *charts.PARTS, ("flight", "exchange in flight"), ("kept", "answered")
-            parts += [part_key(kinds), charts.timeline(self.story, window, _LANES)]
-        return "".join(parts)
 
 
 def _own_data(state: RunState) -> dict[str, str]:

@@ -91,7 +91,8 @@ def train_stage(
 ) -> None:
     """Train one stage of a planned pipeline to the end of its job, at the hub behind `transport`,
     which hears every `status_s` seconds (0: never) how that goes."""
-    job, plan, stop = found.job, _plan(found), stop or Stop()
+    assert found.stages is not None
+    job, plan, stop = found.job, found.stages, stop or Stop()
     torch.set_num_threads(job.train.threads)
     task = task or task_of(job, place.beside, place.keys)
     record = _Record(place, task, job.train.steps, open_log, clock, usage or Meter())
@@ -113,11 +114,6 @@ def train_stage(
         record.end()
     finally:
         record.close()
-
-
-def _plan(found: Resolved) -> StagePlan:
-    assert found.stages is not None
-    return found.stages
 
 
 def _tell(service: Service, stop: Stop, link: StageLink, desk: StageDesk, steps: int) -> None:

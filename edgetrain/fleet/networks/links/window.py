@@ -295,7 +295,8 @@ class WholeWindow(Window):
             return
         used = max(self._used, int(self._first))
         if used < self.size and not self.held:
-            self.threshold = max(self.threshold, self._share_of_size())
+            segments = int(self.size) // MSS
+            self.threshold = max(self.threshold, float(((segments >> 1) + (segments >> 2)) * MSS))
             self.size = float((int(self.size) // MSS + used // MSS) // 2 * MSS)
         self._used, self._used_at = 0, now
 
@@ -305,10 +306,6 @@ class WholeWindow(Window):
         super().acked(count, now, rtt, spread)
         if self._acked > self._recover and not self.held:
             self._used_at = now
-
-    def _share_of_size(self) -> float:
-        segments = int(self.size) // MSS
-        return float(((segments >> 1) + (segments >> 2)) * MSS)
 
     def _restart(self, now: int) -> None:
         """See Window. The curve does not advance during a pause (CA_EVENT_TX_START)."""

@@ -158,13 +158,6 @@ def draw_header(
 ) -> None:
     """Write the heading, what was run below it, and a legend; reserve the room for them."""
     labels = [str(handle.get_label()) for handle in legend]
-    lines = [about, _remark(compared, summary)]
-    room = write_heading(figure, as_text(message(compared)), lines, legend_points(labels))
-    if labels:
-        write_legend(figure, legend, labels, room)
-
-
-def _remark(compared: Comparison, summary: Mapping[str, Any]) -> str:
     backend = (summary.get("emulation") or {}).get("backend")
     parts = [""]
     if backend == "simulated":
@@ -173,7 +166,10 @@ def _remark(compared: Comparison, summary: Mapping[str, Any]) -> str:
         parts = [f"network emulated by '{as_text(str(backend))}'"]
     if any(row.speedup is not None for row in compared.rows[1:]):
         parts.append(f"speed-up against {as_text(compared.rows[0].label)}")
-    return "; ".join(part for part in parts if part)
+    lines = [about, "; ".join(part for part in parts if part)]
+    room = write_heading(figure, as_text(message(compared)), lines, legend_points(labels))
+    if labels:
+        write_legend(figure, legend, labels, room)
 
 
 def draw_notes(figure: Figure, compared: Comparison) -> None:
