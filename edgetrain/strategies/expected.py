@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from edgetrain.strategies.blockwise import add_reply, subtract_blocks
 from edgetrain.strategies.drift import Drift, Shares
 from edgetrain.vectors.blocks import (
     BLOCK,
@@ -16,10 +15,73 @@ from edgetrain.vectors.blocks import (
     are_few,
     block_count,
     has_negative_zero,
+    move_sums,
+    places,
+    read_blocks,
     touched_blocks,
     union_of,
+    write_blocks,
 )
 from edgetrain.vectors.vector import TILE, Vector, all_finite, checksum, tiles
+
+
+def add_reply(
+    base: Vector,
+    reply: Vector,
+    touched: Flags,
+    sums: list[int],
+    params: Vector,
+    rounds: tuple[Vector | None, Sequence[Vector]] | None,
+) -> None:
+    """base += reply in the blocks `touched`, with the `sums` of its tiles: the same sums in the same
+    order as on whole tiles, so numbers in these blocks get the same bits.
+
+    `rounds`: the one replied to, and those still in flight; `params` keep what they are beyond base
+    and all of these. None: they become the base.
+    """
+    for place in places(touched, reply.size):
+        old = read_blocks(base, place)
+        new = old + read_blocks(reply, place)
+        move_sums(sums, place, old, new)
+        write_blocks(base, place, new)
+        if rounds is not None:
+            answered, flying = rounds
+            owns = [read_blocks(own, place) for own in flying]
+            if answered is not None:
+                old += read_blocks(answered, place)
+            local = read_blocks(params, place)
+            local -= _add_all(old, owns)
+            new = _add_all(new, owns)
+            new += local
+        write_blocks(params, place, new)
+
+
+def subtract_blocks(
+    base: Vector, params: Vector, own: Vector, few: Flags, flying: Sequence[Vector], settle: bool
+) -> bool:
+    """own = params - base - those `flying`, in the blocks `few`; if `settle`, params = that sum.
+
+    Returns whether all of it is finite.
+    """
+    for place in places(few, own.size):
+        expected = _add_all(read_blocks(base, place), (read_blocks(own, place) for own in flying))
+        rest = read_blocks(params, place)
+        rest -= expected
+        write_blocks(own, place, rest)
+        if settle:
+            expected += rest
+            write_blocks(params, place, expected)
+        if not all_finite(rest.reshape(-1)):
+            return False
+    return True
+
+
+def _add_all(total: Vector, others: Iterable[Vector]) -> Vector:
+    """total += each of the others, in order."""
+    for other in others:
+        total += other
+    return total
+
 
 SPAN = 4 * TILE
 """Elements examined together for touched blocks."""

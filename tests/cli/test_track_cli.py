@@ -11,7 +11,7 @@ from command_line import edgetrain, running, write_tiny
 from hub_runs import free_port, hub_folder
 
 from edgetrain.runs.folder import read_metrics, read_summary
-from edgetrain.runs.tracking.points import Curves
+from edgetrain.runs.tracking.trackers import Curves
 
 pytestmark = pytest.mark.real
 

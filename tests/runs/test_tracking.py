@@ -15,7 +15,7 @@ from edgetrain import extensions
 from edgetrain.__main__ import main
 from edgetrain.extensions import Extension
 from edgetrain.runs import folder as folders
-from edgetrain.runs.tracking.points import TABLE, Curves, Point, parameters
+from edgetrain.runs.tracking.trackers import TABLE, Curves, Point, parameters
 
 NUMBERS = st.one_of(st.none(), st.integers(0, 99), st.floats(0, 1e9))
 MEMBERS = ("m0", "m1", "m2", "hub")

@@ -10,7 +10,7 @@ import pytest
 
 from edgetrain.__main__ import main
 from edgetrain.runs.folder import read_metrics
-from edgetrain.runs.tracking.points import Curves
+from edgetrain.runs.tracking.trackers import Curves
 
 pytestmark = [pytest.mark.trackers, pytest.mark.filterwarnings("ignore")]  # theirs, not ours
 

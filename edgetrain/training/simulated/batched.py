@@ -25,13 +25,14 @@ import functools
 import heapq
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgetrain.exchange.member.driver import Flat, Stepper, in_place
 from edgetrain.jobs.job import Job
@@ -53,8 +54,40 @@ from edgetrain.tasks.layerwise import LAYER_WISE, LayerWise
 from edgetrain.tasks.protocol import batches_from, is_counted
 from edgetrain.tasks.vmapped import LossModule, batchable_attention
 from edgetrain.tasks.work import Evaluation, Local, optimizer_for
-from edgetrain.training.simulated.row_draws import RowDraws
 from edgetrain.vectors.vector import Vector
+
+
+class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within: an operation of torch that draws is done row by row, each with its own state.
+
+    `states` are those of torch's generator, one a row; they are replaced as numbers are drawn. The
+    rows come first in what is drawn, as torch.func.vmap lays them. RuntimeError where they do not.
+    """
+
+    def __init__(self, states: list[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._states = states
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        sizes = [each.shape if isinstance(each, Tensor) else each for each in args]
+        first = {tuple(size[:1]) for size in sizes if isinstance(size, Sequence)}
+        if first != {(len(self._states),)}:
+            raise RuntimeError(f"{func} does not draw row by row")
+        found: list[Tensor] = []
+        for row, state in enumerate(self._states):
+            own = (
+                each[row] if isinstance(each, Tensor)
+                else each[1:] if isinstance(each, Sequence) else each
+                for each in args
+            )  # fmt: skip
+            with DRAWING:
+                torch.set_rng_state(state)
+                found.append(func(*own, **(kwargs or {})))
+                self._states[row] = torch.get_rng_state()
+        return args[0] if func._schema.is_mutable else torch.stack(found)
+
 
 BLOCK = 256
 """Rows in a block, whose gradients are computed together."""

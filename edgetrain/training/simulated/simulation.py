@@ -18,14 +18,18 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from edgetrain.errors import ConfigError, EdgetrainError, in_words
-from edgetrain.exchange.hub.serve import Observer
+from edgetrain.exchange.gateway.site import SitePart
+from edgetrain.exchange.gateway.way_up import WayUp
+from edgetrain.exchange.hub.serve import Observer, serve
 from edgetrain.exchange.messages import Join, unpack
+from edgetrain.jobs.building import hub_of
 from edgetrain.jobs.job import COLLECTIVES, DIRECT
 from edgetrain.jobs.lookup import pace_of, task_of
 from edgetrain.jobs.resolved import Resolved
@@ -39,7 +43,6 @@ from edgetrain.tasks.personal import save_personal
 from edgetrain.training.hub_recorder import HubRecorder
 from edgetrain.training.outcome import at_gateways, recorded, write_errors
 from edgetrain.training.simulated import local
-from edgetrain.training.simulated.gateway import SimulatedGateway
 from edgetrain.training.simulated.hub import (
     ComputedUsage,
     SimulatedHub,
@@ -51,6 +54,35 @@ from edgetrain.training.simulated.peers import SimulatedPeers
 from edgetrain.training.simulated.streams import Frames
 from edgetrain.training.simulated.virtual import SECOND, Process, World
 from edgetrain.training.simulated.wires import HubWire, SimulatedNetwork
+
+
+class SimulatedGateway:
+    """The gateway of site `number` of the job. `process` runs it; it keeps no journal."""
+
+    def __init__(
+        self, number: int, found: Resolved, world: World, network: SimulatedNetwork
+    ) -> None:
+        """It starts with the world."""
+        self.wire: HubWire = network.hubs[len(found.hub_links) + number]
+        """Where the site's members connect."""
+        self._number, self._found, self._world, self._network = number, found, world, network
+        self.process: Process = world.start(f"gateway {number}", self._serve)
+
+    def _serve(self) -> None:
+        members = len(self._found.sites[self._number].members)
+        site = SitePart(f"site {self._number}", self._connect)
+        hub = hub_of(self._found, site=members, part=site)
+        hub.policy = replace(hub.policy, status_s=0.0)
+        # What a site's hub does is in no run folder: the fleet's rounds are in the hub's.
+        serve(hub, self.wire, self._world.clock, lambda effect: None)
+        if site.link is not None:
+            site.link.leave("done")
+
+    def _connect(self) -> WayUp:
+        wire = self._network.connect(self.wire.node)
+        wire.on_arrival = self.wire.wake
+        return WayUp(wire, self._world.clock)
+
 
 LOOK_S = 1e-4
 """Seconds for each member between two flushes of their logs, at least."""
