@@ -22,7 +22,7 @@ BOUNDS = {
     "help of edgetrain": 11_000,
     "edgetrain.join": 12_700,
     "a member": 15_300,
-    "a hub": 18_600,
+    "a hub": 17_800,
 }
 TRAINED = {
     "edgetrain.join, trained": 14_100,

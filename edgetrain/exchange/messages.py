@@ -41,6 +41,7 @@ MAX_MICROBATCHES = 1 << 12
 MAX_CHECKSUM = (1 << 64) - 1
 MOST_MS = 1 << 45
 """A thousand years."""
+UNKNOWN_CELSIUS = -274
 
 NO_WEIGHT = 1e-9
 """Weight of a contribution that adds nothing: a member that took no step, and is in step all the
@@ -417,7 +418,7 @@ class Telemetry(_Kind, kind=b"T"):
     sent_bytes: Annotated[int, whole(0, 1 << 60)] = 0
     received_bytes: Annotated[int, whole(0, 1 << 60)] = 0
     memory_mb: Count32 = 0
-    celsius: Annotated[int, whole(-274, 1000)] = -274
+    celsius: Annotated[int, whole(UNKNOWN_CELSIUS, 1000)] = UNKNOWN_CELSIUS
     throttled: Annotated[int, whole(-1, 1)] = -1
     joules: Annotated[int, whole(-1, 1 << 50)] = -1
     versions: Annotated[str, text(40)] = ""

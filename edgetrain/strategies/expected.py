@@ -33,8 +33,8 @@ def add_reply(
     params: Vector,
     rounds: tuple[Vector | None, Sequence[Vector]] | None,
 ) -> None:
-    """base += reply in the blocks `touched`, with the `sums` of its tiles: the same sums in the same
-    order as on whole tiles, so numbers in these blocks get the same bits.
+    """base += reply in the blocks `touched`, with the `sums` of its tiles. The same sums in the
+    same order as on whole tiles, so numbers in these blocks get the same bits.
 
     `rounds`: the one replied to, and those still in flight; `params` keep what they are beyond base
     and all of these. None: they become the base.

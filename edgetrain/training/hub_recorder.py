@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from edgetrain.exchange.hub.effects import Closed, Evaluated, Note, Observed, Reported
 from edgetrain.exchange.limits import Refusals
-from edgetrain.exchange.member.telemetry import UNKNOWN_CELSIUS
-from edgetrain.exchange.messages import CODES, Telemetry
+from edgetrain.exchange.messages import CODES, UNKNOWN_CELSIUS, Telemetry
 from edgetrain.runs.environment import Meter, Usage
 from edgetrain.runs.folder import metrics_path
 from edgetrain.runs.metrics.log import MetricsLog

@@ -13,13 +13,14 @@ members. Pure: no socket, no clock.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edgetrain.exchange.hub.effects import Effect, Send
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.open_rounds import OpenRound
-from edgetrain.exchange.messages import NO_WEIGHT, Beat, Start
+from edgetrain.exchange.messages import NO_WEIGHT, Beat
 from edgetrain.strategies.arrivals import ArrivalRule
+from edgetrain.strategies.closing import ClosingRule
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class _View:
 class ArrivalRounds:
     """See the module. `members` is the hub's; only read here."""
 
-    def __init__(self, rule: ArrivalRule, members: Members) -> None:
+    def __init__(self, rule: ClosingRule, members: Members) -> None:
+        assert isinstance(rule, ArrivalRule)
         self.complete = 0
         """As the last reply said it."""
         self.said_last = 0
@@ -118,27 +120,15 @@ class ArrivalRounds:
         away = self._members.away.get(member.name) or member
         return max(min(others, default=self.complete), away.next_round)
 
+    def last_reply(self, round: int) -> int:
+        """The number of replies, `round`, once no member has anything left to give; else 0."""
+        return 0 if next(self.active(), None) else round
 
-def with_merged(start: Start, member: MemberRecord, arrivals: ArrivalRounds | None) -> Start:
-    """What a member is told as it begins, with the contributions that are merged by then; None:
-    members are in step, and rounds say it."""
-    if arrivals is None:
-        return start
-    return replace(start, merged=member.merged, complete=arrivals.complete)
-
-
-def last_reply(arrivals: ArrivalRounds | None, round: int) -> int:
-    """The number of replies, `round`, once no member has anything left to give; else 0."""
-    return 0 if arrivals is None or next(arrivals.active(), None) else round
-
-
-def say_last(
-    arrivals: ArrivalRounds | None, round: int, members: Members, epoch: int
-) -> list[Effect]:
-    """Say at once that there are no more replies, to members that wait for all others."""
-    last = last_reply(arrivals, round)
-    if arrivals is None or last in (0, arrivals.said_last):
-        return []
-    arrivals.said_last = last
-    told = sorted(members, key=lambda member: member.merged)
-    return [Send(m.sender, Beat(epoch, m.merged, 0, last)) for m in told]
+    def say_last(self, round: int, epoch: int) -> list[Effect]:
+        """Say at once that there are no more replies, to members that wait for all others."""
+        last = self.last_reply(round)
+        if last in (0, self.said_last):
+            return []
+        self.said_last = last
+        told = sorted(self._members, key=lambda member: member.merged)
+        return [Send(m.sender, Beat(epoch, m.merged, 0, last)) for m in told]

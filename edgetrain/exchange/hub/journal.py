@@ -19,9 +19,14 @@ from pathlib import Path
 from edgetrain.errors import ConfigError, EdgetrainError, explain_os_errors
 from edgetrain.exchange.descriptors import is_out_of_descriptors, reserve
 from edgetrain.exchange.hub import records
-from edgetrain.exchange.hub.record_file import read_records, read_states, write_record
+from edgetrain.exchange.hub.record_file import (
+    files,
+    read_records,
+    read_states,
+    segment_of,
+    write_record,
+)
 from edgetrain.exchange.hub.records import Record, Round, State
-from edgetrain.exchange.hub.recovery import files, recover, segment_of
 from edgetrain.files.writing import replacing, sync
 from edgetrain.vectors.vector import Buffer
 
@@ -339,6 +344,12 @@ class Journal:
         self._suspended = True
 
     def _recover(self) -> None:
+        with reserve():
+            inside = list(self.folder.iterdir())
+        if not any(path.name[:1].isdigit() for path in inside):
+            return  # a new journal
+        from edgetrain.exchange.hub.recovery import recover
+
         found = recover(self.folder)
         self.mended = found.mended
         if found.snapshot is None:

@@ -13,16 +13,15 @@ minutes to boot. The others have `Policy.rejoin_s` from then on.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import replace
 
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.hub.admission import Admission, AgreedModel, WhyNot, most_places
-from edgetrain.exchange.hub.arrival_rounds import last_reply, with_merged
 from edgetrain.exchange.hub.base_transfer import FirstBase, FixedValues, base_messages
 from edgetrain.exchange.hub.effects import Effect, Event, Note, Replay, Send, Write, refusal
 from edgetrain.exchange.hub.evaluators import DONE, Evaluators
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.records import Departed, Entered, Record, State
-from edgetrain.exchange.hub.replay import replay
 from edgetrain.exchange.hub.rounds import Rounds
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.limits import Unrequited
@@ -280,7 +279,15 @@ class Membership:
             rounds.round, first, pace.first, checksum, keep, local_steps=pace.local_steps,
             steps=rounds.steps_before(first), fixed=self.fixed.digest,
         )  # fmt: skip
-        return [*effects, Send(member.sender, with_merged(start, member, rounds.arrivals))]
+        return [*effects, Send(member.sender, self._with_merged(start, member))]
+
+    def _with_merged(self, start: Start, member: MemberRecord) -> Start:
+        """What a member is told as it begins, with the contributions that are merged by then, where
+        members are out of step: else rounds say it."""
+        arrivals = self._rounds.arrivals
+        if arrivals is None:
+            return start
+        return replace(start, merged=member.merged, complete=arrivals.complete)
 
     def _send_lacking(self, sender: bytes, keep: bool, fixed: str) -> list[Effect]:
         """Send the base unless the member may `keep` its own, and the fixed tensors unless its own
@@ -325,7 +332,7 @@ class Membership:
             member.next_round, message.attempt, rounds.delay.local_steps,
             rounds.steps_before(begin), fixed=self.fixed.digest,
         )  # fmt: skip
-        effects.append(Send(sender, with_merged(start, member, rounds.arrivals)))
+        effects.append(Send(sender, self._with_merged(start, member)))
         missed = rounds.messages_missed(member.name)
         if member.applied < rounds.round and member.drawn is None:
             missed.insert(0, Replay(sender, member.applied, rounds.round))
@@ -400,7 +407,8 @@ class Membership:
         # Equal beats follow each other, because each is packed once.
         told = sorted((m for m in self._members if due or m.returning), key=lambda m: m.merged)
         here = 0 if self._rounds.started else self._members.places
-        last = last_reply(self._rounds.arrivals, self._rounds.round)
+        arrivals = self._rounds.arrivals
+        last = arrivals.last_reply(self._rounds.round) if arrivals else 0
         beats = {n: Beat(self.epoch, n, here, last) for n in {m.merged for m in told}}
         asked = self.evaluators.ask() if due else []
         return [*asked, *(Send(member.sender, beats[member.merged]) for member in told)]
@@ -423,6 +431,8 @@ class Membership:
         `Policy.empty_after_s` to come back, also where all had been lost, the others then have
         `Policy.rejoin_s`. Replays the rounds. Raises Diverged if the journal contradicts itself."""
         self.fixed = FixedValues.restored(b"".join(state.fixed))
+        from edgetrain.exchange.hub.replay import replay  # of a hub that was there before
+
         told = state.model, state.elements, state.layout, self.fixed.size
         self.model = AgreedModel(*told, self._terms.stretch)
         away = self._members.away

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 
 from edgetrain.codecs import Codec
 from edgetrain.exchange.hub.admission import WhyNot
-from edgetrain.exchange.hub.arrival_rounds import say_last
 from edgetrain.exchange.hub.contributions import Spoilt
 from edgetrain.exchange.hub.delay import AgreedDelay
 from edgetrain.exchange.hub.effects import Effect, Event, Note, Save, Send, Write, refusal
@@ -398,7 +397,8 @@ class Hub:
             else:
                 closed += self.membership.give_up_behind()
                 effects += self.part.close(closed, now)
-        return effects + say_last(self.rounds.arrivals, self.round, self.members, self.epoch)
+        arrivals = self.rounds.arrivals
+        return effects + (arrivals.say_last(self.round, self.epoch) if arrivals else [])
 
     def expel(self, member: MemberRecord, code: str, reason: str, now: float) -> list[Effect]:
         """Refuse a member that broke a rule. What it gave to open rounds so far still counts."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -132,3 +133,24 @@ def _next_record(file: BinaryIO, left: int) -> tuple[Record | State, int] | None
             f"{file.name} was written by another edgetrain: {error}",
             "use that one, or a newer one; nothing was changed here",
         ) from None
+
+
+def segment_of(folder: Path, round: int) -> Path:
+    """The file of the records that follow a snapshot after this many rounds."""
+    return folder / f"{round:020d}.log"
+
+
+def files(folder: Path, suffix: str) -> list[Path]:
+    """The journal's files with this suffix, in order. ConfigError for other than files."""
+    with reserve():
+        inside = list(folder.iterdir())
+    found = sorted(p for p in inside if p.suffix == suffix and _NAME.fullmatch(p.name))
+    for path in found:
+        if not path.is_file():
+            raise ConfigError(
+                f"{path} is not a file", f"is {folder} a journal? nothing was changed in it"
+            )
+    return found
+
+
+_NAME = re.compile(r"\d{20}\.(base|log|tmp)")

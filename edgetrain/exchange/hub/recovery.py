@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgetrain.errors import ConfigError, EdgetrainError
-from edgetrain.exchange.descriptors import reserve
 from edgetrain.exchange.hub.record_file import (
     count_records,
+    files,
     is_unfinished,
     read_records,
     read_states,
     scan,
+    segment_of,
 )
 from edgetrain.exchange.hub.records import Round, State
 
@@ -74,25 +75,6 @@ def recover(folder: Path) -> Recovered:
     return found
 
 
-def segment_of(folder: Path, round: int) -> Path:
-    """The file of the records that follow a snapshot after this many rounds."""
-    return folder / f"{round:020d}.log"
-
-
-def files(folder: Path, suffix: str) -> list[Path]:
-    """The journal's files with this suffix, in order. ConfigError for other than files."""
-    with reserve():
-        inside = list(folder.iterdir())
-    found = sorted(p for p in inside if p.suffix == suffix and _NAME.fullmatch(p.name))
-    for path in found:
-        if not path.is_file():
-            raise ConfigError(
-                f"{path} is not a file", f"is {folder} a journal? nothing was changed in it"
-            )
-    return found
-
-
-_NAME = re.compile(r"\d{20}\.(base|log|tmp)")
 _REMAINS = re.compile(r"\d{20}\.(base|log)(\.damaged\d*)?")
 
 

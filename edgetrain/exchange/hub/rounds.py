@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from edgetrain.codecs import Codec
 from edgetrain.errors import Diverged
-from edgetrain.exchange.hub.arrival_rounds import ArrivalRounds
 from edgetrain.exchange.hub.checksums import BaseChecksums
 from edgetrain.exchange.hub.contributions import BatchMean, Contribution
 from edgetrain.exchange.hub.delay import AgreedDelay, Wish
@@ -34,7 +33,6 @@ from edgetrain.exchange.hub.merger import Merger, RoundResult
 from edgetrain.exchange.hub.open_rounds import OpenRound, OpenRounds, counted
 from edgetrain.exchange.hub.records import Round, Sent, State
 from edgetrain.exchange.messages import NO_WEIGHT, Contribute
-from edgetrain.strategies.arrivals import ArrivalRule
 from edgetrain.strategies.closing import ClosingRule
 from edgetrain.vectors.vector import Buffer, Vector
 
@@ -117,7 +115,9 @@ class Rounds:
 
             self.masks = MaskedRounds(masks, members, self.open_rounds, closing, patience_s)
         self.arrivals: ArrivalRounds | None = None
-        if isinstance(closing, ArrivalRule):
+        if hasattr(closing, "weight"):
+            from edgetrain.exchange.hub.arrival_rounds import ArrivalRounds
+
             self.arrivals = ArrivalRounds(closing, members)
         """Where members are out of step, what closes rounds; None: they are in step."""
         self.density = _density_of(merger.reply_codec)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from edgetrain.errors import ConfigError
 from edgetrain.exchange.delay import AT_ONCE, Delay
 from edgetrain.exchange.messages import MAX_ELEMENTS
-from edgetrain.strategies.arrivals import ArrivalTerms
 from edgetrain.strategies.closing import ClosingRule, LearnedDeadline, QuorumAndDeadline
 from edgetrain.vectors.ranges import WHOLE, Stretch
 
@@ -40,6 +39,8 @@ class Terms:
         """What closes rounds: the policy's rule, or the strategy's if members are out of step."""
         if self.strategy.is_synchronous:
             return policy.closing_rule()
+        from edgetrain.strategies.arrivals import ArrivalTerms  # where they are out of step
+
         pace = ArrivalTerms(policy.members, self.local_steps, policy.deadline_s)
         return self.strategy.closing_rule(pace)
 

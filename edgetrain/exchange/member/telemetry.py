@@ -11,10 +11,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgetrain.exchange.messages import Figure, Telemetry
+from edgetrain.exchange.messages import UNKNOWN_CELSIUS, Figure, Telemetry
 from edgetrain.exchange.transport import Traffic
-
-UNKNOWN_CELSIUS = -274
 
 
 @dataclass(frozen=True)
