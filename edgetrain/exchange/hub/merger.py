@@ -266,10 +266,7 @@ class Merger:
         )
         if counted:
             _check_size(self, merged, counted)
-            # With variates: the base has the mean gradient of all members, of which these are a
-            # part
-            if self.strategy.has_variates:
-                merged[self._second :] *= np.float32(sum(each.weight for each in counted) / whole)
+            _count_missing(self, merged, counted, whole)
         if self._keeps_inputs:
             mean = ((merged.data.cast("B"),),)
             inputs = mean if self._keeps_mean else tuple(c.payloads for c in given)
@@ -286,11 +283,7 @@ class Merger:
     def replay_round(self, record: Round) -> int:
         """Merge a round again from a journal's record. Returns the base's checksum."""
         if self._searches:
-            inputs = record.inputs[0]
-            *gradient, numbers = inputs
-            vector = np.frombuffer(gradient[0], np.float32) if gradient else None
-            loss, *products = np.frombuffer(numbers, np.float64)
-            end = BatchMean(float(loss), vector, np.array(products) if products else None)
+            end = _told(record.inputs[0])
             step, _ = _moved(self.outer, self.base, end, last=record.round + 1 == self._terms.steps)
             return self._advance(record.round, step, record.reply)
         if not self._keeps_inputs:
@@ -444,6 +437,14 @@ def _summed(
     return given, merged, ()
 
 
+def _count_missing(
+    merger: Merger, merged: Vector, counted: Sequence[Contribution], whole: float
+) -> None:
+    """With variates: the base has the mean gradient of all members, of which these are a part."""
+    if merger.strategy.has_variates:
+        merged[merger._second :] *= np.float32(sum(each.weight for each in counted) / whole)
+
+
 def _check_size(merger: Merger, merged: Vector, chosen: Sequence[Contribution]) -> None:
     """If the outer rule or lossy replies cannot take the merged vector, raise Spoilt for the
     contribution with the largest element."""
@@ -488,3 +489,10 @@ def _search(outer: OuterRule | Lbfgs | None) -> Lbfgs:
 
     assert isinstance(outer, Lbfgs)
     return outer
+
+
+def _told(inputs: Sequence[Buffer]) -> BatchMean:
+    *gradient, numbers = inputs
+    vector = np.frombuffer(gradient[0], np.float32) if gradient else None
+    loss, *products = np.frombuffer(numbers, np.float64)
+    return BatchMean(float(loss), vector, np.array(products) if products else None)
