@@ -126,7 +126,7 @@ def _choices(found: Resolved) -> Iterator[JobChoice]:
         (strategy.adjusts_gradient, spelled, calm, "adjusts", ""),
         (strategy.moves_params, spelled, "choose sync-sgd", "moves", ""),
         (not strategy.delays, strategy.name, "choose dga", "waits", ""),
-        (not strategy.has_local_steps, strategy.name, another, "stepwise", ""),
+        (not strategy.has_local_steps, strategy.name, "choose local-sgd", "stepwise", ""),
         (strategy.deals, strategy.name, another, "deals",
          "hidden compares group drawn private coded recoded counted weighed small stepped"),
         (strategy.has_local_steps, strategy.name, "choose sync-sgd", "local", ""),

@@ -192,9 +192,7 @@ class Membership:
             if (other := self._admission().other_at(sender, known)) is not None:
                 return turn_away(sender, join.name, *other)
             if self._rounds.started and self._rounds.base is None:
-                return [
-                    refusal(sender, "started", "the parameters to start from are gone: start anew")
-                ]
+                return [refusal(sender, "started", _GONE)]
             self._members.move(known, sender)
             self._rounds.delay.set_steps(join.steps)
             known.offer(join.checksum, join.fixed, join.address)
@@ -279,15 +277,7 @@ class Membership:
             rounds.round, first, pace.first, checksum, keep, local_steps=pace.local_steps,
             steps=rounds.steps_before(first), fixed=self.fixed.digest,
         )  # fmt: skip
-        return [*effects, Send(member.sender, self._with_merged(start, member))]
-
-    def _with_merged(self, start: Start, member: MemberRecord) -> Start:
-        """What a member is told as it begins, with the contributions that are merged by then, where
-        members are out of step: else rounds say it."""
-        arrivals = self._rounds.arrivals
-        if arrivals is None:
-            return start
-        return replace(start, merged=member.merged, complete=arrivals.complete)
+        return [*effects, Send(member.sender, _with_merged(rounds, start, member))]
 
     def _send_lacking(self, sender: bytes, keep: bool, fixed: str) -> list[Effect]:
         """Send the base unless the member may `keep` its own, and the fixed tensors unless its own
@@ -332,7 +322,7 @@ class Membership:
             member.next_round, message.attempt, rounds.delay.local_steps,
             rounds.steps_before(begin), fixed=self.fixed.digest,
         )  # fmt: skip
-        effects.append(Send(sender, self._with_merged(start, member)))
+        effects.append(Send(sender, _with_merged(rounds, start, member)))
         missed = rounds.messages_missed(member.name)
         if member.applied < rounds.round and member.drawn is None:
             missed.insert(0, Replay(sender, member.applied, rounds.round))
@@ -446,6 +436,17 @@ class Membership:
         for member in present.values():
             self._members.add(member)
             member.mark_unreachable(now)
+
+
+_GONE = "the parameters to start from are gone: start anew"
+
+
+def _with_merged(rounds: Rounds, start: Start, member: MemberRecord) -> Start:
+    """What a member is told as it begins, with the contributions that are merged by then, where
+    members are out of step: else rounds say it."""
+    if rounds.arrivals is None:
+        return start
+    return replace(start, merged=member.merged, complete=rounds.arrivals.complete)
 
 
 def _accept_model(membership: Membership, join: Join) -> str | None:
