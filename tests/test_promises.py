@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGE = re.compile(r"(?<![\w./])docs/[a-z-]+/[\w-]+\.md")
 NAMED = re.compile(r"(tests/[\w/]+\.py)(?:::(\w+))?")
 OF_PROMISES = (
     "docs/explanation/failures.md",
@@ -96,3 +97,16 @@ def test_every_message_that_symptoms_names_is_printed():
     printed = "\n".join(texts_of(path) for path in sorted((ROOT / "edgetrain").rglob("*.py")))
     pieces = [piece.strip(" :'") for message in messages for piece in message.split("…")]
     assert not [piece for piece in pieces if piece not in printed]
+
+
+def test_every_page_that_code_names_is_there():
+    folders = [ROOT / name for name in ("edgetrain", "examples", "benchmarks", "tests", "devices")]
+    files = [path for folder in folders for path in sorted(folder.rglob("*.*"))]
+    named = {
+        page
+        for path in files
+        if path.suffix in (".py", ".toml", ".c")
+        for page in PAGE.findall(path.read_text("utf-8"))
+    }
+    assert len(named) > 20
+    assert [page for page in sorted(named) if not (ROOT / page).is_file()] == []
