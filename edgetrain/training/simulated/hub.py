@@ -8,6 +8,7 @@ from typing import Any
 
 from edgetrain.exchange.hub.drawing import CohortPart
 from edgetrain.exchange.hub.effects import Note, Observed
+from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import Observer, serve
 from edgetrain.exchange.messages import Join
 from edgetrain.jobs.building import hub_of
@@ -93,7 +94,7 @@ class SimulatedHub:
                 self.given_up.discard(effect.member)
         self._observer(effect)
 
-    def _serve(self) -> None:
+    def _fresh(self) -> Hub:
         source = noise_of(self._found.job, self._name)
         hub = hub_of(self._found, source=source, number=self.number)
         # The members' own lines are in the same folder, in the same virtual time.
@@ -101,4 +102,7 @@ class SimulatedHub:
         if self.fetch is not None and isinstance(hub.part, CohortPart):
             hub.policy = replace(hub.policy, min_members=self.min_members, start_after_s=0.0)
             hub.part.fetch = self.fetch
-        serve(hub, self.wire, self.clock, self._observe)
+        return hub
+
+    def _serve(self) -> None:
+        serve(self._fresh(), self.wire, self.clock, self._observe)
