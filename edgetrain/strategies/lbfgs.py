@@ -385,7 +385,14 @@ class Lbfgs:
         count = len(self._pairs)
         pairs = [(each, count + each) for each in range(count)]
         if "x" in self._vectors:
-            if self._is_of_use(rows.dot(rows.s, rows.y)):
+            # Whether a pair with this y s is remembered
+            curvature = rows.dot(rows.s, rows.y)
+            is_of_use = curvature > 0 and math.isfinite(curvature)
+            if not is_of_use:
+                self.remarks.append(
+                    f"a pair of the history is skipped: y s = {curvature:.3g}, not above 0"
+                )
+            if is_of_use:
                 pairs = [*pairs, (rows.s, rows.y)][-self.history :]
                 self._pairs = [(rows.rows[s], rows.rows[y]) for s, y in pairs]
             self.iterations += 1
@@ -398,15 +405,6 @@ class Lbfgs:
         self._sizes = largest, length, rows.dot(rows.gradient, rows.gradient)
         self._start = Tried(0.0, loss, 0.0)
         return self._along(base, *rows.direction(pairs))
-
-    def _is_of_use(self, curvature: float) -> bool:
-        """Whether a pair with this y s is remembered."""
-        is_of_use = curvature > 0 and math.isfinite(curvature)
-        if not is_of_use:
-            self.remarks.append(
-                f"a pair of the history is skipped: y s = {curvature:.3g}, not above 0"
-            )
-        return is_of_use
 
     def _along(self, base: Vector, d: Vector, slope: float) -> Vector:
         """The first trial along `d`, from the point where the line begins."""

@@ -16,10 +16,8 @@ from typing import Any
 
 from edgetrain.errors import Diverged
 from edgetrain.exchange.delay import MARGIN
-from edgetrain.exchange.hub.contributions import Contribution
 from edgetrain.exchange.hub.delay import REMEMBERED, Wish
 from edgetrain.exchange.hub.effects import Closed, Effect, Write
-from edgetrain.exchange.hub.open_rounds import OpenRound
 from edgetrain.exchange.hub.open_rounds import counted as counted_once
 from edgetrain.exchange.hub.records import Above, Round, Sent, State
 from edgetrain.exchange.hub.rounds import Due, Rounds, mark_late
@@ -121,32 +119,22 @@ class SiteRounds(Rounds):
         counted, merged = self.merger.merge_site(round, entry.in_order)
         self.open_rounds.remove(round, len(due.missing))
         effects = mark_late(self._members, round, due.missing)
-        sent = self._sent(round, entry, counted, merged, now)
+        wishes = [c.wish for c in entry.in_order if c.wish is not None]
+        applied = statistics.median_low([wish.applied for wish in wishes] or [self.round])
+        wanted, step_s = self._site_wish(wishes)
+        self._waited[round] = {wish.member: now - wish.arrived for wish in wishes}
+        self._waited.pop(round - REMEMBERED, None)
+        sent = Sent(
+            round, counted_once(entry.by_key), sum(c.weight for c in counted) or NO_WEIGHT,
+            len(wishes), applied, self.checksums.likeliest(applied), wanted, step_s,
+            merged.data.cast("B"),
+        )  # fmt: skip
         self.kept[round] = sent
         self.outgoing.append(sent)
         self._next_up = round + 1
         self._about[round] = entry.members, due.missing, max(0.0, now - entry.opened)
         entry.mark_merged()
         return [*effects, Write(sent)]
-
-    def _sent(
-        self,
-        round: int,
-        entry: OpenRound,
-        counted: Sequence[Contribution],
-        merged: Vector,
-        now: float,
-    ) -> Sent:
-        wishes = [c.wish for c in entry.in_order if c.wish is not None]
-        applied = statistics.median_low([wish.applied for wish in wishes] or [self.round])
-        wanted, step_s = self._site_wish(wishes)
-        self._waited[round] = {wish.member: now - wish.arrived for wish in wishes}
-        self._waited.pop(round - REMEMBERED, None)
-        return Sent(
-            round, counted_once(entry.by_key), sum(c.weight for c in counted) or NO_WEIGHT,
-            len(wishes), applied, self.checksums.likeliest(applied), wanted, step_s,
-            merged.data.cast("B"),
-        )  # fmt: skip
 
     def _site_wish(self, wishes: Sequence[Wish]) -> tuple[int, float]:
         """The steps, and the seconds of each, that would have hidden the longest trip of the site's

@@ -163,7 +163,12 @@ class DirectPart(MappedPart):
             told = self._hear(member, message)
             return told + self._update_map(now) + self._take_over(now)
         if self.hub.started and isinstance(message, Join | Resume):
-            self._ask_again(message.name)
+            # A member comes, or comes back: what it was asked may be lost with its connection
+            name = message.name
+            for orphan in self._orphans.values():
+                orphan.asked.pop(name, None)
+                orphan.answers.pop(name, None)
+                orphan.heir = "" if orphan.heir == name else orphan.heir
         if self.hub.started:
             return super().handle(sender, message, now, go_on) + self._take_over(now)
         return self._held_back(super().handle(sender, message, now, go_on), now)
@@ -227,13 +232,6 @@ class DirectPart(MappedPart):
         if self.hub.round or before <= self._present | self._done.keys():
             return []
         return [Send(member.sender, Takeover(0, 0, 0)) for member in self.hub.members]
-
-    def _ask_again(self, name: str) -> None:
-        """A member comes, or comes back: what it was asked may be lost with its connection."""
-        for orphan in self._orphans.values():
-            orphan.asked.pop(name, None)
-            orphan.answers.pop(name, None)
-            orphan.heir = "" if orphan.heir == name else orphan.heir
 
     def _lost_with_it(self) -> str:
         merger = self.hub.rounds.merger

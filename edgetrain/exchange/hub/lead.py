@@ -350,7 +350,19 @@ class LeadPart(AskingPart):
             return
         first, end = _span_of(move, move.giver, self.hub.terms.stretch)
         yield move.giver, self._shift(8, move.number, move.round, first, end)
-        self._settle(move)
+        own = self.hub.terms.stretch
+        since = self.settled.since
+        self.settled = Sharing(move.number, move.round, False, own.first, own.end, since, move.rows)
+        self.pending = None
+        self._said += [Write(self.settled), *self._to_all(self._map(self.settled))]
+        table = "; ".join(
+            f"{row['address'] or 'this hub'} ranges {row['first']} to {row['end']}"
+            for row in self.table()
+        )
+        self._said.append(Note("map", "hub", f"from round {move.round} on: {table}"))
+        if self._order is not None:
+            self._order.answer({"hubs": self.table(), "round": move.round})
+        self._order = None
 
     def _try(self, move: Sharing) -> Generator[tuple[str, Handover], Handover, Handover]:
         """Let taker and giver hold, and hand the ranges over. Returns the taker's last answer."""
@@ -388,21 +400,6 @@ class LeadPart(AskingPart):
         self.settled = replace(self.settled, number=move.number)
         self._said += [Write(self.settled), *self._to_all(self._map(self.settled))]
         self._refuse(f"ranges cannot move: {why}", "try it again later")
-
-    def _settle(self, move: Sharing) -> None:
-        own = self.hub.terms.stretch
-        since = self.settled.since
-        self.settled = Sharing(move.number, move.round, False, own.first, own.end, since, move.rows)
-        self.pending = None
-        self._said += [Write(self.settled), *self._to_all(self._map(self.settled))]
-        table = "; ".join(
-            f"{row['address'] or 'this hub'} ranges {row['first']} to {row['end']}"
-            for row in self.table()
-        )
-        self._said.append(Note("map", "hub", f"from round {move.round} on: {table}"))
-        if self._order is not None:
-            self._order.answer({"hubs": self.table(), "round": move.round})
-        self._order = None
 
     def _shift(
         self,

@@ -160,7 +160,16 @@ class SharedPart(HubPart):
                 told = replace(told, first=own.first, end=own.end, agreed="")
                 return [Send(sender, replace(told, why=why))]
             case 2:
-                return self._hold(sender, asked)
+                effects: list[Effect] = []
+                is_news = self.pending is None or self.pending.number != asked.number
+                if is_news and self.settled.number < asked.number and not self.is_spare:
+                    hold = replace(
+                        self.settled, number=asked.number, round=asked.round, pending=True
+                    )
+                    self.pending = hold
+                    effects.append(Write(hold))
+                self._waiting[sender] = asked
+                return effects + self._answer_waiting()
             case 4:
                 return [Send(sender, self._give(told))]
             case 6:
@@ -185,16 +194,6 @@ class SharedPart(HubPart):
         if asked.agreed != (own := self.shared_terms()):
             return f"it is a hub of another job: {own}; the lead's is {asked.agreed}"[:200]
         return ""
-
-    def _hold(self, sender: bytes, asked: Handover) -> list[Effect]:
-        effects: list[Effect] = []
-        is_news = self.pending is None or self.pending.number != asked.number
-        if is_news and self.settled.number < asked.number and not self.is_spare:
-            hold = replace(self.settled, number=asked.number, round=asked.round, pending=True)
-            self.pending = hold
-            effects.append(Write(hold))
-        self._waiting[sender] = asked
-        return effects + self._answer_waiting()
 
     def _answer_waiting(self) -> list[Effect]:
         pending = self.pending

@@ -82,7 +82,34 @@ def read(path: str | Path) -> BlockMap:
     except OSError as error:
         raise ConfigError(f"cannot read the block map {path}: {error.strerror}") from None
     try:
-        return _parse(path, raw)
+        root = ElementTree.fromstring(raw)  # noqa: S314  no entities are declared, none is expanded
+        if root.tag != "bmap":
+            raise ValueError(f"it begins with <{root.tag}>")
+        # Its checksum of itself, which it has since version 1.4.
+        said = (root.findtext("BmapFileChecksum") or root.findtext("BmapFileSHA1") or "").strip()
+        if said:
+            blank = raw.replace(said.encode(), b"0" * len(said))
+            of_length = {64: hashlib.sha256, 40: hashlib.sha1, 32: hashlib.md5}
+            if len(said) not in of_length or of_length[len(said)](blank).hexdigest() != said:
+                raise ValueError("its own checksum is wrong")
+        block, size = _number(root, "BlockSize"), _number(root, "ImageSize")
+        if block < 512 or size < 0:
+            raise ValueError(f"blocks of {block} bytes")
+        kind = (root.findtext("ChecksumType") or "sha1").strip()
+        if kind not in _HASHES:
+            raise ValueError(f"checksums of the kind {kind}")
+        ranges, last = [], 0
+        for element in root.findall("BlockMap/Range"):
+            first, _, until = (element.text or "").strip().partition("-")
+            begin, end = int(first) * block, min((int(until or first) + 1) * block, size)
+            if not last <= begin < end:
+                raise ValueError(f"the range {element.text} is out of order or outside the image")
+            last = end
+            digest = (element.get("chksum") or element.get("sha1") or "").lower()
+            ranges.append(Range(begin, end, digest))
+        if not ranges:
+            raise ValueError("it has no ranges")
+        return BlockMap(path, size, tuple(ranges), kind)
     except (ElementTree.ParseError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{path} is damaged, or not a block map: {error}", "download it again, or remove it"
@@ -109,37 +136,6 @@ def digest_beside(image: Path) -> str:
     if not match:
         raise ConfigError(f"{path} does not begin with a SHA-256", "download it again")
     return match[1].lower()
-
-
-def _parse(path: Path, raw: bytes) -> BlockMap:
-    root = ElementTree.fromstring(raw)  # noqa: S314  no entities are declared, none is expanded
-    if root.tag != "bmap":
-        raise ValueError(f"it begins with <{root.tag}>")
-    # Its checksum of itself, which it has since version 1.4.
-    said = (root.findtext("BmapFileChecksum") or root.findtext("BmapFileSHA1") or "").strip()
-    if said:
-        blank = raw.replace(said.encode(), b"0" * len(said))
-        of_length = {64: hashlib.sha256, 40: hashlib.sha1, 32: hashlib.md5}
-        if len(said) not in of_length or of_length[len(said)](blank).hexdigest() != said:
-            raise ValueError("its own checksum is wrong")
-    block, size = _number(root, "BlockSize"), _number(root, "ImageSize")
-    if block < 512 or size < 0:
-        raise ValueError(f"blocks of {block} bytes")
-    kind = (root.findtext("ChecksumType") or "sha1").strip()
-    if kind not in _HASHES:
-        raise ValueError(f"checksums of the kind {kind}")
-    ranges, last = [], 0
-    for element in root.findall("BlockMap/Range"):
-        first, _, until = (element.text or "").strip().partition("-")
-        begin, end = int(first) * block, min((int(until or first) + 1) * block, size)
-        if not last <= begin < end:
-            raise ValueError(f"the range {element.text} is out of order or outside the image")
-        last = end
-        digest = (element.get("chksum") or element.get("sha1") or "").lower()
-        ranges.append(Range(begin, end, digest))
-    if not ranges:
-        raise ValueError("it has no ranges")
-    return BlockMap(path, size, tuple(ranges), kind)
 
 
 def _number(root: ElementTree.Element, name: str) -> int:

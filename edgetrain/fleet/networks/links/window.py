@@ -228,23 +228,20 @@ class Window:
             if self.algorithm == "reno":
                 self.size += MSS * count / self.size
             else:
-                self._grow_cubic(count, now)
-
-    def _grow_cubic(self, count: int, now: int) -> None:
-        if not self._epoch:
-            self._epoch = now
-            self._reno_size = self.size
-            gap = max(self._peak - self.size, 0.0) / MSS
-            self._k = (gap / _CUBIC_C) ** (1 / 3)
-            self._origin = max(self._peak, self.size)
-        seconds = (now - self._epoch + self._least_rtt) / 1e9
-        target = self._origin + _CUBIC_C * (seconds - self._k) ** 3 * MSS
-        step = min(max((target - self.size) / self.size, 0.01 * MSS / self.size), 0.5)
-        if not self._peak:
-            step = max(step, 0.05)
-        self._reno_size += _FRIENDLY * MSS * count / self.size
-        self.size += step * count
-        self.size = max(self.size, self._reno_size)
+                if not self._epoch:
+                    self._epoch = now
+                    self._reno_size = self.size
+                    gap = max(self._peak - self.size, 0.0) / MSS
+                    self._k = (gap / _CUBIC_C) ** (1 / 3)
+                    self._origin = max(self._peak, self.size)
+                seconds = (now - self._epoch + self._least_rtt) / 1e9
+                target = self._origin + _CUBIC_C * (seconds - self._k) ** 3 * MSS
+                step = min(max((target - self.size) / self.size, 0.01 * MSS / self.size), 0.5)
+                if not self._peak:
+                    step = max(step, 0.05)
+                self._reno_size += _FRIENDLY * MSS * count / self.size
+                self.size += step * count
+                self.size = max(self.size, self._reno_size)
 
     def cut(self) -> None:
         """Shrink the window after a loss; once for all losses of the same window."""

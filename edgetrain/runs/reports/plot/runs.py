@@ -64,53 +64,50 @@ def draw_comparison(folders: Sequence[Path]) -> Figure:
         for place, (folder, row) in enumerate(zip(folders, compared.rows, strict=True))
     ]
     with styled():
-        return _comparison(compared, curves, summaries[0])
-
-
-def _comparison(
-    compared: Comparison, curves: Sequence[Curve], summary: Mapping[str, Any]
-) -> Figure:
-    crowd = max(0, len(curves) - 4)
-    own = [(curve, curve.own) for curve in curves if curve.own is not None]
-    tall = INCHES[1] + 0.35 * max(0, crowd - 2) + _OWN_INCHES * bool(own)
-    figure = new_figure((INCHES[0], tall))
-    ratios = [1.6, 1 + 0.12 * crowd, *([1.2] if own else [])]
-    # Each row has margins of its own: labels beside lines take no room from the bars.
-    rows = figure.add_gridspec(len(ratios), 1, height_ratios=ratios)
-    above, below, *more = (
-        rows[row].subgridspec(1, 2, width_ratios=[1.2, 1]) for row in range(len(ratios))
-    )
-    for each in more:
-        draw_course(figure.add_subplot(each[0, 0]), own, compared.metric)
-        draw_members(figure.add_subplot(each[0, 1]), own, compared.metric)
-    against_time = figure.add_subplot(above[0, 0])
-    against_steps = figure.add_subplot(above[0, 1], sharey=against_time)
-    end = end_of_time(curves)
-    at_ends = fits([curve.name for curve in curves])
-    draw_against_time(against_time, curves, compared, end)
-    draw_against_steps(against_steps, curves, compared)
-    axes = figure.add_subplot(below[0, 0])
-    parts = [
-        (
-            curve.row.compute_s or 0.0,
-            curve.row.wait_s or 0.0,
-            curve.row.overhead_s or 0.0,
-            curve.row.eval_s,
-            curve.row.end_s,
+        summary = summaries[0]
+        crowd = max(0, len(curves) - 4)
+        own = [(curve, curve.own) for curve in curves if curve.own is not None]
+        tall = INCHES[1] + 0.35 * max(0, crowd - 2) + _OWN_INCHES * bool(own)
+        figure = new_figure((INCHES[0], tall))
+        ratios = [1.6, 1 + 0.12 * crowd, *([1.2] if own else [])]
+        # Each row has margins of its own: labels beside lines take no room from the bars.
+        rows = figure.add_gridspec(len(ratios), 1, height_ratios=ratios)
+        above, below, *more = (
+            rows[row].subgridspec(1, 2, width_ratios=[1.2, 1]) for row in range(len(ratios))
         )
-        for curve in curves
-    ]
-    colours = [curve.colour for curve in curves]
-    draw_stacked(axes, [curve.name for curve in curves], parts, colours)
-    _draw_bytes(figure.add_subplot(below[0, 1]), curves)
-    lines: list[Any] = [] if at_ends else against_time.get_legend_handles_labels()[0]
-    marks = legend_of([each for curve in curves for each in curve.happened if each.t <= end])
-    draw_header(figure, compared, summary, heading_of(summary), [*lines, *marks])
-    draw_notes(figure, compared)
-    if at_ends:
-        steps = value_ends(curves, compared, [curve.steps for curve in curves])
-        label_ends(figure, {against_time: time_ends(curves, compared, end), against_steps: steps})
-    return figure
+        for each in more:
+            draw_course(figure.add_subplot(each[0, 0]), own, compared.metric)
+            draw_members(figure.add_subplot(each[0, 1]), own, compared.metric)
+        against_time = figure.add_subplot(above[0, 0])
+        against_steps = figure.add_subplot(above[0, 1], sharey=against_time)
+        end = end_of_time(curves)
+        at_ends = fits([curve.name for curve in curves])
+        draw_against_time(against_time, curves, compared, end)
+        draw_against_steps(against_steps, curves, compared)
+        axes = figure.add_subplot(below[0, 0])
+        parts = [
+            (
+                curve.row.compute_s or 0.0,
+                curve.row.wait_s or 0.0,
+                curve.row.overhead_s or 0.0,
+                curve.row.eval_s,
+                curve.row.end_s,
+            )
+            for curve in curves
+        ]
+        colours = [curve.colour for curve in curves]
+        draw_stacked(axes, [curve.name for curve in curves], parts, colours)
+        _draw_bytes(figure.add_subplot(below[0, 1]), curves)
+        lines: list[Any] = [] if at_ends else against_time.get_legend_handles_labels()[0]
+        marks = legend_of([each for curve in curves for each in curve.happened if each.t <= end])
+        draw_header(figure, compared, summary, heading_of(summary), [*lines, *marks])
+        draw_notes(figure, compared)
+        if at_ends:
+            steps = value_ends(curves, compared, [curve.steps for curve in curves])
+            label_ends(
+                figure, {against_time: time_ends(curves, compared, end), against_steps: steps}
+            )
+        return figure
 
 
 def _draw_bytes(axes: Axes, curves: Sequence[Curve]) -> None:
