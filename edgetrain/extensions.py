@@ -50,7 +50,7 @@ class Extension:
     made: Any
     module: ModuleType
     digest: str
-    """Of its code: 16 hexadecimal digits."""
+    """Digest of its code: 16 hexadecimal digits."""
 
 
 loaded: dict[str, Extension] = {}

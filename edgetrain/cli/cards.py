@@ -52,7 +52,7 @@ Fetches the packages of a hash-locked list with pip, builds edgetrain for the de
 """
 _DAY = 24 * 60.0
 MINUTES = 7 * _DAY
-"""Of a token on a card, by default: a card may lie for a while."""
+"""Lifetime of a token on a card, by default: a card may lie for a while."""
 
 
 def add_verbs(add: AddVerb) -> None:

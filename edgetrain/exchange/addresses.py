@@ -31,7 +31,7 @@ class Interface:
     """One address of this machine."""
 
     name: str
-    """Of the interface that has it, "eth0"."""
+    """Name of its interface, "eth0"."""
     address: str
     up: bool
 
@@ -151,7 +151,7 @@ def all_said(said: Mapping[str, EdgetrainError]) -> EdgetrainError:
 
 
 LONGEST_PAUSE_S = 5.0
-"""Between two attempts to reach a hub that is not up yet."""
+"""Longest pause between two attempts to reach a hub not up yet."""
 
 INTERFACE_S = 8.0
 """Seconds that a hub waits for its interface to come up, and for its name to be resolved."""

@@ -25,14 +25,14 @@ PROTOCOL = 11
 
 MAX_HEADER_BYTES = 4096
 MAX_LONG_HEADER_BYTES = 1 << 20
-"""Of a message that has a list of members."""
+"""Limit of a header with a list of members."""
 MAX_ELEMENTS = 1 << 40
 
 MAX_BLOCK_ROUNDS = 1 << 10
 """Rounds in a block, whose masks are set up together; at most."""
 
 MAX_COUNT = (1 << 63) - 1
-"""Of rounds, and of blocks of rounds."""
+"""Largest number of a round, or of a block of rounds."""
 MOST_FIGURE = 1e300
 MOST_OWN = 256
 """Figures of a member's own data in one message."""
@@ -108,7 +108,7 @@ Count20 = Annotated[int, whole(0, 1 << 20)]
 Count32 = Annotated[int, whole(0, 1 << 32)]
 Count32From1 = Annotated[int, whole(1, 1 << 32)]
 Border = Annotated[int, _BORDER]
-"""Of the ranges of the vector."""
+"""Border of the ranges of the vector."""
 Checksum = Annotated[int, whole(0, MAX_CHECKSUM)]
 Ms = Annotated[int, whole(0, MOST_MS)]
 Weight = Annotated[float, number(1e-9, 1e15)]
@@ -189,7 +189,7 @@ class _Kind:
     carries: ClassVar[bool]
     """Whether it has a payload."""
     most_bytes: ClassVar[int]
-    """Of its header."""
+    """Limit of its header, in bytes."""
 
     def __init_subclass__(cls, kind: bytes, most_bytes: int = MAX_HEADER_BYTES) -> None:
         cls.kind, cls.most_bytes = kind, most_bytes
@@ -707,7 +707,7 @@ class Activation(_Kind, kind=b"x"):
     loss: Finite
     """With a gradient: the micro-batch's part of the step's loss."""
     payload: "Buffer"
-    """Of a length that both stages know (docs/reference/wire.md)."""
+    """Bytes of a length known to both stages (docs/reference/wire.md)."""
     squares: Annotated[float, number(0.0, MOST_FIGURE)] = _optional(0.0)
     """Where gradients are clipped. With the last gradient of a step: the sum of the squares of all
     gradients of the stages behind; with the first activation of the next: of all stages."""

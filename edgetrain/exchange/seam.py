@@ -33,7 +33,7 @@ class FixedTensors(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of the values as they are now (vectors/blob.py)."""
+        """Digest of the current values (vectors/blob.py)."""
 
     def read(self) -> Buffer:
         """The values as they are now, `size` bytes: a copy."""
@@ -89,7 +89,7 @@ class Past:
     """The next round it would have contributed to."""
     applied: int
     checksum: int
-    """Of its base after them."""
+    """Checksum of its base after them."""
     has_base: bool
     """Whether it still has that base; otherwise it takes the hub's."""
     oldest: int | None = None
@@ -127,7 +127,7 @@ class Submission:
     rest_later: bool = True
     """Whether what a lossy codec leaves out goes with a later contribution."""
     behind: Behind | None = None
-    """Of a gateway: `applied` and `checksum` are then of its own base."""
+    """Members behind a gateway; `applied` and `checksum` are then of its own base."""
 
     @property
     def head(self) -> Contribute:
@@ -148,7 +148,7 @@ class RoundReply:
     delay: int
     """The delay in force once this reply is applied, in local steps."""
     checksum: int
-    """Of the base after this reply; 0: not known, for gradient strategies, or said by pieces."""
+    """Checksum of the base after this reply; 0: not known (gradients), or given by pieces."""
     arrived: float
     """When its last part arrived, by the clock of the member's exchange."""
     pieces: Sequence[Vector]
@@ -160,9 +160,9 @@ class RoundReply:
     wait_decode_s: float = 0.0
     """Seconds of decoding, of this and later replies, within the call that waited for it."""
     sent_bytes: int = 0
-    """Of the member's own contribution to this round, as encoded; 0: it was not sent."""
+    """Bytes of the member's own contribution to this round, as encoded; 0: not sent."""
     received_bytes: int = 0
-    """Of this reply, as encoded."""
+    """Bytes of this reply, as encoded."""
     payloads: Sequence[Buffer] = ()
     """To a gateway, in place of `pieces`: the reply as it came, part by part."""
     merged: int = 0
@@ -195,7 +195,7 @@ class CatchUp:
     """The delay in force, in local steps."""
     applied: int
     checksum: int
-    """Of the base after `applied` replies."""
+    """Checksum of the base after `applied` replies."""
     base: Vector | None
     """That base, float32 [elements], where replies that this member missed are gone. None: they
     will still come."""
@@ -237,7 +237,7 @@ class Entry:
     """The next round to contribute to."""
     applied: int
     checksum: int
-    """Of the base after `applied` replies, which this member starts from."""
+    """Checksum of the base after `applied` replies, the start of this member."""
     resend: int
     """For a member that was started again: contributions to rounds from this one on are not with
     the fleet."""

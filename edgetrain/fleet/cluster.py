@@ -30,7 +30,7 @@ SECURITY = ("wpa2", "wpa3", "open")
 ROLES = ("hub", "gateway", "member")
 """What runs on a device: those that others join come before them."""
 HUB_PORT = 5555
-"""Of a gateway; of a hub on a device, where the file has no [hub]."""
+"""Port of a gateway, or of a hub on a device, without a [hub] in the file."""
 LOCAL_HOSTS = ("local", "localhost", "127.0.0.1")
 """Hosts of servers that are this machine."""
 
@@ -142,7 +142,7 @@ class DeviceEntry:
     """Temperature that its member keeps below, by lengthening its steps; 0: none."""
     role: str = key("member", choices=ROLES)
     site: str = ""
-    """Of a gateway, and of the members that join it; "": it joins the hub."""
+    """Site of a gateway and of its members; "": it joins the hub."""
 
     @property
     def host(self) -> str:

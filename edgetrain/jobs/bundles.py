@@ -27,7 +27,7 @@ from edgetrain.files.reading import read_bytes, read_guarded
 
 SUFFIX = ".bundle"
 MOST_BYTES = 16 << 20
-"""Of a bundle, and so of all files in it: it is code, data travels otherwise."""
+"""Largest size of a bundle, and so of all its files: it is code, without data."""
 MOST_FILES = 1000
 MOST_NAME = 200
 

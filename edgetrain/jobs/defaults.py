@@ -1,7 +1,7 @@
 """What a command and its function in Python take where no job file is given."""
 
 SIMULATED = ("device=raspberry-pi-4b", "network=wan-200ms")
-"""Of a simulation: this machine's own speed means nothing in it."""
+"""Defaults of a simulation: this machine's own speed means nothing in it."""
 
 DEMO = (
     "members=8",
@@ -10,4 +10,4 @@ DEMO = (
     "steps=320",
     "optimizer={ name = 'sgd', lr = 0.2 }",
 )
-"""Of a comparison: eight members that take 20 ms a step, 200 ms from their hub."""
+"""Defaults of a comparison: eight members, steps of 20 ms, 200 ms from their hub."""

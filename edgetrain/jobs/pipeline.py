@@ -30,9 +30,9 @@ class StagePlan:
     windows: tuple[int, ...]
     """Micro-batches that each stage has out at once."""
     shapes: tuple[tuple[int, ...], ...]
-    """Of what goes over each cut, for one micro-batch."""
+    """Shapes of the tensors over each cut, for one micro-batch."""
     seconds: float
-    """Of a step, as planned, without TCP's windows."""
+    """Seconds of a planned step, without TCP's windows."""
     paces: tuple[tuple[float, float], ...]
     """Seconds of a micro-batch forward and backward on each stage's device; 0: as they come."""
     bytes: tuple[tuple[float, float], ...]

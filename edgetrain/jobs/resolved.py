@@ -73,7 +73,7 @@ class Resolved:
     strategy's default, less in a short run whose delay is measured."""
     delay: Delay
     codec: Codec
-    """Of contributions; not bound to tensors yet."""
+    """Codec of contributions; not bound to tensors yet."""
     reply_codec: Codec
     merge: RuleRow
     mask_terms: MaskTerms | None
@@ -112,7 +112,7 @@ class Resolved:
     buffers: str | None = None
     """What becomes of running statistics, "mean" or "local"; None: the model measures none."""
     parameters: int = 0
-    """Of the model, trained ones, tied ones once."""
+    """Number of trained parameters in the model, tied ones once."""
     stages: StagePlan | None = None
     """How members share the model, once that is planned; None: each holds all of it."""
     topology_choice: str = ""

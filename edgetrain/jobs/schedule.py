@@ -30,7 +30,7 @@ class Schedule:
     """The learning rate of each step, as a factor of the optimizer's."""
 
     steps: int
-    """Of the job."""
+    """Steps of the job."""
     warmup: int = 0
     """Steps in which the rate rises evenly to the optimizer's."""
     shape: str = "constant"
@@ -42,7 +42,7 @@ class Schedule:
     """A user's own shape: the factor of a step after the warm-up, of how many there are then."""
 
     def factor(self, step: int) -> float:
-        """Of the step with this number, from 0; after the job's last it stays."""
+        """Factor of the step with this number, from 0; constant after the job's last step."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         done = min(step, self.steps) - self.warmup

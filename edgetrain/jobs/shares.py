@@ -29,7 +29,7 @@ class DataShares:
         return len(self.held)
 
     def samples(self, task: Task) -> int:
-        """Of all of them. TaskError for a share without any."""
+        """Samples of all shares. Raises TaskError for an empty one."""
         counts = [task.samples(share, self.of) for share in self.held]
         for share, count in zip(self.held, counts, strict=True):
             if not count >= 1:

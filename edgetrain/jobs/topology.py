@@ -53,9 +53,9 @@ class TopologyRow:
     averaging_s: float
     """The same in this job, whose steps are pauses in between."""
     steps_per_second: float
-    """Of each member."""
+    """Steps a second of each member."""
     wan_bytes: int
-    """Of all members, that leave or enter a site in a round; without sites all that are sent."""
+    """Bytes of all members across the borders of sites in a round; without sites all bytes."""
     lan_bytes: int
     """Those within sites."""
     refused: str

@@ -31,7 +31,7 @@ class MemberData:
     t: float = 0.0
     loss: float | None = None
     seconds: tuple[float, ...] = (0.0,) * len(PARTS)
-    """Of PARTS, in all steps."""
+    """Seconds of PARTS, in all steps."""
     sent_bytes: float = 0.0
     received_bytes: float = 0.0
     cpu_s: float = 0.0

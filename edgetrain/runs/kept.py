@@ -75,7 +75,7 @@ class MemberLines(MemberData):
     """One member: the sums of its lines, and its lines."""
 
     kept: dict[str, Columns] = field(default_factory=dict)
-    """Of each kind that is kept."""
+    """Kept lines of each kind."""
 
     @property
     def steps(self) -> NDArray[Any]:

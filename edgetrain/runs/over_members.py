@@ -85,7 +85,7 @@ class OwnData:
         return [found[name] for found in self.at.get(step, {}).values() if name in found]
 
     def values(self, step: int, name: str) -> list[float]:
-        """Of each member that has said something, in no order."""
+        """Values of all reporting members, in no order."""
         return [value / count for value, count in self.pairs(step, name) if count]
 
     def values_at_the_end(self, name: str) -> list[float]:
@@ -103,7 +103,7 @@ class OwnData:
         return found
 
     def names(self) -> list[str]:
-        """Of figures, in the order in which they were first said."""
+        """Names of figures, in the order of their first report."""
         every = (name for by in self.at.values() for found in by.values() for name in found)
         return list(dict.fromkeys(every))
 

@@ -124,7 +124,7 @@ class LearnedDeadline:
     def __init__(self, quorum: int, most_s: float) -> None:
         self.quorum, self.most_s = quorum, most_s
         self.deadline_s = most_s
-        """Of the next round."""
+        """Deadline of the next round."""
         self._waits: deque[NDArray[np.float64]] = deque(maxlen=ROUNDS)
         self._lengths: deque[float] = deque(maxlen=ROUNDS)
         self._begun: float | None = None

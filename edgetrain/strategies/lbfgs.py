@@ -301,7 +301,7 @@ class Lbfgs:
         self._vectors: dict[str, Vector] = {}
         """x, g and d: the line begins at x, with gradient g, and leads along d."""
         self._sizes = (0.0, 0.0, 0.0)
-        """Of g: the largest element, the sum of all, without signs, and the square."""
+        """Sizes of g: the largest element and the sum of all, without signs, and the square."""
         self._start = Tried(0.0, 0.0, 0.0)
         self._trials: list[Tried] = []
 
@@ -318,7 +318,7 @@ class Lbfgs:
         return _SIZES + (2 * len(self._pairs) + 1 + 3 * ("x" in self._vectors)) ** 2
 
     def products(self, base: Vector, gradient: Vector) -> Numbers:
-        """Of a stretch, behind the loss, what `joined` needs of all, where `wants_gradient`."""
+        """Products of a stretch, after the loss: the input of `joined`, if `wants_gradient`."""
         return self._rows(base, gradient).products()
 
     def _rows(self, base: Vector, gradient: Vector, products: Numbers | None = None) -> _Rows:

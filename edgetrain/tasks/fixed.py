@@ -123,7 +123,7 @@ class FixedPart:
 
     @property
     def digest(self) -> str:
-        """Of the values as they are now, see vectors.blob. Reads all of them."""
+        """Digest of the current values, see vectors.blob. Reads all of them."""
         return blob_digest(self._pieces())
 
     def read(self) -> Buffer:

@@ -116,7 +116,7 @@ class FlatModel:
         self.description = layouts.describe(described, others)
         """Names, shapes and dtypes, as the hub is told them."""
         self.digest = layouts.digest(self.description)
-        """Of the description."""
+        """Digest of the description."""
         self.fixed = digest_of_fixed(model) if frozen == "equal" else ""
         """A digest of the values that are not in the vector; "": not to be compared."""
         self._model = model

@@ -14,7 +14,7 @@ class Layer:
     name: str
     parameters: int = 0
     flops: float = 0.0
-    """Of the forward pass, a multiply-add counted as two."""
+    """Operations of the forward pass, a multiply-add counted as two."""
     backward_flops: float = 0.0
     operators: int = 0
     """Calls of the forward pass, however many samples there are."""

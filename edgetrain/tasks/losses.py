@@ -31,7 +31,7 @@ ANSWERED = 8
 """Samples that the model is called with, to see its outputs' shapes."""
 MOST_SLICES = 8
 MOST_ELEMENTS = 1 << 21
-"""Of the drawn outputs: fewer samples, of fewer positions, are taken where all have more."""
+"""Limit of the drawn outputs: fewer samples, of fewer positions, are taken above it."""
 SMALL = 1_000_000
 """Parameters of a model that is built rather than traced, which takes longer."""
 FEW = 2

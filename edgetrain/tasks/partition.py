@@ -235,7 +235,8 @@ def _by(
 
 
 def _given(path: Path, members: int) -> list[Indices]:
-    """Of a JSON file: a list of indices a member, an object with one, or LEAF's "num_samples"."""
+    """Shards of a JSON file: a list of indices a member, an object with one, or LEAF's
+    "num_samples"."""
     try:
         table = json.loads(read_bytes(path, MOST_GIVEN_BYTES))
     except (OSError, ValueError) as error:

@@ -23,7 +23,7 @@ from edgetrain.tasks.work import Evaluation, Local
 from edgetrain.vectors.noise import SHY, Doubles, Gaussian, Source, chosen, normal
 
 FLOATS = 1 << 22
-"""Of gradients of single examples that are held at a time: 16 MB, and two or three times that."""
+"""Floats of single examples' gradients held at a time: 16 MB, and two or three times that."""
 
 NORMALISED = (nn.modules.batchnorm._BatchNorm,)
 """Layers that mix the examples of a batch: what one of them does cannot be bounded."""
@@ -37,7 +37,7 @@ class Sampling:
     members: int
     batch: int
     seed: int
-    """Of the task's own batches. Poisson sampling takes the noise's source instead."""
+    """Seed of the task's own batches. Poisson sampling takes the noise's source instead."""
     poisson: bool
     """Each example is in a batch with the same probability, whatever the others are. Otherwise
     batches are the task's own: an example is in one of them in each pass."""

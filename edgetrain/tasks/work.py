@@ -151,7 +151,7 @@ class Tuning:
     """What is done to an optimizer before each of its steps."""
 
     factor: Callable[[int], float] | None = None
-    """Of the learning rate, for the step of the job with this number; None: always 1."""
+    """Factor of the learning rate, for the step with this number in the job; None: always 1."""
     clip: float = 0.0
     """Length that the gradient, of all parameters together, is cut to; 0: it is not."""
 

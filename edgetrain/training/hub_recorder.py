@@ -99,7 +99,7 @@ class HubRecorder:
         self._log: MetricsLog | None = None
         self._statuses, self._name_of = Statuses(), name_of
         self.above: Callable[[], Traffic] | None = None
-        """Of a gateway: what its connection to the hub above has carried."""
+        """Traffic of a gateway's connection to the hub above."""
         self.reducers = ""
         """Who adds up what, which is recorded as training begins; "": one hub everything."""
 

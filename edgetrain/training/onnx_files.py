@@ -22,7 +22,7 @@ from edgetrain.tasks.meta import quiet
 from edgetrain.tasks.protocol import Task
 
 MOST_BYTES = 2_000_000_000
-"""Of parameters in one ONNX file: protobuf holds less than 2 GiB."""
+"""Limit of the parameters in one ONNX file: protobuf holds less than 2 GiB."""
 SAMPLE_ROWS = 8
 TRACED_ROWS = 4
 """Rows of the input that a model is traced with; torch.export takes one row for a constant."""

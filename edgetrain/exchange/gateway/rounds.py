@@ -41,7 +41,7 @@ class SiteRounds(Rounds):
         self._next_up = 0
         self._waited: dict[int, dict[str, float]] = {}
         self._about: dict[int, tuple[tuple[str, ...], tuple[str, ...], float]] = {}
-        """Of rounds on their way: who contributed, who did not, and for how long it was open."""
+        """Rounds on their way: contributors, missing members, and seconds open."""
 
     @property
     def collecting(self) -> int:
@@ -148,7 +148,7 @@ class SiteRounds(Rounds):
         return math.ceil(round(longest / slowest, 6)), slowest
 
     def note_settled(self, kept: Sequence[int]) -> None:
-        """Of what was sent, the hub above has merged all but the contributions to these rounds."""
+        """The hub above has merged all sent contributions but those to these rounds."""
         waiting = {*kept, *(sent.round for sent in self.outgoing)}
         self.kept = {round: sent for round, sent in self.kept.items() if round in waiting}
 

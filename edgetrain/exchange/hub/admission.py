@@ -39,7 +39,7 @@ class AgreedModel:
     description: bytes = b""
     """Its tensors, as `layout` writes them; empty: not described."""
     fixed_bytes: int = 0
-    """Of the tensors that are not trained and that its first member hands to all others."""
+    """Bytes of the fixed tensors, handed out from the first member to all others."""
     stretch: Stretch = WHOLE
     """What of its vector this hub has."""
 

@@ -39,12 +39,12 @@ class FixedValues:
 
     @classmethod
     def of(cls, payloads: Sequence[Buffer]) -> FixedValues:
-        """Of these parts."""
+        """The values in these parts; none without parts."""
         return cls(tuple(payloads), blob_digest(payloads)) if payloads else cls()
 
     @classmethod
     def restored(cls, blob: Buffer) -> FixedValues:
-        """Of all parts together, which are copied."""
+        """The values in a blob of all parts, copied."""
         return cls.of(tuple(blob_parts(bytes(blob))))
 
     @property

@@ -44,7 +44,7 @@ class BatchMean:
     vector: Vector | None
     """The gradient, float32 [elements]; None: the loss alone was wanted."""
     products: NDArray[np.float64] | None = None
-    """Of whole vectors, where this is a stretch of the gradient: see `Lbfgs.move`."""
+    """Products of whole vectors, if this is a stretch of the gradient: see `Lbfgs.move`."""
     reason: str = ""
 
 

@@ -130,14 +130,14 @@ class Deal:
     def __init__(self, slices: int, copies: int) -> None:
         self.slices, self.copies_at_once = slices, copies
         self.round = -1
-        """Of the batch; -1: none has begun."""
+        """Round of the batch; -1: none has begun."""
         self.began = 0.0
         self.dealt = self.copies = 0
         """Slices given out for this batch, and how many of them were copies."""
         self.sums = SliceSums()
         self._left: list[int] = []
         self._out: dict[int, dict[str, float]] = {}
-        """Of each slice that is out, in the order in which they went out: who has it since when."""
+        """Slices handed out, in order: the holders of each, with the time."""
         self._hands: dict[str, _Hand] = {}
         self._due = 0.0
         """When the batch is late, if that can be predicted."""

@@ -75,14 +75,14 @@ class DealingPart(HubPart):
         """Only to be looked at."""
         self._search = search
         self._parts: dict[str, tuple[int, list[Buffer]]] = {}
-        """Of the answer that is arriving from each member: its slice, and its parts so far."""
+        """Arriving answers, by member: the slice, and its parts so far."""
         self._sent_home: set[str] = set()
         """Members that know that there is no more work."""
         self._stretches = stretches
         self._mean: BatchMean | None = None
-        """Of the open round, once every slice has an answer."""
+        """Mean of the open round, once every slice has an answer."""
         self._shares: dict[tuple[int, int], Numbers] = {}
-        """Of the open round, by ranges: the loss, and products."""
+        """Shares of the open round, by ranges: the loss, and products."""
         self._is_awaited = False
         """Whether the lead waits for this hub in the open round."""
         self._again = 0.0

@@ -56,7 +56,7 @@ class Wish(NamedTuple):
 
     member: str
     steps: int
-    """Of its own, that would have hidden its last round trip; 0: not known."""
+    """The member's own steps in its last round trip; 0: not known."""
     step_s: float
     """Seconds of one of them."""
     applied: int

@@ -66,7 +66,7 @@ class AgreedDensity:
 
     def __init__(self, floor: float) -> None:
         self.next_rung: int | None = None
-        """Of the next reply; None: not decided since this hub began, so as the last one."""
+        """Density level of the next reply; None: undecided since the hub began, so the last one."""
         self._floor = floor
         self._moved: dict[int, dict[str, int]] = {}
         """Bytes of each member's contribution to a round, and its reply."""

@@ -137,7 +137,7 @@ class DirectPart(MappedPart):
         """What each member that is not welcomed yet has said."""
         self._is_welcoming = False
         self._done: dict[str, int] = {}
-        """Of each member that has left behind its last step, the replies that it has."""
+        """Replies held by each member that left after its last step."""
         self._chart = b""
         """The map as it was last written to the journal."""
         self._orphans: dict[tuple[int, int], Orphan] = {}

@@ -96,7 +96,7 @@ class MemberRecord:
     index: int
     weight: float
     checksum: int
-    """Of the parameters that it joined with."""
+    """Checksum of its parameters when it joined."""
     session: int = 0
     state: MemberState = "waiting"
     standing: Standing = "in step"
@@ -105,7 +105,7 @@ class MemberRecord:
     next_round: int = 0
     """The round that its next contribution is for."""
     merged_by_range: list[int] = field(default_factory=lambda: [0])
-    """Of the rounds that concern each range, in turn: those before this one are merged."""
+    """First unmerged round of each range, in turn."""
     left_out: list[range] = field(default_factory=list)
     """Rounds that it was told to leave out each time it came back, oldest first."""
     resumed: bool = False

@@ -51,7 +51,7 @@ class RoundResult:
     payloads: list[Buffer]
     """The reply, one payload per part."""
     checksum: int
-    """Of the base after it; 0 where the hub keeps no base."""
+    """Checksum of the base after it; 0: the hub keeps no base."""
     inputs: tuple[tuple[Buffer, ...], ...]
     """What the journal needs besides the reply to merge again: see records.Round."""
     cuts: Cuts
@@ -109,7 +109,7 @@ class Merger:
         self.codec, self.reply_codec = self.codecs
         """Bound to the model, once there is one."""
         self._exact = verbatim(codec)
-        """Of gateways' contributions."""
+        """Lossless codec of gateways' contributions."""
         self.base: Vector | None = None
         self.replies = Feedback(reply_codec, 0)
         self._terms, self.stretch = terms, terms.stretch
@@ -210,7 +210,7 @@ class Merger:
     # -- the form of a contribution -----------------------------------------------------------
 
     def sizes(self, round: int, exact: bool = False) -> tuple[int, ...]:
-        """Of a contribution's parts, the largest payloads in bytes; `exact`: it is a gateway's."""
+        """Largest payloads of a contribution's parts, in bytes; `exact`: of a gateway."""
         key = round % self.ranges.count, exact
         if key not in self._sizes:
             codec = self._exact if exact else self.codec

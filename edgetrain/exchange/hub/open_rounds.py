@@ -28,7 +28,7 @@ class OpenRound:
     turn; infinity: there are only such ones."""
     contributions: dict[Key, Contribution] = field(default_factory=dict)
     senders: dict[Key, MemberRecord] = field(default_factory=dict)
-    """Of each contribution. Some may have left since, and their names may be others' now."""
+    """Sender of each contribution. Some may have left since, and their names may be reused."""
     begun: float | None = None
     """When the first whole contribution came that was meant for this round; None: none has."""
     waited_s: list[float] = field(default_factory=list)

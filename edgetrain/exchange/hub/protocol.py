@@ -234,7 +234,7 @@ class Hub:
         return min((m.applied for m in known if m.drawn is None), default=self.round)
 
     def checksum(self, applied: int, default: int = 0) -> int:
-        """Of the base after `applied` replies; `default` if the hub does not know it."""
+        """Checksum of the base after `applied` replies; `default`: the hub does not know it."""
         return self.rounds.checksums.get(applied, default)
 
     # -- what a driver calls ------------------------------------------------------------------

@@ -106,7 +106,7 @@ def is_unfinished(path: Path, start: int) -> bool:
 
 
 def _lengths(prefix: bytes) -> tuple[int, int] | None:
-    """Of a record's header and payload; None: this is not the prefix of a record."""
+    """Lengths of a record's header and payload; None: not the prefix of a record."""
     magic, header_bytes, payload_bytes, _ = _PREFIX.unpack_from(prefix)
     (own,) = _CHECK.unpack_from(prefix, _PREFIX.size)
     whole = own == zlib.crc32(prefix[: _PREFIX.size])

@@ -46,7 +46,7 @@ class Round:
     before: int
     """Checksum of the base before this round; 0: nobody said it."""
     checksum: int
-    """Of the base after it; 0 where the hub holds no base."""
+    """Checksum of the base after it; 0: the hub holds no base."""
     reply: tuple[Buffer, ...] = field(repr=False)
     """The payloads that went to everyone."""
     inputs: tuple[tuple[Buffer, ...], ...] = field(default=(), repr=False)
@@ -171,7 +171,7 @@ class Sharing:
     """Which hub of several has which ranges, as one of them knows it."""
 
     number: int = 0
-    """Of the map."""
+    """Number of the map."""
     round: int = 0
     """The first round by it; of a pending one 0 if it is given up."""
     pending: bool = False
@@ -222,9 +222,9 @@ class State:
     fixed: tuple[Buffer, ...] = field(default=(), repr=False)
     """The values of fixed tensors that all members have from the first, in pieces; (): none."""
     above: Above | None = None
-    """Of a gateway."""
+    """State of a gateway."""
     chart: bytes = b""
-    """Of a hub whose members reduce: see Charted."""
+    """State of a hub whose members reduce: see Charted."""
     partitions: tuple[Sharing, ...] = ()
     """Of a hub of several, once ranges have moved or are about to: the map in force, and a pending
     one."""
@@ -244,7 +244,7 @@ _HUBS = "hubs/"
 _LETTERS: dict[type[Record], str] = {
     Departed: "D", Restarted: "A", Charted: "M", Sharing: "H", Steered: "T",
 }  # fmt: skip
-"""Of the records whose header is their fields, and that have nothing behind it."""
+"""Letters of the records without a payload, whose header is their fields."""
 
 
 def encode(record: Record | State) -> tuple[bytes, list[Buffer]]:

@@ -74,7 +74,7 @@ class Replica:
         self.is_over = False
         """Whether the last member has left, or was expelled: the job is over."""
         self.epoch = self.round = 0
-        """Of the journal's end."""
+        """Epoch at the journal's end."""
         self.heartbeat_s = heartbeat_s
         self._agreed, self._most_bytes = agreed, most_bytes
         self._heard = self._asked = now

@@ -65,7 +65,7 @@ class Accepted(NamedTuple):
     """Members to be expelled: the sender if it is at fault, and members whose base is found to be
     wrong by what the sender said of its own. What the latter gave to open rounds is dropped."""
     reason: str = ""
-    """Of a gap."""
+    """Reason of a gap."""
     remarks: Sequence[Effect] = ()
     may_be_due: bool = False
     """Whether a round may be due now: worth a look."""
@@ -124,7 +124,7 @@ class Rounds:
         """With `codec = "auto"`: how dense replies are, and with them contributions."""
         self._members = members
         self._reply_bytes = 0
-        """Of the newest reply."""
+        """Bytes of the newest reply."""
 
     @property
     def base(self) -> Vector | None:

@@ -54,10 +54,10 @@ PART_BYTES = 4 * BASE_PART_ELEMENTS
 """A state is handed over in parts of this size: no frame is larger than a base's."""
 
 MOST_VECTORS = 4
-"""Of a state, as long as its ranges: base, what replies left out, two of an outer rule."""
+"""Vectors of a state, as long as its ranges: base, remainder, two of an outer rule."""
 
 ABOUT_BYTES, SEAT_BYTES = 1 << 20, 1024
-"""Of a state at most, beside its vectors: in all, and for each member that is in or away."""
+"""Largest rest of a state, beside its vectors: in all, and for each present or absent member."""
 
 
 class SharedPart(HubPart):

@@ -91,7 +91,7 @@ class Standstill:
         return None
 
     def _forget_others(self) -> None:
-        """Of connections that no member has any more."""
+        """Forget connections without a member."""
         for way in (self._from, self._to):
             for peer in [peer for peer in way if self._hub.members.get(peer) is None]:
                 del way[peer]

@@ -61,7 +61,7 @@ TOKEN = "edgetrain-"  # noqa: S105  a prefix
 """The beginning of a token; the hub's public key and the token's own secret key follow."""
 
 MOST_BYTES = 64 << 20
-"""Of each file: half a million devices."""
+"""Largest size of each file: half a million devices."""
 
 TOKEN_MINUTES = 60
 """Time until a token expires."""

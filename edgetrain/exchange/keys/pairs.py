@@ -14,10 +14,10 @@ from edgetrain.errors import ConfigError
 from edgetrain.files.reading import read_bytes
 
 KEY_BYTES = 32
-"""Of a public key, and of a secret one (Curve25519)."""
+"""Length of a public key, and of a secret one (Curve25519)."""
 
 MOST_BYTES = 1 << 16
-"""Of a file with a public key."""
+"""Largest size of a file with a public key."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 """The names that devices may have."""

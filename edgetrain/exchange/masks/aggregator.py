@@ -69,7 +69,7 @@ class HubBlock:
     first: int
     rounds: int
     weights: dict[str, float]
-    """Of all members that were asked for keys."""
+    """Weights of all members asked for keys."""
     since: float
     """When this phase began."""
     phase: Literal["advertise", "share", "ready"] = "advertise"
@@ -114,7 +114,7 @@ class OpenSum:
 
     total: Words
     weights: dict[str, float] = field(default_factory=dict)
-    """Of the members whose contributions are in `total`, relative to the unit."""
+    """Weights of the contributions in `total`, relative to the unit."""
     asked: Unmask | None = None
     """The request for shares, once the round is closed."""
     asked_at: float = 0.0

@@ -60,9 +60,9 @@ class HeldShares:
     """Shares that this member holds of one member's secrets of one round."""
 
     own: bytes
-    """Of the seed of that member's own mask."""
+    """Share of the seed of that member's own mask."""
     key: bytes
-    """Of the seed of the private key that its pairwise masks come from."""
+    """Share of the seed behind its pairwise masks."""
 
 
 @dataclass
@@ -131,7 +131,7 @@ class Masker:
         self, terms: MaskTerms, elements: int, random: Callable[[int], bytes] = os.urandom
     ) -> None:
         self.epoch = 0
-        """Of the hub whose blocks these are."""
+        """Epoch of the hub of these blocks."""
         self.cut = 0
         """Elements so far that were larger than the agreed range, and were cut to it."""
         self._terms = terms

@@ -14,9 +14,9 @@ from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.vectors.vector import Buffer
 
 SEED_BYTES = 16
-"""Of a secret that is shared: 128 bits, the size of Shamir's field and the level of X25519."""
+"""Length of a shared secret: 128 bits, the size of Shamir's field and the level of X25519."""
 TAG_BYTES = 16
-"""Of authentication, behind what was encrypted."""
+"""Length of the authentication after encrypted bytes."""
 
 
 def block_context(block: int) -> bytes:

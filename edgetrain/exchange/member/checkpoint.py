@@ -33,7 +33,7 @@ log = logging.getLogger("edgetrain")
 Bytes = NDArray[np.uint8]
 
 LAYOUT = 1
-"""Of the fields; goes up when they change."""
+"""Version of the fields, one higher at each change."""
 
 MAX_HEADER_BYTES = 16 << 20
 GENERATIONS = 2
@@ -101,7 +101,7 @@ class Saved:
     """The next round to submit."""
     applied: int
     checksum: int
-    """Of the base after them."""
+    """Checksum of the base after them."""
     values: Any = None
     """The rest: what msgpack can hold, with numbers of `buffers` in it."""
     buffers: tuple[Bytes, ...] = field(default=(), repr=False)
@@ -214,7 +214,7 @@ class Keeper:
         self.saves = 0
         self.bytes_written = 0
         self.seconds = 0.0
-        """That all saves so far took."""
+        """Seconds of all saves so far."""
         self._sparing = sparing
         self._clock = clock
         self._next = -math.inf

@@ -123,17 +123,17 @@ class Exchanged:
     applied: float
     """When the reply had been applied."""
     submit_s: float
-    """Of encoding and handing over."""
+    """Seconds of encoding and handing over."""
     apply_s: float
-    """Of applying the reply."""
+    """Seconds of applying the reply."""
     members: int
     """Contributions merged."""
     decode_s: float
-    """Of decoding the reply, part by part."""
+    """Seconds of decoding the reply, part by part."""
     sent_bytes: int
-    """Of its contribution, as encoded; 0: it was not sent."""
+    """Bytes of its contribution, as encoded; 0: not sent."""
     received_bytes: int
-    """Of the reply, as encoded."""
+    """Bytes of the reply, as encoded."""
     local_steps: int
     """Steps in a round from now on."""
     delay: int

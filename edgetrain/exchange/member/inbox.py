@@ -53,7 +53,7 @@ class Inbox:
         self.codec = codec
         self.decode_s = 0.0
         self.rung: int | None = None
-        """Of the last reply that was handed out, where the hub's codec is `auto`."""
+        """Density level of the last reply handed out, if the hub's codec is `auto`."""
         self.keeps_payloads = False
         """Whether replies are passed on as they came, and not decoded."""
         self.keeps_frames = False

@@ -69,7 +69,7 @@ class Newcomer:
     params: Vector
     """The whole model's."""
     beginning: Beginning | None = None
-    """Of the hub's stretch of them."""
+    """Beginning of the hub's stretch of them."""
     welcome: Welcome | None = None
     """The hub's last one."""
 
@@ -116,7 +116,7 @@ class Entrance:
         self.on_map: Callable[[Map], None] = lambda map: None
         """Called with each map of who has which ranges, before it is a sign of life."""
         self.number = 0
-        """Of the session, to be set before `enter`; 0: it is drawn."""
+        """Number of the session, to be set before `enter`; 0: drawn."""
         self._early: deque[Sequence[Buffer]] = deque()
         """What `watch` has taken from the transport, and `_next` gives first."""
 

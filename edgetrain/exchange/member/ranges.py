@@ -39,7 +39,7 @@ class _Standing:
     round: int
     """The next round to contribute to."""
     base: Vector
-    """Of the hub's stretch, after `applied` replies."""
+    """Base of the hub's stretch, after `applied` replies."""
     delay: int
     local_steps: int
 

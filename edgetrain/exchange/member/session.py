@@ -87,7 +87,7 @@ QUIET_BEATS = 4
 doubles with each attempt."""
 
 LONGEST_PAUSE_S = 60.0
-"""Between two attempts to reconnect; all of a hub's addresses are tried in this time."""
+"""Longest pause between attempts to reconnect; all of a hub's addresses are tried in it."""
 
 State = Literal["joining", "welcomed", "training", "returning"]
 

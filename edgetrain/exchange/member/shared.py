@@ -72,7 +72,7 @@ class SharedExchange(RangedExchange):
         """The first round whose reply comes over each link."""
         self._held: list[_Held] = []
         self._number = 0
-        """Of the map that the links are by."""
+        """Number of the links' map."""
         self._settled: Map | None = None
         self._ends = 0
         """The first round that does not come over the links as they are, if `_has_moved`."""

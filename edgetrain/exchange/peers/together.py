@@ -52,7 +52,7 @@ class _Attempt:
     def __init__(self, run: RunRound, circle: Circle, own: Vector, beside: Beside) -> None:
         self.asked, self._circle, self._own = run, circle, own
         self.pieces: list[Vector] | None = None
-        """Of the mean, once this is done."""
+        """Pieces of the mean, once this is done."""
         self.error: Exception | None = None
         self.done, self._stopped = beside.flag(), beside.flag()
         self._join = beside.start(self._run)

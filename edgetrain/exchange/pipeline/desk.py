@@ -39,7 +39,7 @@ from edgetrain.exchange.messages import (
 from edgetrain.vectors.vector import Buffer
 
 PART_BYTES = 1 << 18
-"""Of a stage's state in one message: activations wait behind one part at most."""
+"""Part of a stage's state in one message: activations wait behind one part at most."""
 
 
 class Computes(Protocol):

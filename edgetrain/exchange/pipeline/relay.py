@@ -86,7 +86,7 @@ class RelayTerms:
     save_every: int
     """Steps between two states of a stage."""
     most_bytes: int
-    """Of one activation."""
+    """Largest size of one activation."""
     most_elements: int = MAX_ELEMENTS
     """Parameters of the largest model."""
     evaluate_every: int = 0
@@ -108,7 +108,7 @@ class _Place:
     is_done: bool = False
     """Whether it knows that the job is over."""
     step: int = 0
-    """Of the state that is coming, or has come."""
+    """Step of the arriving or arrived state."""
     parts: list[Buffer] = field(default_factory=list)
     of: int = 0
     """Parts of that state."""

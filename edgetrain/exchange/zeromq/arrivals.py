@@ -34,7 +34,7 @@ NEWCOMER_BYTES = 5 << 18
 """More than the largest message with which a member joins (1 MiB of layout)."""
 NEWCOMERS_BYTES = 16 << 20
 SLACK_BYTES = 2 << 20
-"""Of a member's connection, above the messages that may wait."""
+"""Slack of a member's connection, above its waiting messages."""
 BARRED_S = 5.0
 """Short, since honest members may share the address; long beside what sending that much takes."""
 MOST_BARRED = 1024

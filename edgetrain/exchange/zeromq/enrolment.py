@@ -22,7 +22,7 @@ from edgetrain.exchange.zeromq.member_socket import MemberSocket, wait_for_messa
 @dataclass(frozen=True)
 class Enrolment:
     name: str
-    """Of the device, on the hub's list."""
+    """Name of the device, on the hub's list."""
     hub: str
     """The address that answered."""
     key: Public

@@ -48,7 +48,7 @@ class ConnectionTo:
         self._connection: socket.socket | None = None
         """A duplicate of libzmq's descriptor: it keeps the counters readable."""
         self._past = NO_TRAFFIC
-        """Of connections that are gone."""
+        """Counters of closed connections."""
 
     def is_established(self) -> bool:
         if self._connection is not None and _tcp_info(self._connection)[0] != _ESTABLISHED:
@@ -59,7 +59,7 @@ class ConnectionTo:
         return self._connection is not None
 
     def traffic(self) -> Traffic:
-        """Of all connections so far; zeros before the first one stands."""
+        """Traffic of all connections so far; zeros before the first one stands."""
         if not self.is_established() or self._connection is None:
             return self._past
         return _traffic(_tcp_info(self._connection)).after(self._past)

@@ -50,7 +50,7 @@ class Device:
     train_gflops: float | None = _figure(1e-3, 1e7, "Gflop/s")
     """Float32, sustained in a training step, all cores."""
     dispatch_s: float | None = _figure(1e-8, 0.1, "s")
-    """Per operator call: Python, autograd, optimizer."""
+    """Seconds of an operator call: Python, autograd, optimizer."""
     idle_watts: float | None = _figure(0, 1e5, "W")  # the whole board, at its power input
     load_watts: float | None = _figure(0, 1e5, "W")  # the same with all cores busy
     step_jitter: float | None = ranged(None, 0, 10)  # relative standard deviation of a step's time
@@ -60,11 +60,11 @@ class Device:
     """Seconds of computing until the board is hot."""
     throttle_factor: float | None = ranged(None, 1, 1e4)  # how many times a step takes then
     accelerators: int | None = ranged(None, 1, 1024)
-    """Of a server; memory and speed above are those of one."""
+    """Number in a server; memory and speed above are those of one."""
     bf16_gflops: float | None = ranged(None, 1e-3, 1e8, unit="Gflop/s")
     """As train_gflops, matrix products in bfloat16."""
     inside_gbit: float | None = ranged(None, 1e-3, 1e6, unit="Gbit/s")
-    """Between two accelerators of the machine, each way."""
+    """Rate between two accelerators of the machine, each way."""
     inside_s: float | None = ranged(None, 0, 1, unit="s")  # before the first byte, between the same
     boards: tuple[str, ...] = key((), check=_text)
     """Beginnings of /proc/device-tree/model for this device."""

@@ -56,7 +56,7 @@ class Direction:
     delay_ms: float = ranged(0.0, 0, MOST_DELAY_MS, unit="ms")  # propagation, one way
     jitter_ms: float = ranged(0.0, 0, 10_000, unit="ms")  # standard deviation of the delay
     jitter_period_ms: float = ranged(0.0, 0, 60_000, unit="ms")
-    """Between draws; 0: 5 jitter_ms, 13 if pareto."""
+    """Period between draws; 0: 5 jitter_ms, 13 if pareto."""
     jitter_correlation: float = ranged(0.0, 0, 0.99)  # of neighbouring draws
     distribution: str = key("normal", choices=DISTRIBUTIONS)
     rate_mbit: float = ranged(0.0, 0, 100_000, unit="Mbit/s")  # on the wire: payload and headers

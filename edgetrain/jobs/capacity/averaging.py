@@ -53,7 +53,7 @@ class Hubs:
     uplinks: int = 0
     """Sites without a gateway: their members share the way to the hub."""
     uplink: Profile = NO_LINK
-    """Between a gateway or a site and the hub."""
+    """Link between a gateway or a site and the hub."""
     rate_mbit: float = 0.0
     gateway_rate_mbit: float = 0.0
     message_s: float = 0.0
@@ -209,7 +209,7 @@ class Star:
         self.up = AccessStreams(ups, trips, rngs[0], connections, is_open)
         self.down = AccessStreams(downs, trips, rngs[1], connections, is_open)
         self.root = _Tier(hubs.gateways or members, 1, self.share, hubs.port_rates, hubs, part)
-        """Of one part of the vector: all are alike."""
+        """The upper tier, for one part of the vector: all are alike."""
         self.sites: _Tier | None = None
         if hubs.gateways:
             near, size = (hubs.gateway_rate_mbit,) * 2, exchange.elements

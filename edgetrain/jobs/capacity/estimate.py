@@ -72,7 +72,7 @@ class CapacityQuestion:
     topology: str = "star"
     """A star has `hubs`; with the others only their speed counts, and sites."""
     reducers: tuple[int, ...] = ()
-    """Of `direct`: the members that add up; (): all."""
+    """Members that add up, of `direct`; (): all."""
 
     @property
     def links(self) -> list[Profile]:
@@ -136,10 +136,10 @@ class Answer:
     member_sent_bytes: int
     member_received_bytes: int
     hub_received_bytes_per_s: float
-    """Of one shard."""
+    """Bytes a second received by one shard."""
     hub_sent_bytes_per_s: float
     busy: dict[str, float]
-    """Of each resource, the part of the time in which its busiest instance works."""
+    """Share of the time of each resource's busiest instance."""
     late: int
     """Contributions that a deadline closed a round without."""
     bottleneck: str

@@ -39,7 +39,7 @@ _HYSTART_LOW = 16 * MSS
 _HYSTART_MARGIN_S = 0.004, 0.016
 _CUBIC_BETA, _CUBIC_C = 717 / 1024, 0.4
 _FLIGHTS = 24
-"""Of a message, that are looked at one by one; slow start needs fewer for any vector."""
+"""Flights of a message computed one by one; slow start needs fewer for any vector."""
 _FRIENDLY = 3 * (1 - _CUBIC_BETA) / (1 + _CUBIC_BETA)
 
 
@@ -93,7 +93,7 @@ class Ports:
         """`service_s` of a child, of all ports or of each; `port` of each child."""
         self.service_s = np.broadcast_to(np.asarray(service_s, np.float64), (ports,))
         self.busy_s = 0.0
-        """Of the busiest port."""
+        """Seconds of the busiest port."""
         if port is None:
             sizes = np.full(ports, children // ports)
             sizes[: children % ports] += 1
@@ -442,7 +442,7 @@ def byte_s(way: Direction) -> float:
 
 
 def _strike_chance(way: Direction) -> float:
-    """Of a segment to be lost, or to be the first of a burst of losses."""
+    """Chance of a segment to be lost, or to be the first of a burst of losses."""
     if way.burst is None:
         return way.loss_percent / 100
     enter, leave = way.burst.enter_percent, way.burst.leave_percent

@@ -27,7 +27,7 @@ class Options:
     """None: the job's."""
     rounds: int = 100
     parameters: int | None = None
-    """Of the model; None: the task's, which is loaded."""
+    """Number in the model; None: the task's, to be loaded."""
     step_s: float | None = None
     """Seconds of a step; None: the job's pace_s, else measured from the task for each device."""
     gateways: int = 0
@@ -42,9 +42,9 @@ class Options:
     merge_bytes_per_s: float = 2e9
     """float32 bytes that a hub merges in a second; 0: no limit."""
     ratio: float = 0.0
-    """Of contributions to float32, as measured; 0: as many bytes as the codec may take."""
+    """Ratio of contributions to float32, as measured; 0: the codec's upper bound."""
     reply_ratio: float = 0.0
-    """Of replies; 0: as of contributions."""
+    """Ratio of replies; 0: as of contributions."""
 
     def measures(self, job: Job) -> bool:
         """Whether the task has to be loaded, which decides what is left open here."""

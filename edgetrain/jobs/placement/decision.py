@@ -25,7 +25,7 @@ class Board:
     name: str
     usable_bytes: float
     seconds: float | None
-    """Of the whole fleet's step, exchange included; None: the profile says no speed."""
+    """Seconds of the whole fleet's step with its exchange; None: no speed in the profile."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Question:
     kept_on_edge: str
     """A key of formulas.EDGE_BYTES."""
     boards: tuple[Board, ...]
-    """Of the fleet, each kind once."""
+    """Boards of the fleet, each kind once."""
     others: tuple[Board, ...]
-    """Of the catalog."""
+    """Other boards of the catalog."""
     placement: str = "auto"
     fallback: str = "never"
     servers: Servers | None = None
@@ -78,7 +78,7 @@ class Decision:
 
     @property
     def placement(self) -> Placement | None:
-        """Of the group that runs the job; None: its devices do, or nothing can."""
+        """Placement of the group; None: the job runs on devices, or nowhere."""
         if not self.chosen or self.chosen == EDGE:
             return None
         return self.found[0].placement

@@ -39,7 +39,7 @@ class Activations:
     """Seconds that computing it again takes."""
 
     def part(self, first: int, end: int) -> Activations:
-        """Of these layers only."""
+        """The part of these layers only."""
         these = slice(first, end)
         return Activations(
             self.kept[these], self.entering[these], self.again[these], self.longer[these]

@@ -14,11 +14,11 @@ class Server:
     name: str
     accelerators: int
     memory_bytes: float
-    """Of one accelerator."""
+    """Memory of one accelerator."""
     flops_s: float
-    """Of one accelerator in a training step, in the precision that is asked for."""
+    """Speed of one accelerator in a training step, in the wanted precision."""
     dispatch_s: float
-    """Of one operator call."""
+    """Seconds of one operator call."""
     inside: RankLink
     profile: str = ""
     has_gpus: bool = False
@@ -62,7 +62,7 @@ class Slot:
     dispatch_s: float
     usable_bytes: float
     wide: RankLink
-    """Between the ranks of the stage."""
+    """Link between the ranks of the stage."""
 
 
 def slots(servers: Servers, width: int) -> list[Slot]:

@@ -48,9 +48,9 @@ class Found:
     placement: Placement
     seconds: float
     bytes: tuple[float, ...]
-    """Of each rank of the pipeline, at most; with the whole model on the one that leads."""
+    """Largest bytes of each rank of the pipeline; the leader has the whole model, too."""
     usable_bytes: tuple[float, ...]
-    """Of the same ranks."""
+    """Usable bytes of the same ranks."""
     ends: tuple[tuple[int, int], ...]
     """Layers of each stage, [first, end)."""
     servers: tuple[int, ...]
@@ -181,7 +181,8 @@ class _Option:
         return 1.3 if self.placement.stages > 1 else 1.0
 
     def _step_seconds(self, cut: Cut) -> float:
-        """Of a step without its sync. A rank with several stages is as busy as all of them."""
+        """Seconds of a step without its sync. A rank with several stages is as busy as all of
+        them."""
         if self.placement.stages == 1:
             return cut.cost
         times, placement = self._times(cut.ends), self.placement

@@ -416,5 +416,5 @@ class StageCosts:
         return min(at.wide.all_reduce(self._shape.data, 4.0 * held) for at in self._slots)
 
     def peak_bytes(self, ends: tuple[tuple[int, int], ...]) -> list[float]:
-        """Of each stage, on its rank."""
+        """Peak bytes of each stage, on its rank."""
         return [float(self.bytes(len(ends) - s)[i, j]) for s, (i, j) in enumerate(ends)]

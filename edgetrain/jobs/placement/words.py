@@ -47,7 +47,7 @@ class Placement:
     data: int = 1
     """Ranks that each have a part of the batch."""
     shard: int = 1
-    """Of these, ranks that share one copy of parameters and optimizer; 1: each has its own."""
+    """Ranks with one shared copy of parameters and optimizer; 1: each has its own."""
     zero: int = 0
     """What they share: see ZEROS."""
     pipeline: int = 1
@@ -59,9 +59,9 @@ class Placement:
     sequence: int = 1
     """Ranks that each have a slice of every sequence."""
     ulysses: int = 1
-    """Of these, neighbours that exchange heads; their groups form rings."""
+    """Neighbours that exchange heads; their groups form rings."""
     experts: int = 1
-    """Of the data ranks, neighbours that each have a part of every layer's experts."""
+    """Neighbours of the data ranks, each with a part of every layer's experts."""
     schedule: str = "1f1b"
     stages: int = 1
     """Stages that each rank of the pipeline holds."""

@@ -30,7 +30,7 @@ class Point:
     tag: str
     """The curve's name: "eval/accuracy"."""
     member: str
-    """Whose it is; "": the fleet's."""
+    """Name of the member; "": the fleet."""
     axis: str
     """What `at` counts: "step" or "round"."""
     at: int
@@ -194,7 +194,7 @@ class _MLflow:
     """A run of an experiment. `into` is a tracking URI: sqlite:///runs.db, http://…"""
 
     _MOST, _MOST_PARAMETERS = 1000, 100
-    """Of one call, as MLflow allows."""
+    """Limits of one call to MLflow."""
 
     def __init__(self, about: About) -> None:
         from mlflow.entities import Metric, Param

@@ -59,7 +59,7 @@ class Progress(Protocol):
 
     @property
     def checksum(self) -> int:
-        """Of the parameters that all members share."""
+        """Checksum of the base."""
 
     def quiet_steps(self) -> int:
         """Steps to come that nobody looks between."""
@@ -161,13 +161,13 @@ class Loop:
         self.is_idle = False
         """Whether the member goes, before the job's last step: it is in no round."""
         self.cohort: InCohort | None = None
-        """Of a member that has a part in some rounds only."""
+        """Cohort of a member with a part in some rounds only."""
         self._record_every = steps.record_every
         self._most_bytes = steps.most_bytes
         self._unrecorded, self._idle_s = 0, 0.0
         self._seconds = Seconds()
         self._all_seconds = Seconds()
-        """Of all steps that are over; `_seconds` are those that no line has yet."""
+        """Seconds of all finished steps; `_seconds` are those without a line yet."""
         self._step, self._step_ended = 0, clock()
         self.before = member.traffic()
         """Bytes that do not count as training's."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def versions() -> str:
-    """Of edgetrain, Python and torch, at most 40 characters."""
+    """Versions of edgetrain, Python and torch, at most 40 characters."""
     return f"{version()} {platform.python_version()} {torch.__version__}"[:40]
 
 

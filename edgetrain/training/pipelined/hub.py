@@ -9,7 +9,7 @@ from edgetrain.jobs.job import Job
 from edgetrain.jobs.pipeline import save_every
 
 MOST_BYTES = 1 << 30
-"""Of one activation. A connection that announces more is closed before memory is taken for it."""
+"""Largest size of an activation. A connection announcing more is closed before it takes memory."""
 
 
 def terms_of(

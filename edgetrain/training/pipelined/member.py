@@ -134,7 +134,7 @@ def _tell(service: Service, stop: Stop, link: StageLink, desk: StageDesk, steps:
 
 
 def _digest(plan: StagePlan) -> str:
-    """Of what stages must agree on besides the job: how it is cut, and what is passed on."""
+    """Digest of the stages' agreement besides the job: the cut, and the passed tensors."""
     said = f"{plan.placement} {plan.shapes} {plan.names} {plan.elements}"
     return hashlib.sha256(said.encode()).hexdigest()[:32]
 

@@ -11,7 +11,7 @@ from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import parse
 
 WAY_OUT = "take another placement, or name the model's `pieces` (docs/how-to/gpu-servers.md)"
-"""Of a placement that torch cannot build or run."""
+"""The way out for a placement that torch cannot build or run."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Attempt:
     """Ranks."""
     host: str
     port: int
-    """Of the attempt's store."""
+    """Port of the attempt's store."""
     elapsed_s: float | None
     """Since training began; None: it has not begun."""
     is_trial: bool = False

@@ -150,7 +150,7 @@ class _Ring(torch.autograd.Function):
 def _scores(
     query: Tensor, key: Tensor, rank: int, source: int, causal: bool, scale: float
 ) -> Tensor | None:
-    """Of the queries of `rank` and the keys of `source`; None: they all come later."""
+    """Scores of the queries of `rank` and the keys of `source`; None: they all come later."""
     if causal and source > rank:
         return None
     scores = query @ key.transpose(-1, -2) * scale

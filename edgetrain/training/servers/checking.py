@@ -43,9 +43,9 @@ ROUNDING = {torch.float64: 1e-6}
 MOST = 1e-3
 """Difference that is rounding, as a share of the gradient's length: of types not in ROUNDING."""
 SHARE = 0.25
-"""Of main memory, that the check may take on the leader."""
+"""Largest share of the leader's main memory for the check."""
 _SAMPLES = 2
-"""Of each micro-batch."""
+"""Samples of each micro-batch."""
 _STATE = 7
 """Seed of what is drawn within SameDraws."""
 _DRAWS = "the model or its loss draws numbers besides dropout"
@@ -228,7 +228,7 @@ def _in_one_process(
 
 
 def _computed(task: Task, held: Held, model: nn.Module, batches: Sequence[Batch]) -> Alone:
-    """Of these micro-batches together."""
+    """Results of these micro-batches together."""
     counts = counts_of(task, batches) if len(batches) > 1 else np.ones(1)
     set_share(model, 1 / len(batches))
     with own_buffers(model):

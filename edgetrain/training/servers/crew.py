@@ -14,7 +14,7 @@ from edgetrain.training.servers.here import Here
 from edgetrain.training.servers.interfaces import address_of, address_towards, host_name
 
 RETRY_S = 5.0
-"""Between two attempts to reach a server that was lost."""
+"""Seconds between two attempts to reach a lost server."""
 LOOPBACK = "127.0.0.1"
 
 

@@ -35,10 +35,10 @@ class Dropping:
         self._keep, self._steps, self._seed = keep, steps, seed
         self._places = {name: place for place, name in enumerate(blocks)}
         self.factors: list[float] = [1.0] * len(blocks)
-        """Of what each block adds to its input; 0: it is left out."""
+        """Factor of each block's addition to its input; 0: it is left out."""
 
     def chances(self, step: int) -> list[float]:
-        """That each block is kept, in the step with this number, from 0."""
+        """Each block's chance to be kept, in the step with this number, from 0."""
         count = len(self._places)
         theta = (1 - self._keep) * math.exp(-_FALL * step / self._steps) + self._keep
         return [1 - (place + 1) / count * (1 - theta) for place in range(count)]

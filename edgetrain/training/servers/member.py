@@ -26,7 +26,7 @@ _SIGN = 1 << 63
 
 
 def diverged(what: str, step: int) -> EdgetrainError:
-    """That training has come to numbers that are not finite."""
+    """The error of training with numbers that are not finite."""
     return EdgetrainError(
         f"{what} is not finite in step {step}: training has diverged",
         "a smaller learning rate, train.clip or precision = 'fp32', from an earlier snapshot",
@@ -100,5 +100,6 @@ class RankMember:
         """A group on its own has nobody to tell."""
 
     def traffic(self) -> Traffic:
-        """Of all connections of this process, those to ranks on the same machine included."""
+        """Traffic of all connections of this process, those to ranks on the same machine
+        included."""
         return traffic_of_process()

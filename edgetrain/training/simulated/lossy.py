@@ -33,7 +33,7 @@ PIECES = 512
 """A longer message, with more pieces than this, is cut into coarser ones."""
 
 ACKNOWLEDGEMENT_BYTES = HEADERS + ETHERNET_BYTES
-"""Of an acknowledgement without data."""
+"""Bytes of an acknowledgement without data."""
 
 _FULL_FRAME = MSS + HEADERS + ETHERNET_BYTES
 

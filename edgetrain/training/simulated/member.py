@@ -91,7 +91,7 @@ class Surroundings:
     go: Callable[[SimulatedMember, MetricsLog], None] | None = None
     """Called with a member that has gone until it is drawn again; None: all stay to the end."""
     kept: dict[int, Parked] = field(default_factory=dict)
-    """Of members that have been here, where they go."""
+    """State kept of members that went, by index."""
 
     @functools.cached_property
     def digest(self) -> str:

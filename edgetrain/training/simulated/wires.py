@@ -301,7 +301,7 @@ class _Access(Mapping[int, tuple[Way, Way]]):
         return len(self._profiles) + len(self._hubs)
 
     def forget(self, node: int) -> None:
-        """Of a member that is gone: if it comes again, its link is as it was at first."""
+        """Forget a departed member: if it comes again, its link is as at first."""
         self._made.pop(node, None)
 
 
