@@ -45,7 +45,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Extension:
-    """What was loaded under a name."""
+    """An object loaded under a name."""
 
     made: Any
     module: ModuleType

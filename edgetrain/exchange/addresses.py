@@ -21,7 +21,7 @@ from edgetrain.errors import ConfigError, EdgetrainError, HubUnreachable, Networ
 T = TypeVar("T")
 
 ANY = ("*", "::")
-"""What a user writes for all interfaces."""
+"""The user's spelling of "all interfaces"."""
 ANY_IPV4 = "0.0.0.0"  # noqa: S104  # only where a user asks for it
 """The same, without IPv6."""
 
@@ -208,7 +208,7 @@ def route(hub: str, timeout_s: float) -> str:
 
 @dataclass(frozen=True)
 class Listening:
-    """Where a hub is going to listen."""
+    """The future listening address of a hub."""
 
     bind: str
     """For the transport: "tcp://IP:port", with port 0 for any free one."""

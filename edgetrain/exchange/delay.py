@@ -18,7 +18,7 @@ of small batches, lets diverge; and of those with unequal data and a final sync
 (docs/decisions/004 has what that costs)."""
 
 FIRST_WINDOW_BYTES = 14_480
-"""What TCP begins with, where nothing else is said: ten segments (RFC 6928)."""
+"""TCP's default first window: ten segments (RFC 6928)."""
 
 FINAL_SYNC_SHARE = 1 / 8
 """Of a run's steps, see `hub.final_sync.share_for`: of a tenth, a seventh and a fifth it had the
@@ -28,7 +28,7 @@ CHOSEN: Final = -FINAL_SYNC_SHARE
 """A negative share is one to take only if K and D ask for it: see `hub.final_sync.share_for`."""
 
 CHOSEN_ALIKE: Final = -1 / 10
-"""That of members whose data are alike: there is less to give back (docs/decisions/032)."""
+"""Share for similar data: there is less to give back (docs/decisions/032)."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ RESERVED = 32
 """Descriptors that only this process's own files may use."""
 
 MOST = 1 << 20
-"""Where the system sets no hard limit."""
+"""Limit if the system has no hard one."""
 
 
 def raise_limit() -> int:

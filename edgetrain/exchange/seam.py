@@ -44,7 +44,7 @@ class FixedTensors(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """What a member says about itself when it joins."""
+    """A member's description of itself when it joins."""
 
     model: str
     """Digest of the names, shapes and dtypes of its trained parameters."""
@@ -63,11 +63,11 @@ class Request:
     """With `secure` = True: more than half will do, because the hub is trusted to tell the truth
     about who dropped out."""
     fixed_tensors: FixedTensors | None = None
-    """What is not trained and takes the first member's values, as `layout` says; None: nothing."""
+    """Untrained tensors with the first member's values, as in `layout`; None: none."""
     steps: int = 0
     """Local steps of the run, from a member with its own loop; 0: not known."""
     address: str = ""
-    """Where members connect to each other: see `messages.Join`."""
+    """Its address, if members connect to each other: see `messages.Join`."""
     behind: int = 0
     """Members of the site that a gateway joins for; 0: it is a member itself."""
     data: str = ""
@@ -81,7 +81,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Past:
-    """Where a member stood that has been started again from its checkpoint."""
+    """The position of a member restarted from its checkpoint."""
 
     session: int
     name: str
@@ -219,7 +219,7 @@ class CatchUp:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a member learns when it is let in and training starts."""
+    """The hub's answer to a join, as training starts."""
 
     name: str
     index: int

@@ -39,7 +39,7 @@ def owner_of(sender: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the kernel has counted on TCP connections since they were made."""
+    """The kernel's counters of TCP connections since their beginning."""
 
     sent_bytes: int
     received_bytes: int
@@ -75,7 +75,7 @@ class HubTransport(Protocol):
         """
 
     def traffic(self) -> Traffic:
-        """What all connections have carried so far."""
+        """Traffic of all connections so far."""
 
     def close(self) -> None:
         """Close; works twice."""
@@ -94,7 +94,7 @@ class MemberTransport(Protocol):
         """Bytes so far, those of an incomplete message included: it grows while one arrives."""
 
     def traffic(self) -> Traffic:
-        """What the connections have carried so far."""
+        """Traffic of the connections so far."""
 
     def close(self) -> None:
         """Close; works twice."""

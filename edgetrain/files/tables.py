@@ -113,7 +113,7 @@ class _Key:
 
 
 def allowed(hint: Any, about: Mapping[str, Any]) -> str:
-    """What a key may hold, in words."""
+    """The allowed values of a key, in words."""
     kind, word = kind_of(hint)
     what = _WORDS.get(kind, "a table")
     if kind in (list, tuple):

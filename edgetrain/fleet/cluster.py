@@ -28,7 +28,7 @@ LARGEST = 64 << 10
 SECURITY = ("wpa2", "wpa3", "open")
 """Kinds of wireless networks."""
 ROLES = ("hub", "gateway", "member")
-"""What runs on a device: those that others join come before them."""
+"""Roles of a device: those joined by others come first."""
 HUB_PORT = 5555
 """Port of a gateway, or of a hub on a device, without a [hub] in the file."""
 LOCAL_HOSTS = ("local", "localhost", "127.0.0.1")
@@ -100,7 +100,7 @@ class Wifi:
 
 @dataclass(frozen=True)
 class SystemSettings:
-    """What all devices' systems have. Empty: as the image has it."""
+    """Settings of all devices' systems. Empty: as in the image."""
 
     timezone: str = key("", check=values.check_timezone)
     locale: str = key("", check=values.check_locale)
@@ -146,7 +146,7 @@ class DeviceEntry:
 
     @property
     def host(self) -> str:
-        """What others reach it by."""
+        """Its name or address for others."""
         return f"{self.name}.local" if self.address == DHCP else self.address.split("/")[0]
 
 
@@ -214,7 +214,7 @@ class Cluster:
         return self._joined_at.get(device.site if device.role == "member" else "")
 
     def addresses(self, device: DeviceEntry) -> tuple[str, ...]:
-        """Where a device finds the hub, or gateway, that it joins."""
+        """Addresses of the hub or gateway joined by a device."""
         joined = self.joined_by(device)
         if joined and joined.role == "gateway":
             return (f"tcp://{joined.host}:{HUB_PORT}",)

@@ -121,7 +121,7 @@ class SshHost:
     name: str
     """The name that results and host keys have."""
     address: str
-    """What ssh connects to: a name, an address, or an alias of ~/.ssh/config."""
+    """Destination of ssh: a name, an address, or an alias of ~/.ssh/config."""
     user: str = ""
     """"": as ssh's configuration says."""
 
@@ -132,7 +132,7 @@ class SshHost:
 
 @dataclass(frozen=True)
 class SshAnswer:
-    """What became of a command on one machine."""
+    """The result of a command on one machine."""
 
     status: int = 0
     """Its exit status, 0 to 254; -1: it did not run to its end."""

@@ -178,7 +178,7 @@ class Allowed:
         self.path = folder / "bundles"
         usual = folder == keys_folder(None)
         self.option = "" if usual else f" --keys {shlex.quote(str(folder))}"
-        """What the commands of `edgetrain bundle` have to be told to mean this list."""
+        """Option of the commands of `edgetrain bundle` for this list."""
         self._ring = Keyring(folder)
 
     def all(self) -> dict[Digest, str]:
@@ -277,7 +277,7 @@ def opened(path: Path, allowed: Allowed, pin: str = "") -> Path:
 
 
 _UNPACKED: dict[Digest, Path] = {}
-"""Where this process has put what it was allowed to."""
+"""Folder of this process's unpacked bundles."""
 
 
 def _written(files: Files) -> Path:

@@ -33,7 +33,7 @@ def steps_in(job: Job) -> bool:
 
 
 def in_words(job: Job) -> str:
-    """What becomes of devices that go while the job runs, for people; "": nothing was asked for."""
+    """Treatment of lost devices during the job, for people; "": none."""
     if job.servers.fallback == "never":
         return ""
     if why := why_never(job):

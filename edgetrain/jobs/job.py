@@ -29,7 +29,7 @@ COLLECTIVES = ("ring", "butterfly", "tree")
 """Topologies that add up in an order of their own: a job with one has other bits than a star."""
 
 TOPOLOGIES = ("star", DIRECT, *COLLECTIVES, AUTO)
-"""Who adds up contributions, as `fleet.topology` spells it."""
+"""Machines that add up contributions, as in `fleet.topology`."""
 
 FROZEN = ("equal", "first", "own")
 BUFFERS = ("mean", "local")
@@ -240,7 +240,7 @@ class Job:
 
     @property
     def cohort(self) -> Cohort | None:
-        """Who has a part in which round; None: all members in all."""
+        """The sample of members in each round; None: all members."""
         if not (table := self.strategy).cohort:
             return None
         from edgetrain.strategies.cohort import Cohort  # of a job that has one

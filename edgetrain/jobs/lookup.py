@@ -112,7 +112,7 @@ def buffers_of(found: Resolved) -> str:
 
 
 def tuning_of(job: Job) -> Tuning:
-    """What schedule, linear scaling and clipping do before each step. ConfigError."""
+    """Schedule, linear scaling and clipping before each step. Raises ConfigError."""
     from edgetrain.tasks.work import Tuning
 
     train, found = job.train, None

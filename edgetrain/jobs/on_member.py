@@ -20,7 +20,7 @@ PLACES = ("member", "hub", "sum")
 SAMPLINGS = ("poisson", "shuffle")
 
 Refusal = tuple[str, str]
-"""What does not go together, and the way out."""
+"""A refused combination, and the way out."""
 
 
 def first_of(rows: Iterable[tuple[object, str, str]]) -> Refusal | None:

@@ -75,7 +75,7 @@ _BARRED = {
 
 @dataclass(frozen=True)
 class JobChoice:
-    """What a job says, in its user's words, and what to say instead."""
+    """A choice of a job, in its user's words, and the way out."""
 
     said: str
     way_out: str
@@ -212,7 +212,7 @@ def check_pairs(found: Resolved) -> None:
 
 
 def why_not_with(name: str, found: Resolved) -> Refusal | None:
-    """What of a job speaks against a topology in place of its own; None: nothing does."""
+    """The reason against another topology for a job; None: none."""
     own = _topology(name, found)
     others = [_topology(each, found) for each in _others(found) if each != name]
     for other in (*others, *_choices(found)):

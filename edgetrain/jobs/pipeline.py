@@ -36,7 +36,7 @@ class StagePlan:
     paces: tuple[tuple[float, float], ...]
     """Seconds of a micro-batch forward and backward on each stage's device; 0: as they come."""
     bytes: tuple[tuple[float, float], ...]
-    """What each stage needs of its device's memory at most, and what it may have."""
+    """Largest bytes of each stage in its device's memory, and the available ones."""
     names: tuple[str, ...]
     """Each stage's layers, for people."""
     elements: int

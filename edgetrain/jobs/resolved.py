@@ -92,11 +92,11 @@ class Resolved:
     sites: tuple[Site, ...] = ()
     """Members that share an uplink."""
     faults: tuple[Fault, ...] = ()
-    """What goes wrong with the links, and when."""
+    """Faults of the links, and their times."""
     congestion: str = ""
     """The congestion control of all links."""
     presence: Presence = field(default_factory=Presence)
-    """Which devices come and go."""
+    """Presence of the devices."""
 
     name: str = ""
     """The task's."""
@@ -106,7 +106,7 @@ class Resolved:
     beside: Path | None = None
     """The folder of the job file."""
     promise: Promise | None = None
-    """What the job's privacy is worth, if all goes as planned."""
+    """The job's planned privacy promise."""
     samples: tuple[int, ...] = ()
     """How many each member holds, where the job's privacy depends on it; else ()."""
     buffers: str | None = None
@@ -116,7 +116,7 @@ class Resolved:
     stages: StagePlan | None = None
     """How members share the model, once that is planned; None: each holds all of it."""
     topology_choice: str = ""
-    """What `fleet.topology = "auto"` took, and why; "": the job names a topology."""
+    """The choice of `fleet.topology = "auto"`, with its reason; "": the job names a topology."""
 
     @property
     def hubs(self) -> int:

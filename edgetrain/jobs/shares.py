@@ -65,5 +65,5 @@ def shares_of(job: Job, index: int, missing: tuple[int, ...] = ()) -> DataShares
 
 
 def weight_of(job: Job, task: Task, own: DataShares) -> float:
-    """What a member counts for, where members are weighed."""
+    """Weight of a member in a weighted mean."""
     return float(own.count if job.strategy.weighting == "shares" else own.samples(task))

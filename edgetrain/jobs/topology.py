@@ -38,7 +38,7 @@ _LONGEST = 512
 
 @dataclass(frozen=True)
 class TopologyRow:
-    """What one topology costs a job, whether it may have it or not."""
+    """Cost of one topology for a job, allowed or not."""
 
     name: str
     """As the table says it: "star", "4 hubs", "gateways"."""
@@ -59,13 +59,13 @@ class TopologyRow:
     lan_bytes: int
     """Those within sites."""
     refused: str
-    """What speaks against it in this job; "": nothing."""
+    """Reason against it in this job; "": none."""
     way_out: str
 
 
 @dataclass(frozen=True)
 class TopologyChoice:
-    """What `auto` took, and why, in a line."""
+    """The choice of `auto`, and its reason in a line."""
 
     row: TopologyRow
     topology: str
@@ -103,7 +103,8 @@ _ALIKE = ("star", "direct")
 
 
 def choose(rows: Sequence[TopologyRow], trusts: bool) -> TopologyChoice:
-    """What `auto` takes among these rows. `trusts`: members may see each other's contributions."""
+    """The choice of `auto` among these rows. `trusts`: members may see each other's
+    contributions."""
     open_to = [row for row in rows if row.topology in _ALIKE and not row.refused]
     allowed = [row for row in open_to if row.topology == "star" or trusts]
     fastest = max(row.steps_per_second for row in allowed)

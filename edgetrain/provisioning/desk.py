@@ -68,7 +68,7 @@ class DeviceState:
     marks: tuple[str, ...] = ()
     """hot, throttled, under-voltage, disk nearly full, other version, clock wrong"""
     facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What the device said."""
+    """The device's answer."""
 
     @property
     def is_in_job(self) -> bool:
@@ -133,7 +133,7 @@ def _state(answer: Mapping[str, Any], unit: Mapping[str, Any]) -> tuple[str, str
 
 @dataclass(frozen=True)
 class DeviceResult:
-    """What became of one device."""
+    """The result on one device."""
 
     name: str
     ok: bool

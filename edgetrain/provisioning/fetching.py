@@ -20,7 +20,7 @@ from edgetrain.provisioning.cards.first_boot import HUB_UNIT, SPARE, UNIT
 from edgetrain.runs import folder as folders
 
 FOLDERS = {"hub": "", "gateway": "gateways", "member": "members"}
-"""Where the run folders of devices with a role lie in that of the hub."""
+"""Folders of devices' runs, by role, in that of the hub."""
 FILES = ("job.toml", "environment.json", "metrics.jsonl", "summary.json", "model.safetensors")
 MOST_BYTES = 4 << 30
 """Bytes that a device may send: a model, and lines."""

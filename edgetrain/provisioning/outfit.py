@@ -152,7 +152,7 @@ def check_task(
 
 
 class Tokens(Protocol):
-    """Where the tokens of cards come from."""
+    """A source of tokens for cards."""
 
     def draw(self, names: Sequence[str]) -> dict[str, str]:
         """A token for each of these devices."""

@@ -55,7 +55,7 @@ _UNPACK = 'mkdir -p "$1" && tar -x --no-same-owner -C "$1"'
 
 @dataclass(frozen=True)
 class Provisioned:
-    """What became of one device."""
+    """The result on one device."""
 
     name: str
     ok: bool

@@ -17,7 +17,7 @@ from edgetrain.provisioning.cards.first_boot import MEMBERS
 
 
 def hosts_of(cluster: Cluster, devices: Sequence[DeviceEntry]) -> list[SshHost]:
-    """Where these devices are: at their static addresses, otherwise at NAME.local."""
+    """Hosts of these devices: their static addresses, otherwise NAME.local."""
     if cluster.ssh is None:
         raise ConfigError(f"{cluster.path}: [ssh] is missing", "which user do the devices have?")
     user = cluster.ssh.user

@@ -16,12 +16,12 @@ from edgetrain.files.toml import to_toml
 from edgetrain.jobs.job import Job
 
 DATA_FOLDER = "/etc/edgetrain/current/data"
-"""Where a device has the data of the job that it trains."""
+"""Folder of the trained job's data on a device."""
 
 
 @dataclass(frozen=True)
 class JobSet:
-    """What devices get of a job; the same bytes for the same files."""
+    """A job's files for devices; the same bytes for the same files."""
 
     job: bytes
     """The job file, as a device reads it."""

@@ -176,7 +176,7 @@ class RunData:
     told_evaluations: list[Record] = field(default_factory=list)
     """Evaluations that members reported to the hub."""
     own_data: OwnData | None = None
-    """What members found on data of their own; None: nobody has said anything."""
+    """Evaluations on members' own data; None: none yet."""
     told_metric: tuple[str, str] | None = None
     """Figure that members report to the hub, and which is better: "higher" or "lower"."""
     rounds: int = 0
@@ -204,7 +204,7 @@ class RunData:
     marked: list[Record] = field(default_factory=list)
     """Events in MARKED, and rounds with another delay than the round before."""
     reducers: str = ""
-    """Who adds up what, as last said; "": one hub everything."""
+    """Reducers of each range, as last reported; "": one hub for all."""
     paused: bool = False
     """Whether people have paused the job."""
     overrun: str = ""

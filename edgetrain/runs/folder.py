@@ -38,7 +38,7 @@ from edgetrain.runs.metrics.lines import HUB, Lines
 
 JOB, ENVIRONMENT, METRICS, SUMMARY = "job.toml", "environment.json", "metrics.jsonl", "summary.json"
 ORDERS = "orders.sock"
-"""Where the hub listens whose run folder it is, while it runs: see training/orders.py."""
+"""The hub's socket for orders in its run folder, while it runs: see training/orders.py."""
 _ROOM_BYTES = 1 << 20
 _MOST_BYTES = 64 << 20
 """Limit of a JSON file that is read: a sweep of thousands of runs has a few MiB."""

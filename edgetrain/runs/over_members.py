@@ -31,7 +31,7 @@ class Spread:
     """Standard deviation over members."""
     members: int
     count: float
-    """What `mean` is over: samples, as a rule."""
+    """Denominator of `mean`: samples, as a rule."""
 
     @classmethod
     def of(cls, pairs: Iterable[Pair], better: str) -> Spread | None:
@@ -54,7 +54,7 @@ class Spread:
 
 @dataclass
 class OwnData:
-    """What members found on data of their own, line by line."""
+    """Evaluations on members' own data, line by line."""
 
     at: dict[int, dict[str, dict[str, Pair]]] = field(default_factory=dict)
     """By steps of the job that were over, member and name of the figure."""

@@ -20,7 +20,7 @@ MOST_TEXT = 10_000
 
 
 class Is(NamedTuple):
-    """What a value may be, in words and as a check."""
+    """Allowed values, in words and as a check."""
 
     said: str
     fits: Callable[[Any], bool]
@@ -120,7 +120,7 @@ _USED = {
     "sent_bytes": size, "received_bytes": size, "cpu_s": seconds, "peak_bytes": size,
 }  # fmt: skip
 PARTS = ("compute_s", "wait_s", "overhead_s", "eval_s", "end_s")
-"""What the seconds of a step are made of."""
+"""Parts of a step's seconds."""
 _PARTS = dict.fromkeys(PARTS, seconds)
 _STEP: dict[str, Is] = {
     **_USED, **_PARTS, "step": count, "steps": count, "round": count, "loss": number,

@@ -17,7 +17,7 @@ from edgetrain.strategies.closing import ClosingRule, RoundView
 
 @dataclass(frozen=True)
 class ArrivalTerms:
-    """What a rule is made from, besides a strategy's arguments."""
+    """Arguments of a rule besides the strategy's."""
 
     members: int
     local_steps: int

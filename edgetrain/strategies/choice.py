@@ -96,7 +96,7 @@ class FirstRounds:
 
     @property
     def reason(self) -> str:
-        """What was chosen, why, and what it costs."""
+        """The choice, its reason and its cost."""
         memory = "no" if self.chosen == "paper" else f"{4 * self._elements / 1e6:.3g} MB of"
         data = "at least 1.25: unequal data" if self.is_divergent else "below 1.25: similar data"
         return (

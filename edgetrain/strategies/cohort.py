@@ -31,7 +31,7 @@ Draw = Callable[[], float]
 
 
 class Wanted(Protocol):
-    """What a job says of it."""
+    """The keys of a job about cohorts."""
 
     @property
     def cohort(self) -> float:

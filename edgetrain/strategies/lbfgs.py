@@ -283,18 +283,18 @@ class Lbfgs:
         """What a gradient's length is summed up in. float64 where the vector has ranges: then it
         does not depend on how many hubs share them."""
         self.remarks: list[str] = []
-        """What people want to know of the last move."""
+        """Remarks on the last move, for people."""
         self.start(0)
 
     def start(self, elements: int) -> None:
         self._pairs: list[tuple[Vector, Vector]] = []
         self.phase: Phase = "at rest"
         self.t = 0.0
-        """Where the base is on the line, in lengths of the direction."""
+        """Position of the base on the line, in lengths of the direction."""
         self.iterations = 0
         """Steps that were taken."""
         self.told: Numbers = np.zeros(0)
-        """What the last move was decided by: the loss, and the products if it was told them."""
+        """Inputs of the last move: the loss, and the products if given."""
         self.offered: Vector | None = None
         """The gradient that the next move is by, whose products other stretches may have."""
         self._first = 0.0

@@ -78,7 +78,7 @@ Draw = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What one data set wants: its model, how pixels become inputs, how batches are varied."""
+    """Settings of one data set: its model, its inputs, the augmentation of batches."""
 
     model: Callable[[], nn.Module]
     mean: float
@@ -112,7 +112,7 @@ class Classification(Sharded):
         return self._recipe.model()
 
     def draws(self, member: int, members: int, batch: int, seed: int) -> Iterator[Draw]:
-        """What `batches` is made of, for `gather`."""
+        """The samples of `batches`, for `gather`."""
         order, rng = self.shards.batches(member, members, batch, seed)
         return (self.drawn(indices, rng) for indices in order)
 

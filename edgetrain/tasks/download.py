@@ -45,7 +45,7 @@ class Download:
 
 
 def cache_folder(name: str) -> Path:
-    """Where a data set lies when the job names no folder: below XDG_CACHE_HOME or ~/.cache."""
+    """Default folder of a data set: below XDG_CACHE_HOME or ~/.cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache, "edgetrain", name)
 

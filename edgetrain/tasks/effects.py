@@ -26,7 +26,7 @@ _HOOKS = ("register_hook", "register_post_accumulate_grad_hook")
 
 @dataclass(frozen=True)
 class Effects:
-    """What was seen; "": nothing of it."""
+    """Effects seen in a model; "": none."""
 
     buffer: str = ""
     """A buffer that the forward pass changes, by name."""
@@ -45,7 +45,7 @@ class Effects:
     sparse: str = ""
     """A module whose gradients are sparse, by name."""
     attention: str = ""
-    """What attention has that cannot be computed slice by slice."""
+    """Obstacle to computing attention slice by slice."""
     untraced: str = ""
     """What torch's tracer would leave out of a model that only it can cut."""
     written: str = ""

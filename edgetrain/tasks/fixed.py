@@ -97,7 +97,7 @@ def _print_of(tensor: torch.Tensor, sampled: int) -> bytes:
 
 
 def fixed_part_of(model: torch.nn.Module) -> FixedPart | None:
-    """What of a model the first member hands to all others; None: nothing. Raises ConfigError."""
+    """Fixed tensors handed out by the first member; None: none. Raises ConfigError."""
     found = FixedPart(model)
     return found if found.size else None
 

@@ -111,7 +111,7 @@ class FlatModel:
             for name, tensor in members
         ]
         self.fixed_tensors = fixed_part_of(model) if frozen == "first" else None
-        """What the first member hands to all others; None: nothing."""
+        """Tensors handed out by the first member; None: none."""
         others = self.fixed_tensors.tensors if self.fixed_tensors is not None else []
         self.description = layouts.describe(described, others)
         """Names, shapes and dtypes, as the hub is told them."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from edgetrain.errors import ConfigError
 
 Pieces = Iterable[tuple[int, int]]
-"""Where the tensors of a flat vector begin and end."""
+"""Borders of the tensors in a flat vector."""
 
 
 class LayerWise(torch.optim.Optimizer):

@@ -37,7 +37,7 @@ SMALL = 1_000_000
 FEW = 2
 """Samples of each half of a batch in which labels are left out, of a loss that a model computes."""
 IGNORED = -100
-"""What torch's and transformers' losses leave out."""
+"""Labels ignored by torch's and transformers' losses."""
 FAILS = "fails apart from the model"
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
 """Relative difference of a loss from its parts that may be rounding, by its type."""
@@ -45,7 +45,7 @@ _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 @dataclass(frozen=True)
 class Look:
-    """What a look at a loss has shown. A field of "" was not seen to be in the way."""
+    """The result of looking at a loss. A field of "" is no obstacle."""
 
     samples: str = ""
     """Why it is not made of the losses of its samples."""

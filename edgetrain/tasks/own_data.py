@@ -31,7 +31,7 @@ FigureSums = Mapping[str, tuple[float, float]]
 
 @runtime_checkable
 class Measures(Protocol):
-    """What a task may offer besides, for figures of held-out data other than the loss."""
+    """An optional part of a task: figures of held-out data other than the loss."""
 
     def measure(self, model: nn.Module, batch: Batch) -> FigureSums:
         """Figures of a batch, "loss" among them. The model is in eval mode, without gradients."""

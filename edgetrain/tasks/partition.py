@@ -58,7 +58,7 @@ class SpelledPartition:
     number: float = 0.0
     """The argument, where it is one."""
     sizes: tuple[str, float] | None = None
-    """What draws the sizes of shards, and its parameter; None: they are equal."""
+    """Sampler of the shards' sizes, and its parameter; None: they are equal."""
 
 
 def parse_partition(spec: str) -> SpelledPartition:

@@ -31,7 +31,7 @@ NORMALISED = (nn.modules.batchnorm._BatchNorm,)
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which examples are in a member's batches. `batch` is their number, or its mean."""
+    """The examples in a member's batches. `batch` is their number, or its mean."""
 
     member: int
     members: int

@@ -148,7 +148,7 @@ def _check(
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is done to an optimizer before each of its steps."""
+    """Changes of an optimizer before each of its steps."""
 
     factor: Callable[[int], float] | None = None
     """Factor of the learning rate, for the step with this number in the job; None: always 1."""

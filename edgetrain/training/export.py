@@ -31,7 +31,7 @@ MODEL = "model.safetensors"
 FIGURES = "export.json"
 SAMPLE = "sample.npz"
 FILES = {"torch": "model.pt", "onnx": "model.onnx", "int8": "model.int8.onnx"}
-"""What each format is written as."""
+"""File of each format."""
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 FORMAT = 1
 """Version of export.json."""

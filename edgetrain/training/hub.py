@@ -74,7 +74,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class HubRequest:
-    """Which hub to serve: what the arguments of `edgetrain hub` mean."""
+    """The hub to serve: the arguments of `edgetrain hub`."""
 
     job: Job
     bind: str
@@ -90,11 +90,11 @@ class HubRequest:
     resume: Path | None = None
     """The run folder of a hub that has ended: continue from its journal."""
     runs: Path = Path("runs")
-    """Where a new run folder is made, if this is not resumed."""
+    """Folder of new run folders, if this is not resumed."""
     uplink: Uplink | None = None
     """To the hub above, where this is the gateway of a site; None: it is not."""
     number: int = 1
-    """Which of the job's hubs this is, as hub.hubs counts them; the first leads."""
+    """Number of this hub in hub.hubs; the first leads."""
     beside: Path | None = None
     """The folder of the job file, for a group that steps in."""
     spare: bool = False
@@ -454,7 +454,7 @@ def _close(
 
 
 def gate_of(request: HubRequest, listening: Listening) -> Gate | None:
-    """Which keys may connect; None: everyone, unencrypted."""
+    """Keys allowed to connect; None: everyone, unencrypted."""
     if request.insecure or (listening.local and request.keys is None):
         return None
     from edgetrain.exchange.keys.gate import Gate

@@ -101,7 +101,7 @@ class HubRecorder:
         self.above: Callable[[], Traffic] | None = None
         """Traffic of a gateway's connection to the hub above."""
         self.reducers = ""
-        """Who adds up what, which is recorded as training begins; "": one hub everything."""
+        """Reducers of each range, recorded as training begins; "": one hub for all."""
 
     def __call__(self, effect: Observed) -> None:
         if isinstance(effect, Closed):

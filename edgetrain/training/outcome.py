@@ -30,14 +30,14 @@ from edgetrain.runs.summary import summarise
 
 @dataclass
 class RunOutcome:
-    """What came of a run. Its driver sets `status` and `network`; `summary` is set at the end."""
+    """The outcome of a run. Its driver sets `status` and `network`; `summary` is set at the end."""
 
     status: str = "failed"
     """"finished", "incomplete" (members failed), "interrupted" or "failed"."""
     network: dict[str, Any] = field(default_factory=dict)
     """The report of the emulation, or of what the simulation has in its place."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """What else its driver knows, for the summary."""
+    """Further keys of the summary from its driver."""
     summary: dict[str, Any] = field(default_factory=dict)
     """As in summary.json."""
 
@@ -83,7 +83,7 @@ def write_errors(folder: Path, began: float, errors: Iterable[tuple[str, str, fl
 
 
 def at_gateways(carried: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """What the summary says of gateways: bytes that each has sent and received at its site."""
+    """Bytes sent and received by each gateway at its site, for the summary."""
     if not carried:
         return {}
     sent, received = (int(sum(way)) for way in zip(*carried, strict=True))

@@ -46,7 +46,7 @@ class Check:
     verdict: Verdict
     said: str
     way_out: str = ""
-    """What to do about it, unless the verdict is "yes"."""
+    """The way out, unless the verdict is "yes"."""
     purposes: tuple[str, ...] = PURPOSES
 
 

@@ -97,7 +97,7 @@ class Stretch:
         return 0 < self.end - self.first < self.count
 
     def of(self, elements: int) -> slice:
-        """Where it lies in a vector of [elements]. ConfigError for more ranges than blocks."""
+        """Its slice in a vector of [elements]. Raises ConfigError for more ranges than blocks."""
         ranges = Ranges(elements, self.count)
         if self.first == self.end:
             return slice(0, 0)

@@ -114,14 +114,14 @@ class SitePart(HubPart):
         self._joined = False
         self._past: Above | None = None
         self._base: Vector = np.empty(0, np.float32)
-        """What the site joins with, while it does."""
+        """The base for the site's join, while it joins."""
         self._tensors: SiteTensors | None = None
         self._is_empty = False
         """Whether the hub above has been told that no member is here."""
         self._is_cut_off = False
         """Whether people have been told that the hub above is away."""
         self.refused: Refused | None = None
-        """What the hub above has refused this site for."""
+        """Reason of the hub above for refusing this site."""
 
     def attach(self, hub: Hub) -> Hub:
         """The members of a fresh hub of the site's job are the site's."""

@@ -41,7 +41,7 @@ class AgreedModel:
     fixed_bytes: int = 0
     """Bytes of the fixed tensors, handed out from the first member to all others."""
     stretch: Stretch = WHOLE
-    """What of its vector this hub has."""
+    """The hub's part of its vector."""
 
     @property
     def base_elements(self) -> int:

@@ -29,7 +29,7 @@ class Contribution(NamedTuple):
     payloads: tuple[Buffer, ...]
     """One per part; none where contributions are masked."""
     wish: Wish | None = None
-    """What its sender has measured; None: it is merged again, from a journal."""
+    """Measurements of its sender; None: merged again, from a journal."""
     members: int = 1
     """Members' contributions in it."""
     is_exact: bool = False

@@ -53,7 +53,7 @@ def _cut(position: int, item: Record | State | None, begins: bool, whole: bool) 
 
 
 class CopyStream:
-    """What is sent to the replica, in order."""
+    """The messages to the replica, in order."""
 
     def __init__(self) -> None:
         self.sent = 0

@@ -68,7 +68,7 @@ class SliceSums:
 
 @dataclass
 class _Hand:
-    """What a member has, and how it answers. Times in seconds."""
+    """A member's slices and response times, in seconds."""
 
     room: int = AT_ONCE
     """Slices that it may have at a time."""

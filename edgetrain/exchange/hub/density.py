@@ -62,7 +62,7 @@ def rung_for(
 
 
 class AgreedDensity:
-    """What the hub knows of its members' links, and when it changed its mind."""
+    """The hub's measurements of its members' links, and its decisions."""
 
     def __init__(self, floor: float) -> None:
         self.next_rung: int | None = None

@@ -73,7 +73,7 @@ class Orphan:
     """The members that were asked where they are, and over which connection."""
     answers: dict[str, Takeover] = field(default_factory=dict)
     heir: str = ""
-    """Who takes over; "": nobody yet."""
+    """Name of the successor; "": none yet."""
 
 
 class MappedPart(HubPart):
@@ -134,7 +134,7 @@ class DirectPart(MappedPart):
     def __init__(self, assign: Assign) -> None:
         super().__init__(assign)
         self._joins: dict[bytes, Join] = {}
-        """What each member that is not welcomed yet has said."""
+        """The `Join` of each member not welcomed yet."""
         self._is_welcoming = False
         self._done: dict[str, int] = {}
         """Replies held by each member that left after its last step."""

@@ -38,7 +38,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Dealt:
-    """What became of the slices of a round, where the hub hands out work."""
+    """Counts of a round's slices, if the hub hands out work."""
 
     slices: int
     copies: int
@@ -76,7 +76,7 @@ class Closed:
     """Out of step, the age of each contribution that counts: replies that the hub had given and its
     member had not applied when it was made."""
     dealt: Dealt | None = None
-    """Where the hub hands out work."""
+    """Counts of slices, if the hub hands out work."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Evaluated:
 
 
 Observed = Note | Closed | Reported | Evaluated
-"""What people want to know; nothing depends on it."""
+"""Effects for people only; nothing depends on them."""
 
 
 @dataclass(frozen=True)

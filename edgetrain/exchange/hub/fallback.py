@@ -30,7 +30,7 @@ LEAST = 10
 
 @dataclass(frozen=True)
 class FleetPace:
-    """What a job has come to, and what it would come to on servers."""
+    """The pace of a job, and its expected pace on servers."""
 
     steps: int
     """In the rounds merged so far."""

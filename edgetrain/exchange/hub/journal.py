@@ -143,7 +143,7 @@ class Journal:
     # -- reading ------------------------------------------------------------------------------
 
     def records(self) -> Iterator[Record]:
-        """What follows `state`, in order. Payloads are valid as long as they are held."""
+        """The records after `state`, in order. Payloads are valid as long as they are held."""
         if self.state is not None:
             for path in self._segments(self.state.round):
                 yield from read_records(path)

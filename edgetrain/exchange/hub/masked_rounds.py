@@ -83,7 +83,7 @@ class MaskedRounds:
     def why_not(
         self, member: MemberRecord, round: int, size: int, expected: int
     ) -> tuple[str, str] | None:
-        """What is wrong with a part of a contribution of `size` bytes: (code, reason)."""
+        """The fault of a contribution's part of `size` bytes: (code, reason)."""
         if member.name not in (self.aggregator.contributors(round) or ()):
             return "masks", f"it has no part in the masks of round {round}"
         if size != expected:

@@ -127,11 +127,11 @@ class MemberRecord:
     fixed: str = ""
     """Digest of its fixed tensors' values, as it joined with them."""
     address: str = ""
-    """Where other members can connect to it; "": they cannot, or it has not said."""
+    """Its address for other members; "": none, or not known yet."""
     behind: int = 0
     """Members of the site that it joined for, as its gateway; 0: it is a member itself."""
     optimizer: str = ""
-    """What it joined with: see `messages.Join`."""
+    """Its optimizer when it joined: see `messages.Join`."""
     used: int = 0
     """Contributions that its site cannot give any more: those that are merged, and one of each
     member for each round before it began."""

@@ -53,7 +53,7 @@ class RoundResult:
     checksum: int
     """Checksum of the base after it; 0: the hub keeps no base."""
     inputs: tuple[tuple[Buffer, ...], ...]
-    """What the journal needs besides the reply to merge again: see records.Round."""
+    """Further inputs of the journal for another merge: see records.Round."""
     cuts: Cuts
 
 
@@ -162,11 +162,11 @@ class Merger:
             self.outer.start(self.ranges.elements)
 
     def unsent(self) -> dict[str, Vector]:
-        """What replies have left out so far, for a journal: views."""
+        """Unsent remainder of replies so far, for a journal: views."""
         return {} if self.replies.lossless else self.replies.state()
 
     def outer_state(self) -> Mapping[str, Vector]:
-        """What the outer rule remembers, for a journal: views."""
+        """State of the outer rule, for a journal: views."""
         return {} if self.outer is None else self.outer.state()
 
     @property
@@ -175,7 +175,7 @@ class Merger:
 
     @property
     def adaptive(self) -> OnRungs | None:
-        """What encodes replies whose codec is `auto`; None: it is another one."""
+        """Encoder of replies if their codec is `auto`; None: another codec."""
         if not self.reply_codec.adapts:
             return None
         from edgetrain.codecs.auto import OnRungs  # of this codec alone

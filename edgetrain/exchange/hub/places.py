@@ -46,7 +46,7 @@ Stretches = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True)
 class Reach:
-    """Who can connect to whom, as far as they have tried."""
+    """The tried connections between members, and their results."""
 
     names: tuple[str, ...] = ()
     """The members, in the order of their indices."""
@@ -96,7 +96,7 @@ class Places:
         self._assign, self._try_s = assign, try_s
         self._until = 0.0
         self._answers: dict[str, dict[str, float]] = {}
-        """What each member that has answered reached: seconds, by name."""
+        """Members reached by each answering member: seconds, by name."""
         self._reached: list[bytes] = []
         """The flags of `reach`."""
         self._map = Map(0, True, 0, "", 0, 0, ())
@@ -107,7 +107,7 @@ class Places:
         return self.state == "settled"
 
     def accept(self, member: MemberRecord, message: Reached) -> None:
-        """What a member has reached. An answer to an earlier map is ignored."""
+        """Accept a member's report of reached members; one for an earlier map is ignored."""
         if self.state == "trying" and message.number == self._map.number:
             self._answers[member.name] = {name: 1e-4 * trip for name, trip in message.reached}
 

@@ -181,7 +181,7 @@ class Hub:
         self.membership = Membership(terms, policy, self.members, self.rounds)
         self.steering = Steering(self.members, self.rounds, self.membership, lambda: self.state())
         self._first: list[Effect] = []
-        """What comes before everything else, because the hub was restored."""
+        """Effects before all others, because the hub was restored."""
 
     def become(self, stretch: Stretch, closing: ClosingRule | None = None) -> None:
         """Be made anew, as the hub of another stretch, without members; no `closing`: as ever."""

@@ -77,7 +77,7 @@ class Seat:
     address: bytes
     """How the transport last knew it."""
     session: int
-    """What it proves itself by when it comes back."""
+    """Its proof of identity when it comes back."""
     index: int
     weight: float
     first_round: int
@@ -144,7 +144,7 @@ class Above:
     next_round: int
     """The oldest round of its site that is still open."""
     kept: tuple[Sent, ...]
-    """What the hub above may not have merged for good."""
+    """Contributions possibly not merged for good by the hub above."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Charted:
 
 
 Course = Literal["", "paused", "stopped"]
-"""What people have told a hub: to go on, to pause, to end the job."""
+"""Orders of people to a hub: continue, pause, end the job."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Steered:
 
 @dataclass(frozen=True)
 class Sharing:
-    """Which hub of several has which ranges, as one of them knows it."""
+    """The ranges of each of several hubs, as known by one of them."""
 
     number: int = 0
     """Number of the map."""
@@ -212,7 +212,7 @@ class State:
     """(replies, checksum of the base after them), as far back as the hub remembers."""
     base: Vector | None = field(repr=False)
     memory: Mapping[str, Vector] = field(default_factory=dict, repr=False)
-    """What a lossy reply codec has not sent yet."""
+    """Unsent remainder of a lossy reply codec."""
     outer: Mapping[str, Vector] = field(default_factory=dict, repr=False)
     """The state of the outer rule, if it has one."""
     local_steps: int = 0
@@ -229,7 +229,7 @@ class State:
     """Of a hub of several, once ranges have moved or are about to: the map in force, and a pending
     one."""
     course: Course = ""
-    """What people have told the hub."""
+    """The last order of people to the hub."""
 
 
 _OUTER = "outer/"

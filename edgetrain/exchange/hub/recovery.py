@@ -37,7 +37,7 @@ MOST_COPIED = 64 << 30
 
 @dataclass
 class Recovered:
-    """What a journal holds."""
+    """The content of a journal."""
 
     snapshot: State | None = None
     """The newest snapshot that can be read; None: training had not begun."""
@@ -47,7 +47,7 @@ class Recovered:
     first_reply: int = 0
     """The first round from which on every reply is here."""
     mended: list[str] = field(default_factory=list)
-    """What was damaged, in sentences."""
+    """Repaired damage, in sentences."""
 
 
 def recover(folder: Path) -> Recovered:

@@ -15,7 +15,7 @@ from edgetrain.exchange.hub.rounds import Rounds
 
 
 class Replayed(NamedTuple):
-    """Where the records end."""
+    """The state at the end of the records."""
 
     epoch: int
     """After the last record."""

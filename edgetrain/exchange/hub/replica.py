@@ -39,7 +39,7 @@ from edgetrain.exchange.transport import owner_of
 from edgetrain.vectors.vector import Buffer
 
 HUB = b""
-"""Where the hub is, in place of a member's connection."""
+"""The hub's address, in place of a member's connection."""
 
 SILENT_BEATS = 1.5
 """Beats without a byte from the hub after which it counts as silent: it sends one every beat."""

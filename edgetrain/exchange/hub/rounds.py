@@ -58,7 +58,7 @@ class Expulsion:
 
 
 class Accepted(NamedTuple):
-    """What became of one part of a contribution: see the module's table."""
+    """The result of accepting one part of a contribution: see the module's table."""
 
     outcome: Literal["partial", "complete", "duplicate", "gap", "fault"]
     faults: tuple[Expulsion, ...] = ()
@@ -361,7 +361,7 @@ class Rounds:
         return [] if self.masks is None else self.masks.end_if_short(self.round, now, *patience_s)
 
     def messages_missed(self, name: str) -> list[Effect]:
-        """What a member that is back may have missed, apart from replies."""
+        """Messages, apart from replies, that a returning member may have missed."""
         missed = [] if self.masks is None else self.masks.aggregator.messages_missed(name)
         return self._to_members(missed)
 

@@ -48,7 +48,7 @@ Keys = Callable[[], Container[bytes]]
 
 
 class Observer(Protocol):
-    """Who wants to know what the hub does (metrics, a person)."""
+    """An observer of the hub: metrics, or a person."""
 
     def __call__(self, effect: Observed) -> None: ...
 

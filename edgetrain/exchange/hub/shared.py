@@ -77,7 +77,7 @@ class SharedPart(HubPart):
         """The hold before the next map; None: there is none. Only to be looked at."""
         self._is_lead = is_lead
         self._waiting: dict[bytes, Handover] = {}
-        """Who waits for an answer to stage 2."""
+        """Members waiting for an answer to stage 2."""
         self._given = b""
         self._taken: list[bytes] = []
 
@@ -182,7 +182,7 @@ class SharedPart(HubPart):
         return []
 
     def shared_terms(self) -> str:
-        """What all hubs of a job agree on, in a journal's words."""
+        """The agreement of all hubs of a job, in a journal's words."""
         contributed, replied = self.hub.rounds.merger.codecs
         whole = replace(self.hub.terms, stretch=WHOLE)
         ranges = self.hub.terms.stretch.count

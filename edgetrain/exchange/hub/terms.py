@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from edgetrain.strategies import Strategy
 
 ANY_JOB = "any job"
-"""What a journal says of a hub that accepts members of any job."""
+"""A journal's word for a hub that accepts members of any job."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What all members of a job share (`Welcome` sends it to them)."""
+    """The settings shared by all members of a job (`Welcome` sends them)."""
 
     strategy: Strategy
     local_steps: int
@@ -36,7 +36,7 @@ class Terms:
     """Whether a gateway may join for the members of its site."""
 
     def closing_rule(self, policy: Policy) -> ClosingRule:
-        """What closes rounds: the policy's rule, or the strategy's if members are out of step."""
+        """The closing rule: the policy's, or an asynchronous strategy's own."""
         if self.strategy.is_synchronous:
             return policy.closing_rule()
         from edgetrain.strategies.arrivals import ArrivalTerms  # where they are out of step

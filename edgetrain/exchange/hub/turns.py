@@ -60,7 +60,7 @@ def in_places(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Goal:
-    """What a turn is for, and whose contributions are in it."""
+    """The purpose of a turn, and its contributions."""
 
     round: int
     is_base: bool

@@ -326,7 +326,7 @@ class Keyring:
 
 @dataclass(frozen=True)
 class Revoked:
-    """What `Keyring.revoke` has closed."""
+    """The keys and tokens closed by `Keyring.revoke`."""
 
     name: str
     keys: tuple[Public, ...]

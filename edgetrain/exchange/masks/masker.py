@@ -116,7 +116,7 @@ class MemberBlock:
         return self.adverts[place][start : start + KEY_BYTES]
 
     def context(self, round: int) -> bytes:
-        """What keys and masks of this round are bound to."""
+        """The context that keys and masks of this round are bound to."""
         return round_context(self.number, round) + self.digest
 
 

@@ -18,7 +18,7 @@ square of the members. With more members a round would take seconds."""
 
 @dataclass(frozen=True)
 class MaskTerms:
-    """What the members of a job and its hub must agree on before contributions are masked."""
+    """The agreement of a job's members and hub before contributions are masked."""
 
     members: int
     """Members at most; fixed point numbers of this many can be added without overflow."""

@@ -90,7 +90,7 @@ class Saved:
     name: str
     """The member's, as the hub calls it."""
     session: int
-    """What it proves to the hub that it is the same member."""
+    """The member's proof of identity to the hub."""
     agreed: str
     """Strategy, local steps, and codec."""
     optimizer: str
@@ -255,7 +255,7 @@ class Keeper:
 
 
 MEMBER = "member"
-"""What the checkpoint of a member without a name is called."""
+"""File name of a checkpoint without a member's name."""
 
 
 def has_checkpoint(folder: Path, member: str, job: str) -> bool:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Stepper(Protocol):
-    """What a member needs of an optimizer."""
+    """The part of an optimizer used by a member."""
 
     def step(self) -> Any:
         """Change the parameters in place."""
@@ -139,7 +139,7 @@ class Exchanged:
     delay: int
     """Steps that a reply may take from now on."""
     note: str = ""
-    """What the half decided by itself, and why; "": nothing."""
+    """The half's own decisions, with reasons; "": none."""
 
 
 def _compare_stretches(half: MemberHalf, reply: RoundReply) -> None:

@@ -87,7 +87,7 @@ class Entrance:
     """Since the hub has let this member in: the ranges of the vector that it adds up. All vectors
     of the exchange but `params` are of these."""
     own: slice
-    """Where they are in the model's vector."""
+    """Their places in the model's vector."""
     _joining: Newcomer
     _session: Session
     _silence: Silence
@@ -118,7 +118,7 @@ class Entrance:
         self.number = 0
         """Number of the session, to be set before `enter`; 0: drawn."""
         self._early: deque[Sequence[Buffer]] = deque()
-        """What `watch` has taken from the transport, and `_next` gives first."""
+        """Messages taken from the transport by `watch`, and given first by `_next`."""
 
     def join(
         self, request: Request, params: Vector, checksum: int, past: Past | None = None

@@ -89,7 +89,7 @@ class Outbox:
     # -- what a lossy codec leaves out ---------------------------------------------------------
 
     def factors(self) -> PowerSGD | None:
-        """What makes contributions, where the codec sends them in two trips; otherwise None."""
+        """Maker of contributions in two trips, if the codec has them; otherwise None."""
         self._factors = None
         if self.codec.two_trips:
             from edgetrain.codecs.lowrank import BoundTwoTrips  # of this codec alone
@@ -228,7 +228,7 @@ class Outbox:
     # -- masks ---------------------------------------------------------------------------------
 
     def accept_masking(self, message: Masking) -> Masking | None:
-        """What to answer to the hub's message about masks. Raises BadMessage, EdgetrainError."""
+        """The answer to the hub's message about masks. Raises BadMessage, EdgetrainError."""
         assert self._masker is not None
         return self._masker.answer_hub(message)
 
@@ -242,7 +242,7 @@ class Outbox:
 
 
 def masker_of(welcome: Welcome, request: Request, elements: int) -> Masker | None:
-    """What masks this member's contributions, if anything. Raises Refused, ConfigError."""
+    """The masker of this member's contributions, or None. Raises Refused, ConfigError."""
     wanted = request.secure
     if not wanted and not welcome.threshold:
         return None

@@ -33,7 +33,7 @@ PAUSE_S = 0.05
 
 @dataclass
 class _Standing:
-    """Where one hub is, for a member that takes over its base."""
+    """The position of one hub, for a member taking over its base."""
 
     applied: int
     round: int

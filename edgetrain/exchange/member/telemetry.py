@@ -33,7 +33,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class SlowReadings:
-    """What changes slowly on a machine; None: it does not say."""
+    """Slowly changing readings of a machine; None: not available."""
 
     disk_bytes: int | None = None
     """Free."""
@@ -48,7 +48,7 @@ class SlowReadings:
 
 @dataclass(frozen=True)
 class Readings:
-    """What a machine says of itself; None: it does not."""
+    """Readings of a machine; None: not available."""
 
     memory_bytes: int | None = None
     celsius: float | None = None

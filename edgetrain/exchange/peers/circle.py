@@ -85,7 +85,7 @@ class Circle:
         """Over connections that are closed."""
 
     def accept(self, neighbours: Neighbours) -> None:
-        """Where the others are from now on."""
+        """Take over the others' current places."""
         before, self._neighbours = self._neighbours or neighbours, neighbours
         for name in [*self._ends]:
             same = before.by_name.get(name) == neighbours.by_name.get(name)

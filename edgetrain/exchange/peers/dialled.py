@@ -55,7 +55,7 @@ class Dialled(WrappedEnd):
         self._patience_s, self._sleep = patience_s, sleep
         self._until = self._again = math.inf
         self._question: Sequence[Buffer] | None = None
-        """What is asked until something comes; () is a Hello alone."""
+        """The question, repeated until an answer comes; () is a Hello alone."""
         self._is_cut = False
         """Whether nothing goes either way, until `redirect`."""
         self._is_shut = False

@@ -92,11 +92,11 @@ class Neighbours:
         return names.index(self.name) * count // len(names)
 
     def reducer_of(self, first: int) -> Peer | None:
-        """Who reduces the stretch that begins with this range; None: the hub."""
+        """The reducer of the stretch from this range; None: the hub."""
         return next((peer for peer in self.reducers if peer.first == first), None)
 
     def hello_to(self, peer: str) -> Hello:
-        """What this member says first to another one."""
+        """This member's first message to another one."""
         return Hello(self.map.ticket, self.name, peer)
 
     def why_not(self, hello: Hello, key: Public) -> str:

@@ -66,7 +66,7 @@ class Peering:
         self._beside = beside
         self._hosting = None if listener is None else _Hosting(listener, clock, beside)
         self._more: dict[str, tuple[Listener, _Hosting]] = {}
-        """What it took over, by the address of its own that each has."""
+        """Reducers taken over, by their own addresses."""
         self._reached = -1, Reached(0, ())
         """The number of the last map that asked to try, and the answer."""
 

@@ -18,7 +18,7 @@ log = logging.getLogger("edgetrain")
 
 @dataclass
 class _Place:
-    """Where the member is by what was given out to it: see Session."""
+    """The member's position by its applied replies: see Session."""
 
     applied: int = 0
     checksum: int = 0

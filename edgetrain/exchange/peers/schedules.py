@@ -149,7 +149,7 @@ class SumOrder:
             raise ConfigError(f"{self.topology!r} of {self.members} members: not a collective")
 
     def steps(self) -> Steps:
-        """What all places send in each step."""
+        """All places' messages in each step."""
         return _SHAPES[self.topology][0](self.members)
 
     @cached_property

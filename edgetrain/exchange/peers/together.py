@@ -35,7 +35,7 @@ LOOK_S = 0.02
 """Seconds between two looks at what the hub says, while a run is waited for."""
 
 NOTHING: Vector = np.zeros(0, np.float32)
-"""What the hub gets of a contribution."""
+"""A contribution as the hub gets it: empty."""
 
 LOST_S = 30.0
 """Seconds of silence after which another member is lost. One that has died is given up by the hub

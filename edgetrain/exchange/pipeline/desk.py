@@ -105,7 +105,7 @@ class StageDesk:
         self.figure: Figure | None = None
         """The newest evaluation, until it has been sent."""
         self._begin: StageBegin | None = None
-        """What the parts in `_state` are of."""
+        """The `StageBegin` of the parts in `_state`."""
         self._state: list[Buffer] = []
         self._outgoing: deque[StageState] = deque()
         self._burst = 1

@@ -78,7 +78,7 @@ _OF_A_HUB = 1 << 32
 
 @dataclass(frozen=True)
 class RelayTerms:
-    """What the members of one pipeline agree on."""
+    """The agreement of one pipeline's members."""
 
     job: str
     stages: int
@@ -150,7 +150,7 @@ class Relay:
         """They, one a stage."""
         self._course: Course = ""
         self._held: list[Effect] = []
-        """What stages have passed on since people paused the job: one step's at most."""
+        """Data between stages since people paused the job: one step's at most."""
 
     @property
     def finished(self) -> bool:
@@ -200,7 +200,7 @@ class Relay:
     # -- what the driver calls -----------------------------------------------------------------
 
     def handle(self, sender: bytes, message: Message) -> list[Effect]:
-        """What a message leads to."""
+        """The effects of a message."""
         place = next((each for each in self._places if each.sender == sender), None)
         if isinstance(message, Join):
             return self._join(sender, message)

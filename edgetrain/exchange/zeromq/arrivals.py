@@ -43,7 +43,7 @@ MOST_BARRED = 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """What connections may take; None: no limit."""
+    """Limits of connections; None: no limit."""
 
     newcomers: int = MOST_NEWCOMERS
     member_bytes: int | None = None

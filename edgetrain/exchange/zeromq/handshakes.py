@@ -87,7 +87,7 @@ def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int] | None:
 
 
 Remedy: TypeAlias = Literal["nothing", "renew", "hang up"]
-"""What a member's end does about an event."""
+"""The reaction of a member's end to an event."""
 
 
 class MemberHandshake:

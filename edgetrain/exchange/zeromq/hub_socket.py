@@ -53,7 +53,7 @@ BACKLOG = 4096
 full (libzmq's has room for 100) tries again a second later."""
 
 INSIDE = "inproc://hub"
-"""Where ends in this process connect. A context has one hub."""
+"""Address for ends in this process. A context has one hub."""
 
 FEW_CONNECTIONS = 64
 """Up to this many the kernel's counters are read at every question for them."""

@@ -176,7 +176,7 @@ class MemberSocket:
 
     @property
     def waitable(self) -> zmq.Socket[bytes] | None:
-        """What another poll can wait for a message with; None: it is closed."""
+        """The handle for another poll to wait for a message; None: closed."""
         return None if self._socket.closed else self._socket
 
     def received_bytes(self) -> int:

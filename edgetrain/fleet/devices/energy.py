@@ -23,7 +23,7 @@ MEASURED, ESTIMATED = "measured", "estimated"
 
 
 def joules_source(device: str, root: Path = Path("/")) -> str | None:
-    """Where joules of this device come from: "measured", "estimated"; None: unknown."""
+    """Source of this device's joules: "measured", "estimated"; None: unknown."""
     return Energy(load(device, root), root=root).source
 
 

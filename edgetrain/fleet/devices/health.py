@@ -79,7 +79,7 @@ class FirmwareMailbox:
         return int.from_bytes(answer[1], sys.byteorder)
 
     def command(self, words: str) -> str | None:
-        """What `vcgencmd WORDS` prints; None: there is no answer, or the firmware refuses it."""
+        """Output of `vcgencmd WORDS`; None: no answer, or refused by the firmware."""
         value = bytes(4) + words.encode().ljust(self._TEXT, b"\0")  # a word for an error
         answer = self._property(self.GET_GENCMD_RESULT, value, self._TEXT)
         if answer is None or not answer[0] & self._ANSWERED or any(answer[1][:4]):

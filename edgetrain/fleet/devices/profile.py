@@ -119,7 +119,7 @@ def load(name: str, root: Path = Path("/")) -> Device:
 
 
 def measured_path(name: str) -> Path:
-    """Where the user's own measurement of a device of the catalog is, if there is one."""
+    """Path of the user's own measurement of a catalog device, if there is one."""
     base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(base).expanduser() / "edgetrain" / "devices" / f"{Path(name).name}.toml"
 

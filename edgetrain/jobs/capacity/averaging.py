@@ -101,10 +101,10 @@ class Averaging(Protocol):
     late: int
     """Contributions that a deadline closed a round without."""
     sent_bytes: int
-    """What the member that sends most sends in a round; `received_bytes` likewise."""
+    """Most bytes sent by a member in a round; `received_bytes` likewise."""
     received_bytes: int
     hub_bytes: tuple[int, int]
-    """What a hub receives in a round, and sends."""
+    """Bytes received and sent by a hub in a round."""
     farthest_s: float
     """The longest round trip of a message and its answer, without load."""
     traffic: tuple[int, int]
@@ -151,7 +151,7 @@ class _Tier:
 
     @property
     def working_s(self) -> float:
-        """What the processor of the busiest hub was busy."""
+        """Busy seconds of the busiest hub's processor."""
         return self.merging.busy_s + self._merge_s * self._rounds
 
     def take(self, first: Array, last: Array) -> tuple[Array, Array]:

@@ -164,7 +164,7 @@ class Ports:
 
 @dataclass
 class _Flight:
-    """What left at once and is not acknowledged yet, of all links. Arrays over links."""
+    """Segments sent together and not acknowledged yet, of all links. Arrays over links."""
 
     acked_at: Array
     bytes: Array

@@ -48,7 +48,7 @@ class Parcel:
 
 
 def contribution(elements: int, codec: Codec, ratio: float = 0.0) -> Parcel:
-    """What a member sends for a round, as `messages.pack` and ZMTP frame it."""
+    """Size of a member's contribution to a round, as framed by `messages.pack` and ZMTP."""
     example = Contribute(
         round=100, part=0, parts=1, weight=1.0, applied=100, checksum=_U64, wanted_delay=20,
         payload=b"",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """What a question asks beyond its job. Rates are in Mbit/s, each way; 0: no limit."""
+    """A question's options beyond its job. Rates are in Mbit/s, each way; 0: no limit."""
 
     members: int | None = None
     """None: the job's."""
@@ -139,7 +139,7 @@ def on_rung(
     members: int,
     options: Options,
 ) -> ExchangeSizes:
-    """What `codec = "auto"` settles on: as the hub decides, for the slowest of these links."""
+    """Final codec of `codec = "auto"`: the hub's decision for the slowest of these links."""
     from edgetrain.codecs.auto import element_bytes
     from edgetrain.exchange.hub.delay import AgreedDelay
     from edgetrain.exchange.hub.density import rung_for, spare_s

@@ -26,7 +26,7 @@ class Server:
 
     @property
     def usable_bytes(self) -> float:
-        """What a rank may fill."""
+        """Bytes a rank may fill."""
         return USABLE * self.memory_bytes
 
 

@@ -67,7 +67,7 @@ class TooLarge:
 
 
 def kind_of(placement: Placement) -> str:
-    """What a placement is called in a table of the best of each kind."""
+    """Name of a placement's kind in a table of the best ones."""
     words = []
     if placement.data > 1:
         words.append("sharded data" if placement.shard > 1 else "data")

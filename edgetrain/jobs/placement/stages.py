@@ -27,7 +27,7 @@ _Pick = Callable[[Array], Array]
 
 @dataclass(frozen=True)
 class Shape:
-    """What is the same for all stages of a placement."""
+    """Values equal for all stages of a placement."""
 
     data: int
     """Ranks that add their gradients up: those of the batch times those of the sequence."""
@@ -47,7 +47,7 @@ class Shape:
     split_norms: bool = False
     experts: int = 1
     whole_bytes: float = 0.0
-    """What the rank that leads, one of the first stage's, keeps of the whole model besides."""
+    """Bytes of the whole model on the leader, one of the first stage's ranks."""
 
 
 class LayerSums:
@@ -170,7 +170,7 @@ class StageCosts:
         self._again: dict[tuple[float, Slot, bool], Array] = {}
         self._times: dict[tuple[float, float, RankLink], Array] = {}
         self._longer: dict[tuple[float, float, RankLink], Array] = {}
-        """What computing each layer again takes, in seconds."""
+        """Seconds of computing each layer again."""
 
     def with_recomputed(self, layers: bool | tuple[int, ...], slots: tuple[int, ...]) -> StageCosts:
         """The same where only these layers are computed again, with each stage in its slot."""

@@ -29,7 +29,7 @@ SPLIT = ("zero-bubble", *V_SHAPED)
 """Schedules that compute the gradients of weights apart. torch 2.13 gets them wrong, without an
 error, where the weights are divided again after the forward pass (zero=3)."""
 ZEROS = (0, 1, 2, 3)
-"""What a `shard` divides: nothing; the optimizer; gradients and optimizer; the parameters too."""
+"""Contents of a `shard`: nothing; the optimizer; gradients and optimizer; the parameters too."""
 
 NORMS = ("whole", "split")
 COUNTS = (
@@ -49,7 +49,7 @@ class Placement:
     shard: int = 1
     """Ranks with one shared copy of parameters and optimizer; 1: each has its own."""
     zero: int = 0
-    """What they share: see ZEROS."""
+    """Contents of a shard: see ZEROS."""
     pipeline: int = 1
     """Ranks in a row that each hold a part of the layers."""
     tensor: int = 1
@@ -71,7 +71,7 @@ class Placement:
     """Whether activations are computed again in the backward pass, and not kept: of all layers, of
     none, or of these."""
     cuts: tuple[int, ...] = ()
-    """Where each stage but the first begins, in layers; (): by their number alone."""
+    """First layer of each stage but the first; (): by their number alone."""
 
     @property
     def ranks(self) -> int:

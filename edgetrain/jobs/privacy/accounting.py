@@ -50,7 +50,7 @@ class Promise:
     unit: str
     """member or example."""
     where: str
-    """Where the noise is added: what leaves that place is protected."""
+    """The machine that adds the noise: everything it sends is protected."""
     clip: float
     noise: float
     delta: float

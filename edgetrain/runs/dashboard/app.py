@@ -55,7 +55,7 @@ TYPES = {
 
 
 ORDERS = {"pause": 0, "resume": 0, "stop": 0, "remove": 1}
-"""What a page may tell a hub, and how many words follow: nothing else that a hub obeys."""
+"""Orders of a page to a hub, with their number of words: it can send no others."""
 
 MOST_ORDER_BYTES = 4096
 

@@ -29,7 +29,7 @@ HELP = {
     "members": "members, by state",
     "unread": "1: the run's folder cannot be read, or not yet",
 }
-"""What each name says, in the order of the text."""
+"""Description of each name, in the order of the text."""
 
 
 def exposition(runs: Iterable[tuple[str, RunState | str]]) -> str:

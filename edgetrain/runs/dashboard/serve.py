@@ -29,7 +29,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 @dataclass(frozen=True)
 class ListensAt:
-    """Where to listen, and how."""
+    """A listening address and its options."""
 
     bind: str
     """HOST:PORT; port 0: any free one."""

@@ -57,7 +57,7 @@ class Row:
     final_seconds: float | None = None
     """When the model was as good as `final` says: a figure may be older than the run."""
     wan_bytes: int | None = None
-    """Where there are gateways: between sites and the hub above, both ways."""
+    """Bytes between sites and the hub above, both ways, with gateways."""
     lan_bytes: int | None = None
     """Then: between gateways and the members of their sites, both ways."""
     own_mean: float | None = None
@@ -79,7 +79,7 @@ class Comparison:
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
     of: str = "strategy"
-    """What the rows are named by."""
+    """The names of the rows."""
 
     def as_json(self, picture: Path | None = None) -> dict[str, Any]:
         return {

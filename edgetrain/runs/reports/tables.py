@@ -101,7 +101,7 @@ def placement_text(plan: Row) -> str:
 
 
 def stages_text(plan: Row) -> str:
-    """What each member of a pipeline over members holds."""
+    """The parts of each member of a pipeline."""
     stages = plan["stages"]
     columns = [
         column("stage", (f"m{place}" for place in range(len(stages)))),

@@ -32,7 +32,7 @@ class Point:
     member: str
     """Name of the member; "": the fleet."""
     axis: str
-    """What `at` counts: "step" or "round"."""
+    """Unit of `at`: "step" or "round"."""
     at: int
     t: float
     """Seconds since training began."""
@@ -134,7 +134,7 @@ _PART = 20_000
 
 @dataclass(frozen=True)
 class About:
-    """What a tracker is told of a run before its points."""
+    """A run's description for a tracker, before its points."""
 
     name: str
     project: str
@@ -144,7 +144,7 @@ class About:
     began: float
     """When training began: seconds since 1970."""
     into: str
-    """Where to: a folder, or an address; "": the tracker's own place."""
+    """Destination: a folder, or an address; "": the tracker's default."""
     offline: bool
 
 

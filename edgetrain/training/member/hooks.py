@@ -45,7 +45,7 @@ _SCALES = "_step_supports_amp_scaling"
 
 
 class Begin(Protocol):
-    """What is done before a step."""
+    """Hook before a step."""
 
     def __call__(self, optimizer: Optimizer, *, adds: bool) -> None:
         """The gradients of this optimizer's parameters are there. `adds` = False: there are none,

@@ -251,7 +251,7 @@ class JoinedMember(Member):
     _hooks: StepHooks
     _model: FlatModel
     watched: Unexchanged | None = None
-    """What of the model should not change, until it has been reported; None: it may."""
+    """The unchanged part of the model, until it is reported; None: it may change."""
     check_noise: Callable[[], None] = staticmethod(lambda: None)
     """Raises ConfigError once something would leave without the noise that it should have."""
     _left: list[int]

@@ -159,7 +159,7 @@ def keeping_of(
 
 
 def past_of(saved: Saved, elements: int) -> Past:
-    """Where a member stood, for its exchange. Raises BadMessage."""
+    """A member's position, for its exchange. Raises BadMessage."""
     has_base = "params" in tree_of(saved, elements)
     return Past(saved.session, saved.name, saved.round, saved.applied, saved.checksum, has_base)
 

@@ -66,7 +66,7 @@ class Progress(Protocol):
 
 
 class Trainee(Protocol):
-    """What a loop drives: a Member, or a rank of a group."""
+    """The object driven by a loop: a Member, or a rank of a group."""
 
     @property
     def half(self) -> Progress:

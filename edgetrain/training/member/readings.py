@@ -36,7 +36,7 @@ def readings_of(
     energy: Energy | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[], Readings]:
-    """What reads this machine, for a member that trains as this device; its `energy`, if any."""
+    """Reader of this machine, for a member with this device; its `energy`, if any."""
     meter = Meter()
     health = Health() if device == HOST or device == here() else None
     slow_at = -math.inf

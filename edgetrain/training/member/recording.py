@@ -30,7 +30,7 @@ class Recording:
         self.folder = run_folders.create(runs, f"{job or 'loop'}-{name}")
         run_folders.write_environment(self.folder)
         self.known: dict[str, object] = {"began": utc(time.monotonic() - began)}
-        """What else the summary says."""
+        """Further keys of the summary."""
         path = run_folders.metrics_path(self.folder)
         self._log = MetricsLog(path, name, time.monotonic, began)
         self.add_exchange = self._log.add_exchange

@@ -62,7 +62,7 @@ class Service:
         self._steps = 0
         self.is_ready = self._is_away = False
         self.describe: Callable[[], str] = lambda: ""
-        """What the member is doing, in words."""
+        """Description of the member's current work."""
         self.away: Callable[[], float] = lambda: 0.0
         """Seconds for which the hub has not answered; 0.0 if it has."""
 

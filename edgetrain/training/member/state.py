@@ -38,7 +38,7 @@ _PLAIN = "it holds numbers, texts, None and tensors, in tables and lists, and no
 
 
 class Stateful(Protocol):
-    """What torch's learning-rate schedulers, GradScaler, AveragedModel and others are alike in."""
+    """The common methods of torch's schedulers, GradScaler, AveragedModel and others."""
 
     def state_dict(self) -> Any:
         """All of its state: numbers, texts, None and tensors, in tables and lists."""

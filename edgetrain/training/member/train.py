@@ -86,13 +86,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Made:
-    """What a member trains."""
+    """The parts of a member's training."""
 
     found: Resolved
     """The job with the noise that its privacy asks for."""
     task: Task
     model: torch.nn.Module
-    """What is evaluated, and kept in the end."""
+    """The evaluated and saved model."""
     optimizer: Stepper
     flat: Flat
     pace: Pace

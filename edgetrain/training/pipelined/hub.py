@@ -15,7 +15,7 @@ MOST_BYTES = 1 << 30
 def terms_of(
     job: Job, most_elements: int = MAX_ELEMENTS, most_bytes: int = MOST_BYTES
 ) -> RelayTerms:
-    """What the hub of a job whose members are stages holds them to."""
+    """Terms of the hub of a job with stages as members."""
     hub, train = job.hub, job.train
     return RelayTerms(
         job.digest(), job.fleet.members, train.steps, save_every(job), most_bytes, most_elements,

@@ -34,7 +34,7 @@ POLL_S = 0.05
 
 
 def versions() -> dict[str, str]:
-    """What has to be the same on all servers."""
+    """Versions required to be equal on all servers."""
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:

@@ -91,7 +91,7 @@ class SameDraws(WithoutDropout):
 
 @dataclass(frozen=True)
 class Alone:
-    """What one process makes of a batch. A parameter that nothing uses has None."""
+    """One process's result of a batch. An unused parameter has None."""
 
     loss: float
     gradients: dict[str, Tensor | None]

@@ -28,7 +28,7 @@ _STREAM = 0x504C44
 
 
 class Dropping:
-    """Which of a model's blocks take part in a step, and by how much what they add counts."""
+    """The blocks of a model in each step, and the factors of their additions."""
 
     def __init__(self, keep: float, steps: int, seed: int, blocks: Sequence[str]) -> None:
         """`keep` is the chance of the last block in the end, of a run of `steps`."""

@@ -56,7 +56,7 @@ HERE = "ranks that are here"
 
 
 class Op(IntEnum):
-    """What all ranks do together."""
+    """An operation of all ranks together."""
 
     END = 0
     BEGIN = 1
@@ -99,7 +99,7 @@ class Part:
 
 
 class JoinedRanks:
-    """What the ranks of a group do together, one op after the other."""
+    """The common operations of a group's ranks, one after the other."""
 
     def __init__(
         self,

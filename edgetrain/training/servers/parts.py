@@ -29,7 +29,7 @@ from edgetrain.tasks.protocol import Task
 
 _WRAPPED = "_checkpoint_wrapped_module."
 Example = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a model is called with, for one micro-batch."""
+"""The arguments of a model's call, for one micro-batch."""
 
 
 @dataclass

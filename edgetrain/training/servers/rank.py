@@ -88,7 +88,7 @@ def prepare_rank(
 
 
 def dropping_of(job: Job, parts: Parts) -> Dropping | None:
-    """Which blocks are left out of steps; None: the job keeps all."""
+    """Blocks left out of steps; None: the job keeps all."""
     keep = job.servers.layer_keep
     if keep == 1.0:
         return None
@@ -103,7 +103,7 @@ def dropping_of(job: Job, parts: Parts) -> Dropping | None:
 
 
 def example_of(job: Job, task: Task, placement: Placement) -> Example | None:
-    """What the model is called with for one micro-batch; None: no tracer needs it."""
+    """Arguments of the model's call for one micro-batch; None: no tracer needs them."""
     if placement.all_stages == 1:
         return None
     batch = next(batches_of(task, job, placement.data, 0))

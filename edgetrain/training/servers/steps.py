@@ -60,7 +60,7 @@ class Passes:
         self._of_step = accumulate * held.ranks.placement.microbatches
         self._micro: list[Batch] = []
         self._divisors: list[float] = []
-        """What the loss of each micro-batch is divided by; infinite: nothing of it counts."""
+        """Divisor of each micro-batch's loss; infinite: nothing of it counts."""
         self._run = self._all_stages
         if held.ranks.placement.all_stages == 1:
             self._run = self._one_stage

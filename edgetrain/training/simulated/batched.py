@@ -556,7 +556,7 @@ class Rows:
         """Where members are; of those that all have a place of their own: see `_place`."""
         self._free: list[tuple[int, int]] = []
         self._positions: dict[int, Iterator[Any]] = {}
-        """Where members that go are in their data."""
+        """Positions of departing members in their data."""
         self._kind = _Single if single else _Stacked
         self._most = most = SINGLE_BLOCK if single else GOING_BLOCK if goes else BLOCK
         self._blocks = [

@@ -45,7 +45,7 @@ def network_of(planned: Resolved, world: World, luck: int = 0) -> SimulatedNetwo
 
 
 def report_of(network: SimulatedNetwork, reason: str) -> dict[str, Any]:
-    """What the summary says of a simulation, where an emulation has its report."""
+    """The summary's report of a simulation, in place of an emulation's."""
     return {
         "backend": "simulated", "reason": reason, "congestion": network.congestion,
         "late_ms_p99": None, "late_limit_ms": None, "timing_ok": None,

@@ -40,7 +40,7 @@ _FULL_FRAME = MSS + HEADERS + ETHERNET_BYTES
 
 @dataclass(slots=True, eq=False)
 class Acknowledgement:
-    """What the receiver says of a piece that it has."""
+    """The receiver's acknowledgement of a piece."""
 
     leaves: int
     """When, in nanoseconds."""

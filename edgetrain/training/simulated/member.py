@@ -83,9 +83,9 @@ class Surroundings:
     open_log: Callable[[str], MetricsLog]
     """Called with the name of a member whose training begins."""
     hubs_of: Callable[[int], Sequence[HubWire]]
-    """Where a member connects, the lead first."""
+    """Hubs of a member, the lead first."""
     peers: SimulatedPeers | None = None
-    """Where members listen; None: they do not reduce."""
+    """Listening members; None: they do not reduce."""
     is_to_evaluate: Callable[[int], bool] = lambda index: index == 0
     """Whether the member with this index evaluates, by now. Asked each step."""
     go: Callable[[SimulatedMember, MetricsLog], None] | None = None

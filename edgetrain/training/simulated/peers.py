@@ -107,7 +107,7 @@ class Nowhere:
 
 @dataclass
 class SimulatedPeers:
-    """Where the members of a simulation listen."""
+    """The listening members of a simulation."""
 
     planned: Resolved
     world: World

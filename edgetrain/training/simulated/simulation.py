@@ -64,7 +64,7 @@ class SimulatedGateway:
     ) -> None:
         """It starts with the world."""
         self.wire: HubWire = network.hubs[len(found.hub_links) + number]
-        """Where the site's members connect."""
+        """The wire of the site's members."""
         self._number, self._found, self._world, self._network = number, found, world, network
         self.process: Process = world.start(f"gateway {number}", self._serve)
 

@@ -41,7 +41,7 @@ class Message:
     frames: Frames
     left: int
     batch: int = 0
-    """What is left of the first write."""
+    """Rest of the first write."""
 
     def __post_init__(self) -> None:
         self.batch = min(self.left, BATCH_BYTES)

@@ -97,7 +97,7 @@ def loss_chart(stories: Sequence[Story], view: View) -> str:
 
 
 def traffic_chart(story: Story) -> str:
-    """What all members of a run have sent and received, against time; "": not known."""
+    """Bytes of all members of a run against time; "": not known."""
     steps, view = story.steps, VIEWS[0]
     if not len(steps):
         return ""

@@ -43,7 +43,7 @@ class Curve:
     colour: str
     dashes: str
     own: OwnData | None = None
-    """What members found on data of their own, if anything."""
+    """Evaluations on members' own data, if there are any."""
     happened: tuple[Happening, ...] = ()
     """Faults, absences, members given up, changes of the delay."""
 
