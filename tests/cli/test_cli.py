@@ -100,7 +100,7 @@ def assert_one_clear_line(status: int, stderr: str, *says: str) -> None:
         (["strategy=dgaa"], ["'dgaa'", "did you mean 'dga'?"]),
         (
             ["local_steps=5", "strategy=sync-sgd"],
-            ["local_steps = 5", "sync-sgd", "choose dga or fedavg"],
+            ["local_steps = 5", "sync-sgd", "choose local-sgd"],
         ),
         (["strategy=sync-sgd", "delay=4"], ["delay = 4", "sync-sgd", "choose dga"]),
         (["network=wan-20ms"], ["'wan-20ms'", "did you mean 'wan-200ms'?"]),
