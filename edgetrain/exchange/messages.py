@@ -248,6 +248,7 @@ class Welcome(_Kind, kind=b"W"):
     ranges: Annotated[int, whole(1, 1 << 20)] = _optional(1)
     first: Count20 = _optional(0)
     end: Count20 = _optional(1)
+    drawn: Flag = _optional(False)
 
 
 class Refuse(_Kind, kind=b"N"):

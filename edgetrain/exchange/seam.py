@@ -250,6 +250,8 @@ class Entry:
     """Seconds between two reports of the member; 0: no reports."""
     complete: int = 0
     """Asynchronous: all members' contributions with numbers below this are in the base."""
+    is_drawn: bool = False
+    """Whether each round has a sample of the members: this one waits for its own rounds."""
     began: float | None = None
     """Beginning of training, by the clock of the exchange; None: not known. Off by about half a
     round trip at most, unless a base had to be sent first."""

@@ -78,7 +78,7 @@ def hub_of(
     elif job.cohort is not None:
         from edgetrain.exchange.hub.drawing import CohortPart
 
-        part = CohortPart(job.cohort, any_job, source)
+        part = CohortPart(job.cohort, source)
     policy, merge = _policy(job, most_elements, site), _merge_rule(found, source)
     hub = Hub(terms, policy, merge, *codecs, masks, outer=outer)
     return hub if part is None else part.attach(hub)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError, refuse_first
-from edgetrain.jobs import on_member
 from edgetrain.strategies.cohort import AVAILABLE, PURE
 
 if TYPE_CHECKING:
-    from edgetrain.jobs.job import Job
     from edgetrain.jobs.resolved import Resolved
 
 
@@ -39,6 +37,11 @@ def check_cohort(found: Resolved) -> None:
          f"has only {members} members", f"say cohort_extra={members - drawn.size} or less"),
         (extra and drawn.sampling == "poisson", f"strategy.cohort_extra = {extra} and sampling = "
          "'poisson': how many are drawn is left to chance", "leave cohort_extra out"),
+        (table.secure and drawn.sampling == "poisson", "strategy.secure and sampling = 'poisson': "
+         "how many are drawn is left to chance, and masks hide a contribution among a number that "
+         "members have agreed on", "say sampling = 'uniform', or leave secure out"),
+        (table.secure and extra, f"strategy.secure and strategy.cohort_extra = {extra}: keys are "
+         "made by all that are drawn", "leave cohort_extra out: a round waits hub.deadline_s"),
         (drawn.sampling == "weighted" and not found.strategy.weighted,
          f"strategy.sampling = 'weighted' and {found.strategy.spelled}: members count alike",
          "say weighting = 'samples', or sampling = 'uniform'"),
@@ -47,13 +50,11 @@ def check_cohort(found: Resolved) -> None:
     )  # fmt: skip
 
 
-def refuse_checkpoint(job: Job) -> None:
-    """ConfigError for a member that would keep a checkpoint where it cannot."""
-    on_member.refuse_checkpoint(job.privacy.unit)
-    if job.cohort is not None:
+def refuse_kept_variates(found: Resolved) -> None:
+    """ConfigError for a member of a cohort that would keep what the fleet's must add up with."""
+    if found.strategy.has_variates:
         raise ConfigError(
-            f"strategy.cohort = {job.strategy.cohort:g} and a checkpoint: a member begins each "
-            "round that it is drawn for from the hub's base, and going on from its own is not "
-            "built",
-            "leave out the checkpoint: a member that was killed joins anew",
+            f"{found.strategy.spelled} with a cohort and a checkpoint: a member's correction "
+            "changes in each of its rounds, and an older one no longer adds up with the others'",
+            "leave out the checkpoint: a member that was killed joins anew; or take fedavg",
         )

@@ -111,7 +111,7 @@ def _choices(found: Resolved) -> Iterator[JobChoice]:
     rows: tuple[tuple[object, str, str, str, str], ...] = (
         (job.cohort, f"strategy.cohort = {table.cohort:g}", "leave cohort out", "drawn", ""),
         (found.mask_terms, "strategy.secure", "leave secure out", "hidden",
-         "compares drawn coded follows"),
+         "compares coded follows"),
         (not merge.sum_only, f"strategy.merge = '{table.merge}'", "say merge = 'mean'",
          "compares" if merge.weighs else "compares once", "zeros" if merge.elementwise else ""),
         (cuts, "privacy.where = 'hub'", "say where = 'member'", "cuts", ""),
@@ -158,7 +158,7 @@ def _choices(found: Resolved) -> Iterator[JobChoice]:
         (train.clip and strategy.adjusts_gradient, f"train.clip = {train.clip:g}",
          "leave clip out", "lengths", ""),
         (table.personal, f"strategy.personal = '{table.personal}'", "leave personal out", "",
-         "private staged deals group lengths drawn"),
+         "private staged deals group lengths"),
         (table.head_steps, f"strategy.head_steps = {table.head_steps}", "leave head_steps out", "",
          "varied adjusts"),
         (train.hold_out, f"train.hold_out = {train.hold_out:g}", "leave hold_out out", "",

@@ -375,9 +375,10 @@ def journal_settings(job: Job) -> JournalSettings:
 
 def mask_terms_of(job: Job) -> MaskTerms | None:
     """How the job's contributions are masked; None: they are not."""
-    table, members = job.strategy, job.fleet.members
+    table = job.strategy
     if not table.secure:
         return None
+    members = job.cohort.size if job.cohort else job.fleet.members
     from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 
     return MaskTerms(members, table.threshold or default_threshold(members), table.clip_range)

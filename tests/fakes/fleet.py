@@ -34,6 +34,8 @@ from edgetrain.exchange.hub.effects import (
 from edgetrain.exchange.hub.protocol import Hub, HubPart
 from edgetrain.exchange.hub.records import Round, Sent, State, decode, encode
 from edgetrain.exchange.hub.terms import Policy, Terms
+from edgetrain.exchange.masks.aggregator import Aggregator
+from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.member.doubled import Doubled
 from edgetrain.exchange.member.driver import Driver
 from edgetrain.exchange.member.link import Link
@@ -356,7 +358,10 @@ class Fleet:
         merge: str = "mean",
         final_sync: float = 0.0,
         tells_steps: bool = False,
+        secure: MaskTerms | None = None,
     ) -> None:
+        self.secure = secure
+        """What contributions are masked by; None: they are not."""
         self.rng = rng or random.Random(0)
         self.strategy = strategies.find(strategy)
         half = elements // 2
@@ -384,7 +389,7 @@ class Fleet:
         terms = Terms(self.strategy, local_steps, pace, steps=steps if bounded else 0)
         self.fresh_hub = lambda part=None: (part or HubPart()).attach(Hub(
             terms, policy or Policy(members), self.strategy.merge_rule(merge), *named,
-            outer=self.strategy.outer_rule(),
+            Aggregator(secure) if secure else None, outer=self.strategy.outer_rule(),
         ))  # fmt: skip
         self.hub = self.fresh_hub()
         self.disk = disk

@@ -28,11 +28,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.base_transfer import base_messages
-from edgetrain.exchange.hub.effects import Effect, Send
+from edgetrain.exchange.hub.effects import Effect, Note, Send
 from edgetrain.exchange.hub.members import MemberRecord
-from edgetrain.exchange.hub.membership import turn_away
 from edgetrain.exchange.hub.open_rounds import OpenRound, expected
 from edgetrain.exchange.hub.protocol import FindDue, GoOn, Hub, HubPart, Records, Restore
 from edgetrain.exchange.hub.records import State
@@ -44,17 +42,12 @@ from edgetrain.vectors.noise import Source, chosen, system
 NONE = -1
 """In place of a round's number: a member that is drawn for none."""
 
-OWN_LOOP = "strategy.cohort draws members that run the job's file: no loop of one's own can join"
-
 
 class CohortPart(HubPart):
     """Draws the members of each round, and lets no others begin. Attached before anyone joins."""
 
-    def __init__(self, cohort: Cohort, any_job: bool = False, source: Source | None = None) -> None:
-        """ConfigError for a hub that admits members whatever job they run. `source`: what secret
-        draws are made of; None: the system's."""
-        if any_job:
-            raise ConfigError(f"--any-job: {OWN_LOOP}", "leave it out, or strategy.cohort")
+    def __init__(self, cohort: Cohort, source: Source | None = None) -> None:
+        """`source`: what secret draws are made of; None: the system's."""
         self.cohort, self._source = cohort, source or system
         self.fetch: Callable[[Sequence[int]], Sequence[tuple[bytes, Join]]] | None = None
         """Brings members of these numbers that are not here: their connections, and what they join
@@ -65,7 +58,10 @@ class CohortPart(HubPart):
         """The newest round that nobody was there for, and since when."""
 
     def attach(self, hub: Hub) -> Hub:
+        hub.membership.draws = True
         hub.membership.draw, hub.membership.are_to_come = self._draw, self._are_to_come
+        if (masks := hub.rounds.masks) is not None:
+            masks.drawn_for = self._drawn_here
         if self.cohort.extra or self.cohort.is_secret:  # no others than those of a round count
             hub.rounds.merger.keeps_late = False
         return super().attach(hub)
@@ -108,7 +104,14 @@ class CohortPart(HubPart):
         return rounds.started and rounds.delay.end_after(rounds.round) <= rounds.round
 
     def _is_in(self, member: MemberRecord, round: int) -> bool:
-        return self._is_over or self._number(member) in self.roster(round)
+        if self._is_over or (masks := self.hub.rounds.masks) is None:
+            return self._is_over or self._number(member) in self.roster(round)
+        # Keys are made once for a round: whoever comes later, or anew, is in none of its sums.
+        is_asked = masks.aggregator.has_asked(member.name, round)
+        return is_asked and self._number(member) in self.roster(round)
+
+    def _drawn_here(self, round: int) -> list[MemberRecord]:
+        return [m for m in self.hub.members if m.is_waited_for(round) and m.drawn == round]
 
     def _draw(self, member: MemberRecord) -> bool:
         """Whether a member that could begin has a part in the open round; it has, from now on."""
@@ -124,8 +127,6 @@ class CohortPart(HubPart):
     # -- around the hub -----------------------------------------------------------------------
 
     def handle(self, sender: bytes, message: Message, now: float, go_on: GoOn) -> list[Effect]:
-        if isinstance(message, Join) and not message.job:
-            return turn_away(sender, message.name, "job", OWN_LOOP)
         was_started, effects = self.hub.started, go_on()
         return effects if was_started or not self.hub.started else self._ask() + effects
 
@@ -161,6 +162,13 @@ class CohortPart(HubPart):
         rounds, round = self.hub.rounds, self.hub.round
         if due is not None or self._is_over:
             return effects, due
+        if (masks := rounds.masks) is not None:
+            few = len(self._drawn_here(round)) < masks.terms.threshold
+            if few and masks.aggregator.next_first <= round and self._may_pass(round, now):
+                end = masks.passed()
+                remark = Note("late", "hub", f"round {round} is given up: {end.reason}")
+                return [*effects, remark], Due(OpenRound(now), (), end)
+            return effects, None
         entry = rounds.open_rounds.get(round)
         missing = expected(self.hub.members, round)
         if entry is not None and self.cohort.extra:

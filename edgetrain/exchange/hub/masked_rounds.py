@@ -25,6 +25,8 @@ from edgetrain.exchange.messages import MAX_BLOCK_ROUNDS, Masking
 from edgetrain.strategies.closing import ClosingRule
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from edgetrain.exchange.masks.aggregator import Aggregator, Outgoing, Sum
 
 ROUNDS_IN_BLOCK = 16
@@ -50,6 +52,9 @@ class MaskedRounds:
         self._open_rounds = open_rounds
         self._closing = closing
         self._patience_s = patience_s
+        self.drawn_for: Callable[[int], list[MemberRecord]] | None = None
+        """The members of a round that are there, where each round has its own and keys are made for
+        it alone; None: all members are in all rounds."""
         self._short_since: float | None = None
         """When the members became fewer than the threshold; None: they are enough, or none."""
         self.is_over = False
@@ -123,7 +128,11 @@ class MaskedRounds:
         elif self._short_since is None:
             self._short_since = now
         enough = members and self._short_since is None
-        if enough and masks.wants_block(oldest) and not any(m.returning for m in members):
+        if self.drawn_for is not None:
+            drawn = self.drawn_for(oldest)
+            if masks.next_first <= oldest and len(drawn) >= self.terms.threshold:
+                out += masks.begin_block({m.name: m.weight for m in drawn}, oldest, 1, now)
+        elif enough and masks.wants_block(oldest) and not any(m.returning for m in members):
             out += self._begin_block(oldest, delay.in_flight, now)
         out += masks.advance_blocks(members.names, self._patience_s, now)
         for round in sorted({oldest, *(round for round, _ in self._open_rounds)}):
@@ -182,6 +191,12 @@ class MaskedRounds:
         if not self._members.away and all(m.next_round > round for m in self._members):
             return True
         return now - max(self._short_since, self._given_up_at) >= self._patience_s
+
+    def passed(self) -> Sum:
+        """The end of a round of which too few members are there to make keys."""
+        from edgetrain.exchange.masks.aggregator import Sum
+
+        return Sum(None, f"fewer than {self.terms.threshold} of the members drawn for it are there")
 
     def unmask(self, round: int, now: float) -> Sum | None:
         """The sum of a closed round, or that it is given up; None: not enough shares yet."""

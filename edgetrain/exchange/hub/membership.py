@@ -102,6 +102,8 @@ class Membership:
         """Bases and replies that were sent over connections that have given nothing since."""
         self.evaluators = Evaluators(members)
         self.is_ready: Callable[[], bool] = lambda: True
+        self.draws = False
+        """Whether each round has a sample of the members."""
         self.draw: Callable[[MemberRecord], bool] = lambda member: True
         """Asked for a member that could begin: whether it has a part in the open round."""
         self.are_to_come: Callable[[], bool] = lambda: False
@@ -235,7 +237,8 @@ class Membership:
 
     def _welcome(self, member: MemberRecord) -> Welcome:
         uploads = member is self.first_base.uploader and not self._rounds.started
-        return _welcome(self._terms, self.policy, self._rounds, member, uploads, self.epoch)
+        found = _welcome(self._terms, self.policy, self._rounds, member, uploads, self.epoch)
+        return replace(found, drawn=self.draws)
 
     # -- beginning to train -------------------------------------------------------------------
 

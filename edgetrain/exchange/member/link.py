@@ -560,5 +560,6 @@ def entry_of(welcome: Welcome, start: Start, sent: float) -> Entry:
         steps_now=start.local_steps,
         status_s=welcome.status_ms / 1000,
         complete=start.complete,
+        is_drawn=welcome.drawn,
         began=sent - start.t_ms / 1000,
     )

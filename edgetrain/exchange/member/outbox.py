@@ -219,9 +219,9 @@ class Outbox:
             self._masker.forget_rounds(round + 1)
 
     def drop_missed(self, applied: int) -> None:
-        """A base after this many replies has taken the place of replies that were missed. A masked
-        contribution counts in its own round only: those to earlier rounds are dropped."""
+        """A base after so many replies took their place: masked contributions before it are dropped."""
         if self._masker is not None:
+            self._masker.forget_rounds(applied)
             self._kept = {r: kept for r, kept in self._kept.items() if r >= applied}
             self._waiting = {r: each for r, each in self._waiting.items() if r >= applied}
 
@@ -248,7 +248,8 @@ def masker_of(welcome: Welcome, request: Request, elements: int) -> Masker | Non
         return None
     from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
 
-    agreed = MaskTerms(welcome.members, welcome.threshold, welcome.clip_range)
+    cohort = wanted.members if welcome.drawn and isinstance(wanted, MaskTerms) else 0
+    agreed = MaskTerms(cohort or welcome.members, welcome.threshold, welcome.clip_range)
     if isinstance(wanted, MaskTerms) and wanted != agreed:
         found = "not masked" if not welcome.threshold else f"masked with {agreed}"
         raise Refused(

@@ -44,7 +44,6 @@ def in_cohort(
     if (cohort := found.job.cohort) is None:
         return None
     driver = driver_of(member)
-    driver.is_drawn = True
     if cohort.is_secret:  # whoever is told to evaluate would learn of the others
         return InCohort(driver, lambda round: index == 0, begin_at)
     if cohort.at_hub:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.member.checkpoint import MEMBER, Folder, Keep, Keeper, Saved
-from edgetrain.exchange.member.driver import Driver
+from edgetrain.exchange.member.driver import Driver, Stepper
 from edgetrain.exchange.seam import Entry, Past, Request
+from edgetrain.jobs.on_member import refuse_checkpoint
+from edgetrain.jobs.resolved import Resolved
 from edgetrain.training.member.state import Stateful, TrainingState, pack, unpack
 from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.vector import checksum
@@ -29,6 +32,11 @@ class Keeping:
     def __init__(self, keeper: Keeper, state: TrainingState) -> None:
         self.keeper = keeper
         self._state = state
+        self.joins_anew = False
+        """Whether it goes on as a newcomer, from the hub's base, with what is its own alone: its
+        optimizer's state, personal layers, its place in the data. So does a member that has a part
+        in some rounds only. What a lossy codec had left out of its contributions is dropped: it may
+        be in one that the checkpoint does not know of."""
 
     # -- going on ------------------------------------------------------------------------------
 
@@ -73,24 +81,12 @@ class Keeping:
             raise ConfigError(
                 f"the checkpoint is of {saved.agreed}, the hub runs {agreed_of(driver.entry)}"
             )
-        flat, half = driver.flat, driver.half
-        tree = tree_of(saved, flat.elements)
-        unsent = {name: tensor.numpy() for name, tensor in tree["unsent"].items()}
+        flat, tree = driver.flat, tree_of(saved, driver.flat.elements)
         driver.steps = saved.steps
-        half.restore_learned({name: tensor.numpy() for name, tensor in tree["learned"].items()})
-        if "params" in tree:
-            flat.params[:] = tree["params"].numpy()
-            half.start(saved.applied, saved.round)
-            driver.exchange.restore_unsent(unsent)
-        else:
+        if self.joins_anew:
             driver.begin()
-            rounds_since, local_steps = driver.entry.resend - saved.round, tree["local_steps"]
-            if not rounds_since:  # otherwise it was contributed since, and must not count twice
-                driver.exchange.restore_unsent(unsent)
-                if "rest" in tree:
-                    driver.restore_rest(tree["rest"].numpy(), local_steps)
-            else:
-                driver.steps += rounds_since * half.local_steps - local_steps
+        else:
+            _take_its_place(saved, driver, tree)
         statistics = flat.params[flat.trained :].copy()
         self._state.put_back(tree["state"])  # buffers, too, of which the fleet has newer ones
         flat.params[flat.trained :] = statistics
@@ -156,6 +152,42 @@ def keeping_of(
     """The checkpoint of the member `name` in its folder; raises ConfigError, as Folder."""
     state = TrainingState(model, optimizer, others)
     return Keeping(Keeper(Folder(keep.folder, name or MEMBER), keep.sparing, clock), state)
+
+
+def of_job(
+    found: Resolved, folder: Path, name: str, model: torch.nn.Module, optimizer: Stepper
+) -> Keeping:
+    """As `keeping_of`, of the member `name` of a job. ConfigError where the job allows none."""
+    job = found.job
+    refuse_checkpoint(job.privacy.unit)
+    if job.cohort is not None:
+        from edgetrain.jobs.cohorts import refuse_kept_variates  # of a job that has one
+
+        refuse_kept_variates(found)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    keeping = keeping_of(Keep(folder, job.checkpoint.sparing()), name, model, optimizer)
+    keeping.joins_anew = job.cohort is not None
+    return keeping
+
+
+def _take_its_place(saved: Saved, driver: Driver, tree: Mapping[str, Any]) -> None:
+    """Go on in the round that the member was in, with what it had not sent."""
+    half = driver.half
+    unsent = {name: tensor.numpy() for name, tensor in tree["unsent"].items()}
+    half.restore_learned({name: tensor.numpy() for name, tensor in tree["learned"].items()})
+    if "params" in tree:
+        driver.flat.params[:] = tree["params"].numpy()
+        half.start(saved.applied, saved.round)
+        driver.exchange.restore_unsent(unsent)
+        return
+    driver.begin()
+    rounds_since, local_steps = driver.entry.resend - saved.round, tree["local_steps"]
+    if not rounds_since:  # otherwise it was contributed since, and must not count twice
+        driver.exchange.restore_unsent(unsent)
+        if "rest" in tree:
+            driver.restore_rest(tree["rest"].numpy(), local_steps)
+    else:
+        driver.steps += rounds_since * half.local_steps - local_steps
 
 
 def past_of(saved: Saved, elements: int) -> Past:

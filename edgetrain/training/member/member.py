@@ -173,6 +173,11 @@ class Member:
         return self._driver.steps
 
     @property
+    def progress(self) -> int:
+        """Steps of the job that the fleet has behind it, rounds without this member included."""
+        return self._driver.progress
+
+    @property
     def wait_s(self) -> float:
         return self._driver.wait_s
 
@@ -428,8 +433,8 @@ def _enter_with_room(
 def _enter(
     exchange: Exchange, flat: Flat, request: Request, keeping: Keeping | None, saved: Saved | None
 ) -> tuple[Entry, Saved | None]:
-    """Come back as who this member was, or join as a newcomer, whose checkpoint is then None."""
-    if saved is not None and keeping is not None:
+    """Come back as who this member was, or as a newcomer; its checkpoint, if it goes on from it."""
+    if saved is not None and keeping is not None and not keeping.joins_anew:
         from edgetrain.training.member.keeping import past_of
 
         try:
@@ -440,7 +445,8 @@ def _enter(
                 raise
             aside = keeping.set_aside()
             log.warning("%s; joining as a newcomer, %s is not used", refused.message, aside)
-    return exchange.join(request, flat.params, checksum(flat.params)), None
+            saved = None
+    return exchange.join(request, flat.params, checksum(flat.params)), saved
 
 
 _KEPT_MASKS = (
@@ -469,6 +475,8 @@ def _check_entry(
     strategy = find(entry.strategy)
     refuse_first(
         (keeping is not None and entry.is_masked, *_KEPT_MASKS),
+        (keeping is not None and entry.is_drawn and not keeping.joins_anew, "the hub draws a cohort "
+         "for each round: a loop of one's own keeps no checkpoint there", "leave it out"),
         (flat.trained < flat.elements and not strategy.moves_params,
          f"{entry.strategy} exchanges gradients, and statistics have none",
          "buffers='local', or a strategy that exchanges displacements (dga, fedavg)"),

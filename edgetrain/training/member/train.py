@@ -149,7 +149,7 @@ def train(
     made = make(found, place, on_task)
     made.pace.cap = cap = heat_cap(place.max_celsius, clock)
     task, job = made.task, made.found.job
-    keeping = None if checkpoint is None else _keeping(place, checkpoint, made)
+    keeping = None if checkpoint is None else _keeping(made, checkpoint, place.name)
     energy = Energy(devices.load(place.device), clock)
     link, request = _exchange(found, place, task, hub, credentials, patience_s)
     service, stop = service or Service({}), stop or Stop()
@@ -314,16 +314,10 @@ def figure_of(task: Task, figures: Mapping[str, float], step: int, passed_s: flo
     return Figure(metric, float(value), task.better == "lower", step, t_ms)
 
 
-def _keeping(place: Place, folder: Path, made: Made) -> Keeping:
-    """How this member's checkpoint is kept in a folder. ConfigError where the job allows none."""
-    from edgetrain.exchange.member.checkpoint import Keep
-    from edgetrain.jobs.cohorts import refuse_checkpoint
-    from edgetrain.training.member.keeping import keeping_of
+def _keeping(made: Made, folder: Path, name: str) -> Keeping:
+    from edgetrain.training.member.keeping import of_job  # of a member with a checkpoint
 
-    job, optimizer = made.found.job, made.optimizer
-    refuse_checkpoint(job)
-    assert isinstance(optimizer, torch.optim.Optimizer)
-    return keeping_of(Keep(folder, job.checkpoint.sparing()), place.name, made.model, optimizer)
+    return of_job(made.found, folder, name, made.model, made.optimizer)
 
 
 def _unnoised_check(made: Made) -> Callable[[], None]:

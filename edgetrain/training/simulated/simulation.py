@@ -116,6 +116,7 @@ def may_go(planned: Resolved) -> bool:
         and is_plain
         and planned.codec.lossless
         and not planned.strategy.has_variates
+        and not (job.strategy.personal or job.strategy.secure)
         and job.privacy.unit == "none"
         and planned.presence.is_steady
         and not planned.faults

@@ -8,75 +8,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fleet import Disk, FakeMember, Fleet, noisy_descent
+from drawn_fleet import DrawnFleet
+from fleet import Disk, noisy_descent
 from hub_desk import Desk
 
 from edgetrain import extensions
-from edgetrain.errors import ConfigError, Refused
+from edgetrain.errors import ConfigError
 from edgetrain.exchange.hub.drawing import CohortPart
 from edgetrain.exchange.hub.effects import Closed
-from edgetrain.exchange.hub.terms import Policy
-from edgetrain.exchange.member.driver import Driver
-from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.messages import Beat, Evaluate, Reply, Start
-from edgetrain.exchange.seam import Request
 from edgetrain.extensions import Extension
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
 from edgetrain.jobs.rules import resolve
 from edgetrain.strategies.cohort import Cohort
 from edgetrain.strategies.merging.private import PrivateMean
-from edgetrain.vectors import layout as layouts
 from edgetrain.vectors.noise import Gaussian, seeded
-from tests.fakes.fleet import Recorded
-
-PATIENT = {"lost_after_s": 1e9, "deadline_s": 1e9}
-
-
-class DrawnMember(FakeMember):
-    """A member of a job with a cohort: it goes by the job's steps."""
-
-    def _live(self) -> None:
-        fleet, flat = self.fleet, self.flat
-        request = Request(
-            layouts.digest(flat.description), f"m{self.index}", self.weight, "job", flat.description
-        )
-        link = Recorded(Link(self.way, fleet.clock), self)
-        try:
-            self.driver = driver = Driver.join(link, flat, self, request, fleet.clock)
-            driver.is_drawn, self.state = True, "training"
-            while driver.progress < self.steps:
-                self._pause()
-                flat.gradient[:] = fleet.local_step(self.index, driver.steps, self.params)
-                driver.step()
-            driver.drain()
-            self.note_base()
-            driver.leave("done")
-            self.state = "done"
-        except Refused:
-            self.state = "refused"
-        self.is_over = True
-
-
-class DrawnFleet(Fleet):
-    member = DrawnMember
-
-    def __init__(self, strategy, members, cohort, local_steps, steps, **rest):
-        policy = Policy(members, **{**PATIENT, **rest.pop("policy", {})})
-        self.cohort, part = cohort, rest.pop("part", CohortPart)
-        super().__init__(
-            strategy, members, local_steps, 0, steps, policy=policy, bounded=True, **rest
-        )
-        fresh = self.fresh_hub
-        self.fresh_hub = lambda: fresh(part(cohort))
-        self.hub = self.fresh_hub()
-
-    @property
-    def last(self):
-        """The base that all ended with."""
-        assert [each.state for each in self.members] == ["done"] * len(self.members)
-        (found,) = {each.half.checksum for each in self.members}
-        return found
 
 
 def naive(cohort, initial, local_steps, rounds, weights):
@@ -342,9 +289,10 @@ WORDS = ("members=20", "strategy=fedavg", "steps=50")
         (["cohort=5", "strategy=dga"], "each of its rounds has all members"),
         (["cohort=5", "strategy=fedbuff(2, 0.5)"], "each of its rounds has all members"),
         (["cohort=5", "strategy=sync-sgd"], "each of its rounds has all members"),
-        (["cohort=5", "secure=true"], "each of its rounds has all members"),
+        (["cohort=5", "secure=true", "strategy.sampling=poisson"], "is left to chance"),
+        (["cohort=5", "secure=true", "cohort_extra=1"], "keys are made by all that are drawn"),
+        (["cohort=5", "secure=true", "threshold=3"], "strategy.threshold = 3: allowed are 4 to 5"),
         (["cohort=5", "topology=ring"], "each of its rounds has all members"),
-        (["cohort=5", "strategy.personal=head.*"], "each of its rounds has all members"),
     ],
 )
 def test_bad_cohorts_get_one_clear_line(words, said):

@@ -91,6 +91,8 @@ def test_only_those_in_a_round_are_there(tmp_path):
         "optimizer={ name = 'adamw', lr = 0.1 }",
         "codec=topk(0.1)",
         "strategy=scaffold",
+        "personal=*.bias",
+        "secure=true",
         "strategy.sampling=weighted",
         "absences=[{at_s=1, for_s=1, members=[7]}]",
         "cohort=0",
