@@ -77,7 +77,8 @@ def _at(how, index, at, **words):
 
 def test_a_step_behind_the_jobs_last_one_is_refused_in_one_line():
     jobs = [partial(_at, loop, index, more=4 * (index == 0)) for index in range(MEMBERS)]
-    with pytest.raises((Refused, edgetrain.EdgetrainError)) as caught:
+    said = r"the job's 24 steps are over: step while member.progress < 24$"
+    with pytest.raises(Refused, match=said) as caught:
         served(jobs)
     assert "\n" not in str(caught.value)
 

@@ -364,9 +364,12 @@ def test_simulated_personal_layers_are_the_emulated_ones_bit_for_bit(tmp_path, m
     [
         (["personal=nothing.*"], "no parameter or buffer"),
         (["personal=*"], "takes all that is trained"),
-        (["head_steps=2", "local_steps=3"], "without strategy.personal: members have no layers"),
         (
-            ["personal=*.bias", "head_steps=3", "local_steps=3"],
+            ["head_steps=2", "local_steps=3", "strategy=fedavg"],
+            "without strategy.personal: members have no layers",
+        ),
+        (
+            ["personal=*.bias", "head_steps=3", "local_steps=3", "strategy=fedavg"],
             "in rounds of 3 steps: none is left",
         ),
         (
@@ -385,7 +388,7 @@ def test_simulated_personal_layers_are_the_emulated_ones_bit_for_bit(tmp_path, m
                 "local_steps=9",
                 "final_sync=0.5",
             ],
-            "rounds are",
+            "rounds may change",
         ),
         (["personal=*.bias", "strategy=sync-sgd", "train.clip=1.0"], "cut by its whole length"),
         (

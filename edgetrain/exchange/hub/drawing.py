@@ -29,13 +29,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from edgetrain.exchange.hub.base_transfer import base_messages
-from edgetrain.exchange.hub.effects import Effect, Note, Send
+from edgetrain.exchange.hub.effects import Effect, Note, Send, refusal
 from edgetrain.exchange.hub.members import MemberRecord
 from edgetrain.exchange.hub.open_rounds import OpenRound, expected
 from edgetrain.exchange.hub.protocol import FindDue, GoOn, Hub, HubPart, Records, Restore
 from edgetrain.exchange.hub.records import State
 from edgetrain.exchange.hub.rounds import Due, FoundDue
-from edgetrain.exchange.messages import Base, Beat, Evaluate, Join, Message, Reply, Start
+from edgetrain.exchange.messages import (
+    Base,
+    Beat,
+    Contribute,
+    Evaluate,
+    Join,
+    Message,
+    Reply,
+    Start,
+)
 from edgetrain.strategies.cohort import AVAILABLE, Cohort
 from edgetrain.vectors.noise import Source, chosen, system
 
@@ -127,6 +136,10 @@ class CohortPart(HubPart):
     # -- around the hub -----------------------------------------------------------------------
 
     def handle(self, sender: bytes, message: Message, now: float, go_on: GoOn) -> list[Effect]:
+        if isinstance(message, Contribute) and self._is_over and message.round >= self.hub.round:
+            steps = self.hub.terms.steps
+            said = f"the job's {steps:,} steps are over: step while member.progress < {steps}"
+            return [refusal(sender, "ended", said)]
         was_started, effects = self.hub.started, go_on()
         return effects if was_started or not self.hub.started else self._ask() + effects
 

@@ -219,7 +219,7 @@ class Outbox:
             self._masker.forget_rounds(round + 1)
 
     def drop_missed(self, applied: int) -> None:
-        """A base after so many replies took their place: masked contributions before it are dropped."""
+        """A base has come in place of so many replies: masked contributions to them are dropped."""
         if self._masker is not None:
             self._masker.forget_rounds(applied)
             self._kept = {r: kept for r, kept in self._kept.items() if r >= applied}

@@ -475,8 +475,8 @@ def _check_entry(
     strategy = find(entry.strategy)
     refuse_first(
         (keeping is not None and entry.is_masked, *_KEPT_MASKS),
-        (keeping is not None and entry.is_drawn and not keeping.joins_anew, "the hub draws a cohort "
-         "for each round: a loop of one's own keeps no checkpoint there", "leave it out"),
+        (keeping is not None and entry.is_drawn and not keeping.joins_anew,
+         "the hub draws cohorts: a loop of one's own keeps no checkpoint there", "leave it out"),
         (flat.trained < flat.elements and not strategy.moves_params,
          f"{entry.strategy} exchanges gradients, and statistics have none",
          "buffers='local', or a strategy that exchanges displacements (dga, fedavg)"),

@@ -262,13 +262,6 @@ def test_secret_rounds_have_none_but_the_drawn_and_do_not_tell_how_many(seed, mo
     assert not any(each.driver.rounds_with_fewer for each in fleet.members)
 
 
-def test_a_loop_of_ones_own_is_refused():
-    desk = Desk(2)
-    CohortPart(Cohort(0, 2, 1)).attach(desk.hub)
-    desk.join("a", job="")
-    assert ("refused", "a") in desk.events()
-
-
 WORDS = ("members=20", "strategy=fedavg", "steps=50")
 
 
