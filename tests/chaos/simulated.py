@@ -254,6 +254,12 @@ def ends_of(
         e["about"] for e in events if ended and e["event"] == "refused" and BASE_GONE in e["reason"]
     }
     given_up = people.removed.union(late, *(hub.given_up for hub in simulation.hubs))
+    # Who was told of the end before it had begun to train has nothing that could end.
+    idle = {
+        f"m{i}" for i, member in enumerate(simulation.members)
+        if people.stopped_at is not None and member.training is None and not member.process.error
+    }  # fmt: skip
+    given_up |= idle
     names = [f"m{i}" for i, member in enumerate(simulation.members) if not member.was_off]
     steady = [name for name in names if name not in given_up]
     broken = [
