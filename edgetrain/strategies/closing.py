@@ -73,6 +73,17 @@ class LearningRule(ClosingRule, Protocol):
         others `waited_s` later; `missing` members had not."""
 
 
+LATE_ALONE = 10
+"""Deadlines that a round with late contributions alone waits for one of its own."""
+
+
+def waited_s(round: RoundView, now: float) -> float:
+    """Seconds since the first contribution meant for this round; of late ones alone a share. A
+    member back at another time sends its late one in the middle of the others' steps."""
+    begun = round.begun
+    return (now - round.opened) / LATE_ALONE if begun is None else now - begun
+
+
 @dataclass(frozen=True)
 class QuorumAndDeadline:
     """A round waits for all members until its deadline, and then for a quorum.
@@ -84,11 +95,11 @@ class QuorumAndDeadline:
     quorum: int
     """Fewest contributions with which a round closes at its deadline."""
     deadline_s: float
-    """Seconds after the first whole contribution."""
+    """Of `waited_s`."""
 
     def due(self, round: RoundView, now: float) -> bool:
         """See ClosingRule. The time first: counting contributions takes as long as there are."""
-        return now - round.opened >= self.deadline_s and round.contributions >= self.quorum
+        return waited_s(round, now) >= self.deadline_s and round.contributions >= self.quorum
 
 
 ROUNDS = 16
@@ -134,11 +145,11 @@ class LearnedDeadline:
     def due(self, round: RoundView, now: float) -> bool:
         """See ClosingRule. Until every second member's own contribution is there, a round waits for
         `most_s`: one member that is early would otherwise make all others late."""
-        begun = round.begun
-        is_over = begun is not None and now - begun >= self.deadline_s
-        if not is_over and now - round.opened < self.most_s:
+        waited = waited_s(round, now)
+        is_over = round.begun is not None and waited >= self.deadline_s
+        if not is_over and waited < self.most_s:
             return False  # before contributions are counted, which takes as long as there are
-        is_in_time = 2 * round.in_time >= self._members or now - round.opened >= self.most_s
+        is_in_time = 2 * round.in_time >= self._members or waited >= self.most_s
         return is_in_time and round.contributions >= self.quorum
 
     def note_round(self, begun: float, waited_s: Sequence[float], missing: int) -> None:

@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from merging_room import Room, closed, filled
+from merging_room import Room, closed, filled, is_reply_to
 
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.plan import plan
@@ -38,21 +38,25 @@ class Seen:
 
 
 @given(
-    st.integers(1, 5), st.floats(0, 100), st.floats(0, 100), st.floats(0, 200), st.integers(0, 9)
-)
+    quorum=st.integers(1, 5), deadline_s=st.floats(0, 100), opened=st.floats(0, 100),
+    later_s=st.floats(0, 100) | st.none(), waited_s=st.floats(0, 2000), count=st.integers(0, 9),
+)  # fmt: skip
 def test_a_round_closes_at_its_deadline_with_a_quorum_and_never_before(
-    quorum, deadline_s, opened, waited_s, count
+    quorum, deadline_s, opened, later_s, waited_s, count
 ):
+    """It runs from the round's first own contribution, of late ones alone ten times as long."""
     rule = QuorumAndDeadline(quorum, deadline_s)
+    begun = None if later_s is None else opened + later_s
     now = opened + waited_s
-    due = rule.due(Seen(opened, tuple(f"m{i}" for i in range(count))), now)
-    assert due == (count >= quorum and now - opened >= deadline_s)
+    due = rule.due(Seen(opened, tuple(f"m{i}" for i in range(count)), begun=begun), now)
+    is_over = (now - opened) / 10 >= deadline_s if begun is None else now - begun >= deadline_s
+    assert due == (count >= quorum and is_over)
 
 
 def test_late_contributions_are_of_the_quorum():
     rule = QuorumAndDeadline(3, 10.0)
-    assert not rule.due(Seen(0.0, ("a", "b")), 10.0)
-    assert rule.due(Seen(0.0, ("a", "b", "b")), 10.0)
+    assert not rule.due(Seen(0.0, ("a", "b"), begun=0.0), 10.0)
+    assert rule.due(Seen(0.0, ("a", "b", "b"), begun=0.0), 10.0)
 
 
 # -- a deadline that is learned -------------------------------------------------------------------
@@ -104,7 +108,8 @@ def test_one_member_that_is_ten_times_slower_is_not_waited_for_and_half_of_them_
 def test_a_round_with_nothing_but_late_contributions_is_not_over():
     rule = learned([([0.01] * 6, 1)] * ENOUGH)
     assert not rule.due(Seen(0.0, ("a",), begun=None), 50.0)
-    assert rule.due(Seen(0.0, ("a",), begun=None), 60.0)
+    assert not rule.due(Seen(0.0, ("a",), begun=None), 599.0)
+    assert rule.due(Seen(0.0, ("a",), begun=None), 600.0)
     assert not rule.due(Seen(0.0, ("a", "b"), begun=5.0), 5.05)
     assert rule.due(Seen(0.0, ("a", "b"), begun=5.0), 5.2)
     assert not rule.due(Seen(0.0, ("a", "b"), begun=5.0, in_time=3), 5.2), "3 of 8"
@@ -137,6 +142,32 @@ def test_one_member_ten_times_slower_holds_up_seven_others_no_longer_and_nothing
     assert none == []
     assert without == list(range(ENOUGH, rounds))
     assert learned_s < 0.4 * fixed_s
+
+
+@pytest.mark.parametrize("rule", [QuorumAndDeadline, LearnedDeadline])
+@given(later=st.lists(st.integers(0, 40), min_size=3, max_size=6))
+def test_members_that_begin_at_other_times_come_together_within_two_rounds(rule, later):
+    """A round takes each member 40 s, the deadline is a seventh of that, and each began at a moment
+    of its own: a late contribution waits for the others' round, and closes none of its own."""
+    names = "abcdef"[: len(later)]
+    room, now, found = Room(Mean(), names, closing=rule(1, 6.0)), 0.0, []
+    sent, busy_until = dict.fromkeys(names, 0), {}
+    for name, begins_s in zip(names, later, strict=True):
+        busy_until[name] = 40.0 + begins_s
+    while room.hub.round < 8 and now < 500:
+        now += 1.0
+        effects = room.hub.tick(now)
+        room.known += [e.message.checksum for e in effects if is_reply_to("a", e)]
+        for name in [name for name, until in busy_until.items() if until <= now]:
+            del busy_until[name]
+            effects += room.contribute(name, sent[name], filled(1.0), now=now)
+            sent[name] += 1
+        found += closed(effects)
+        for name in names:  # the reply to its last contribution is there
+            if name not in busy_until and sent[name] <= room.hub.round:
+                busy_until[name] = now + 40.0
+    assert {"".join(sorted(set(each.members))) for each in found[2:]} == {names}
+    assert now < 500
 
 
 def test_a_simulated_job_has_a_deadline_that_is_learned(tmp_path):
