@@ -544,8 +544,24 @@ def test_what_all_members_say_is_told_once_with_its_range() -> None:
 
     lines = news("dga", [said("m0", 0.22), said("m1", 0.3, "predict"), said("m2", 0.29)])
     assert lines == [
-        'dga: 2 members chose the correction "decay" at 2.4 s: divergence over 3 rounds is '
+        'dga: m0 and m2 chose the correction "decay" at 2.4 s: divergence over 3 rounds is '
         "0.22 to 0.29 (below 1.25: similar data)",
         'dga: m1 chose the correction "predict" at 2.4 s: divergence over 3 rounds is 0.3 '
         "(below 1.25: similar data)",
+    ]
+
+
+def test_members_that_come_and_go_are_told_in_one_line_with_names_if_they_are_few() -> None:
+    def gone(member: int, t: float, why: str = "unreachable for 5 s") -> dict[str, object]:
+        keys = {"event": "gone", "reason": why, "about": f"m{member}"}
+        return {"kind": "event", "t": t, "member": "hub", **keys}
+
+    records = [gone(place, 60.0 + place) for place in range(7)]
+    removed = {**gone(8, 63.0, "its owner asked"), "event": "removed"}
+    assert news("far", [*records, removed, removed]) == [
+        "far: 7 members were lost at 1m00s to 1m06s: unreachable for 5 s",
+        *["far: m8 was removed at 1m03s: its owner asked"] * 2,
+    ]
+    assert news("far", [gone(1, 1.0, "off for 3.5 s"), gone(3, 1.2, "off for 40 s")]) == [
+        "far: m1 and m3 were lost at 1.0 s to 1.2 s: off for 3.5 to 40 s"
     ]

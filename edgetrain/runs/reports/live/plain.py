@@ -16,6 +16,10 @@ ODD_CLOCK_S = 1.0
 """A clock that is off by less is not worth a word."""
 _ROUTINE = ("joined", "started", "finished", "left")
 """Events of every member of a healthy run: counted together, not shown one by one."""
+_TOGETHER = ("correction", "absence", "gone", "back")
+"""Events that many members of a large fleet have at about the same time."""
+MOST_NAMED = 3
+"""Members that a line names one by one."""
 _SAID = {
     "started": "started training", "gone": "was lost", "back": "came back", "map": "said",
     "refused": "was refused", "removed": "was removed", "pace": "changed the pace",
@@ -119,33 +123,47 @@ def news(name: str, records: Iterable[Record], *, routine: bool = True) -> list[
     """A line for each event of the run `name` that people should see.
 
     Events of every member of a healthy run are counted together, or left out without `routine`.
-    A late member is not reported: a slow one is late in every round. States and plain lines have
-    the count.
+    Of several members that come and go, or choose a correction, for reasons that differ in numbers
+    alone there is one line, with the range of each number. A late member is not reported: a slow
+    one is late in every round. States and plain lines have the count.
     """
-    lines, counts = [], Count[str]()
+    counts = Count[str]()
     alike = dict[tuple[str, ...], list[tuple[str, str, list[str]]]]()
-    for record in records:
+    for number, record in enumerate(records):
         if record["kind"] != "event" or record.get("event") == "late":
             continue
         about, event, reason = event_in_words(record)
         if event in _ROUTINE and about != HUB:
             counts[event] += 1
-        else:
-            when = units.duration(max(0.0, record["t"]))
-            if event == "correction":  # told once for all that say the same but for numbers
-                pieces = re.split(r"(\d+(?:\.\d+)?)", reason)
-                alike.setdefault((*pieces[::2],), []).append((about, when, pieces[1::2]))
-            else:
-                said = f"{name}: {about} {_SAID.get(event, event)} at {when}"
-                lines.append(said + f": {reason}" * bool(reason))
-    for texts, those in alike.items():
-        who = those[0][0] if len(those) == 1 else f"{len(those)} members"
-        shown = [*map(_span, zip(*(each for *_, each in those), strict=True)), ""]
-        whole = "".join(text + number for text, number in zip(texts, shown, strict=True))
-        rule, _, why = whole.partition(": ")
-        lines.append(f'{name}: {who} chose the correction "{rule}" at {those[-1][1]}: {why}')
+            continue
+        when = units.duration(max(0.0, record["t"]))
+        pieces = re.split(r"(?<![\w.])(\d+(?:\.\d+)?)", reason)
+        key = event, *([] if event in _TOGETHER and about != HUB else [f"{number}"]), *pieces[::2]
+        alike.setdefault(key, []).append((about, when, pieces[1::2]))
+    lines = [f"{name}: {_told(key[0], key, those)}" for key, those in alike.items()]
     counted = [f"{name}: {n} member{'s' * (n > 1)} {event}" for event, n in counts.items()]
     return counted + lines if routine else lines
+
+
+def _told(event: str, key: Sequence[str], those: Sequence[tuple[str, str, list[str]]]) -> str:
+    """What happened to these members, whose reasons are alike but for numbers."""
+    names, times, numbers = zip(*those, strict=True)
+    texts = key[-len(numbers[0]) - 1 :]
+    shown = [*map(_span, zip(*numbers, strict=True)), ""]
+    reason = "".join(text + number for text, number in zip(texts, shown, strict=True))
+    said = _SAID.get(event, event)
+    if len(names) == 1:
+        who = names[0]
+    else:
+        who = f"{len(names)} members"
+        if len(names) <= MOST_NAMED:
+            who = ", ".join(names[:-1]) + f" and {names[-1]}"
+        said = said.replace("was ", "were ")
+    when = times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"
+    if event == "correction":
+        rule, _, reason = reason.partition(": ")
+        said = f'chose the correction "{rule}"'
+    return f"{who} {said} at {when}" + f": {reason}" * bool(reason)
 
 
 def _span(numbers: Sequence[str]) -> str:
