@@ -6,7 +6,7 @@ A member of a job that has neither loads nothing of masks and of accounting.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError, did_you_mean, refuse_first
@@ -21,11 +21,6 @@ SAMPLINGS = ("poisson", "shuffle")
 
 Refusal = tuple[str, str]
 """A refused combination, and the way out."""
-
-
-def first_of(rows: Iterable[tuple[object, str, str]]) -> Refusal | None:
-    """The first row that holds: (whether it does, what is wrong, the way out)."""
-    return next(((what, way_out) for holds, what, way_out in rows if holds), None)
 
 
 def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
@@ -53,17 +48,52 @@ def check_on_member(found: Resolved) -> None:
     check_privacy(found.job.privacy)
     if found.job.privacy.unit == "none":
         return
-    if found.strategy.learns_from_replies and found.job.privacy.unit == "member":
+    table, strategy, merge = found.job.privacy, found.strategy, found.job.strategy.merge
+    secure, unit, at = found.job.strategy.secure, table.unit == "member", table.where
+    where = f"privacy.where = '{at}'"
+    refuse_first(
+        (unit and strategy.learns_from_replies, f"{strategy.spelled} and privacy.unit = 'member': "
+         "the noise in a reply is larger than the drift that members would learn from it",
+         "say correction = 'paper'" if "paper" in strategy.corrections
+         else "take local-sgd or dga"),
+        # Every strategy, codec and merge rule may follow the noised gradient of examples.
+        (not unit and at != "member", f"{where}: examples are seen by their member only",
+         "leave it out, or protect members: unit = 'member'"),
+        (unit and strategy.weighted, f"privacy with {strategy.name}: weights are what members "
+         "hold, which is private, and one of a large weight moves the sum further than clip",
+         "take local-sgd or dga, which count all members the same"),
+        (unit and found.codec.two_trips, f"strategy.codec = '{found.job.strategy.codec}': its "
+         "second trip depends on the gradient that was to be noised",
+         "take low-rank, or a codec of one trip"),
+        (secure and at != "member", f"strategy.secure with {where}: the hub sees no contribution, "
+         "and cannot clip any", "where = 'member'"),
+        (at != "member" and not found.merge.sum_only, f"strategy.merge = '{merge}' with {where}: "
+         "it is not known how far one member can move that rule's result",
+         "merge = 'mean', or noise what members send: where = 'member'"),
+        (at == "hub" and not found.reply_codec.lossless, f"replies as '{found.reply_codec.name}' "
+         f"with {where}: a hub that is restored merges again, with other noise, and both would "
+         "get out", "say reply_codec = 'fp32'"),
+        (at == "sum", f"{where}: shares of noise that only add up under masks would have to be "
+         "discrete noise, which is not built",
+         "where = 'member' (all of the noise in each), or 'hub' (a hub that is trusted)"),
+    )  # fmt: skip
+    if unit and secure:
+        _check_span(found)
+
+
+def _check_span(found: Resolved) -> None:
+    """Masked elements beyond the range are cut. That spares the promise, and not the learning."""
+    from edgetrain.jobs.privacy.promise import ROOM
+
+    table, clip_range = found.job.privacy, found.job.strategy.clip_range
+    deviation = table.noise * table.clip
+    needed = table.clip + ROOM * deviation
+    if table.noise and clip_range < needed:
         raise ConfigError(
-            f"{found.strategy.spelled} and privacy.unit = 'member': the noise in a reply is larger "
-            "than the drift that members would learn from it",
-            "say correction = 'paper'"
-            if "paper" in found.strategy.corrections
-            else "take local-sgd or dga",
+            f"strategy.clip_range = {clip_range:g} with noise of deviation {deviation:g}: masked "
+            f"elements are cut to the range, and these reach {needed:g}",
+            f"clip_range = {needed:g}, or less noise, or a smaller clip",
         )
-    refused = _why_not_example(found) if found.job.privacy.unit == "example" else _why_not(found)
-    if refused:
-        raise ConfigError(*refused)
 
 
 def refuse_checkpoint(unit: str) -> None:
@@ -96,84 +126,10 @@ def check_privacy(table: Privacy) -> None:
     one_of("privacy.unit", table.unit, UNITS)
     one_of("privacy.where", table.where, PLACES)
     one_of("privacy.sampling", table.sampling, SAMPLINGS)
-    if table.unit == "none":
-        _refuse_idle(table)
-    elif table.noise and table.epsilon:
-        raise ConfigError(
-            f"privacy.noise = {table.noise:g} and privacy.epsilon = {table.epsilon:g}: one follows "
-            "from the other",
-            "leave one of them out",
-        )
-
-
-def _refuse_idle(table: Privacy) -> None:
-    for key in ("noise", "epsilon"):
-        if getattr(table, key):
-            raise ConfigError(
-                f"privacy.{key} = {getattr(table, key):g} without a privacy.unit protects nothing",
-                "say unit = 'example' or unit = 'member'",
-            )
-
-
-def _why_not_example(found: Resolved) -> Refusal | None:
-    """Every strategy, codec and merge rule may follow the noised gradient."""
-    where = found.job.privacy.where
-    what = f"privacy.where = '{where}': examples are seen by their member only"
-    return first_of(
-        ((where != "member", what, "leave it out, or protect members: unit = 'member'"),)
-    )
-
-
-def _why_not(found: Resolved) -> Refusal | None:
-    table, strategy = found.job.privacy, found.job.strategy
-    refused = first_of((
-        (found.strategy.weighted, f"privacy with {found.strategy.name}: weights are what members "
-         "hold, which is private, and one of a large weight moves the sum further than clip",
-         "take local-sgd or dga, which count all members the same"),
-        (found.codec.two_trips, f"strategy.codec = '{strategy.codec}': its second trip depends on "
-         "the gradient that was to be noised", "take low-rank, or a codec of one trip"),
-    ))  # fmt: skip
-    if refused or table.where == "member":
-        return refused or (_why_not_span(found) if strategy.secure else None)
-    where = f"privacy.where = '{table.where}'"
-    refused = first_of((
-        (strategy.secure, f"strategy.secure with {where}: the hub sees no contribution, and cannot "
-         "clip any", "where = 'member'"),
-        (not found.merge.sum_only, f"strategy.merge = '{strategy.merge}' with {where}: it is not "
-         "known how far one member can move that rule's result",
-         "merge = 'mean', or noise what members send: where = 'member'"),
-    ))  # fmt: skip
-    return refused or (_why_not_hub(found) if table.where == "hub" else _why_not_sum())
-
-
-def _why_not_span(found: Resolved) -> Refusal | None:
-    """Masked elements beyond the range are cut. That spares the promise, and not the learning."""
-    from edgetrain.jobs.privacy.promise import ROOM
-
-    table, clip_range = found.job.privacy, found.job.strategy.clip_range
-    deviation = table.noise * table.clip
-    needed = table.clip + ROOM * deviation
-    if not table.noise or clip_range >= needed:
-        return None
-    return (
-        f"strategy.clip_range = {clip_range:g} with noise of deviation {deviation:g}: masked "
-        f"elements are cut to the range, and these reach {needed:g}",
-        f"clip_range = {needed:g}, or less noise, or a smaller clip",
-    )
-
-
-def _why_not_hub(found: Resolved) -> Refusal | None:
-    table = found.job.strategy
-    return first_of((
-        (not found.reply_codec.lossless, f"replies as '{table.reply_codec or table.codec}' with "
-         "privacy.where = 'hub': a hub that is restored merges again, with other noise, and both "
-         "would get out", "say reply_codec = 'fp32'"),
-    ))  # fmt: skip
-
-
-def _why_not_sum() -> Refusal:
-    return (
-        "privacy.where = 'sum': shares of noise that only add up under masks would have to be "
-        "discrete noise, which is not built",
-        "where = 'member' (all of the noise in each), or 'hub' (a hub that is trusted)",
-    )
+    refuse_first(
+        *((table.unit == "none" and value, f"privacy.{key} = {value:g} without a privacy.unit "
+           "protects nothing", "say unit = 'example' or unit = 'member'")
+          for key, value in (("noise", table.noise), ("epsilon", table.epsilon))),
+        (table.noise and table.epsilon, f"privacy.noise = {table.noise:g} and privacy.epsilon = "
+         f"{table.epsilon:g}: one follows from the other", "leave one of them out"),
+    )  # fmt: skip
