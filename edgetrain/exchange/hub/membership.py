@@ -190,17 +190,7 @@ class Membership:
         known = self._members.in_session(join.session)
         again = known is not None and known.merged == 0 and known.may_be_at(sender)
         if known is not None and again and join.protocol == PROTOCOL:
-            # It was let in and does not know: a connection or the hub was lost meanwhile
-            if (other := self._admission().other_at(sender, known)) is not None:
-                return turn_away(sender, join.name, *other)
-            if self._rounds.started and self._rounds.base is None:
-                return [refusal(sender, "started", _GONE)]
-            self._members.move(known, sender)
-            self._rounds.delay.set_steps(join.steps)
-            known.offer(join.checksum, join.fixed, join.address)
-            if known is self.first_base.uploader and not self._rounds.started:
-                self.first_base.expect_again()
-            return [Send(sender, self._welcome(known)), *self._admit_late(known)]
+            return _join_again(self, known, sender, join)
         admission = self._admission()
         why_not = admission.why_not(sender, join)
         if why_not is not None:
@@ -441,7 +431,21 @@ class Membership:
             member.mark_unreachable(now)
 
 
-_GONE = "the parameters to start from are gone: start anew"
+def _join_again(
+    membership: Membership, member: MemberRecord, sender: bytes, join: Join
+) -> list[Effect]:
+    """It was let in and does not know: a connection or the hub was lost meanwhile."""
+    rounds, first = membership._rounds, membership.first_base
+    if (other := membership._admission().other_at(sender, member)) is not None:
+        return turn_away(sender, join.name, *other)
+    if rounds.started and rounds.base is None:
+        return [refusal(sender, "started", "the parameters to start from are gone: start anew")]
+    membership._members.move(member, sender)
+    rounds.delay.set_steps(join.steps)
+    member.offer(join.checksum, join.fixed, join.address)
+    if member is first.uploader and not rounds.started:
+        first.expect_again()
+    return [Send(sender, membership._welcome(member)), *membership._admit_late(member)]
 
 
 def _with_merged(rounds: Rounds, start: Start, member: MemberRecord) -> Start:
