@@ -19,6 +19,9 @@ PATIENT = {"lost_after_s": 1e9, "deadline_s": 1e9}
 class DrawnMember(FakeMember):
     """A member of a job with a cohort: it goes by the job's steps."""
 
+    observe = None
+    """Called with each exchange."""
+
     def _live(self) -> None:
         fleet, flat = self.fleet, self.flat
         request = Request(
@@ -28,7 +31,7 @@ class DrawnMember(FakeMember):
         link = Recorded(Link(self.way, fleet.clock), self)
         try:
             self.driver = driver = Driver.join(link, flat, self, request, fleet.clock)
-            self.state = "training"
+            self.state, driver.observe = "training", self.observe
             while driver.progress < self.steps:
                 self._pause()
                 flat.gradient[:] = fleet.local_step(self.index, driver.steps, self.params)

@@ -391,6 +391,7 @@ class Link(Entrance):
         while not self.inbox.is_whole(round):
             if self._catch_up is not None:
                 found, self._catch_up = self._catch_up, None
+                self._sent_bytes = {n: b for n, b in self._sent_bytes.items() if n >= found.applied}
                 return replace(found, idle_s=max(0.0, self._clock() - idle_since))
             self._act(message := self._next())
             if isinstance(message, Beat) and message.merged > round:  # over, and no reply comes

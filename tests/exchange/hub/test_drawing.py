@@ -101,6 +101,16 @@ def test_the_first_contributions_count_of_more_that_are_drawn():
     )
 
 
+def test_an_exchange_has_the_bytes_of_its_own_contribution():
+    """And not those of earlier rounds, behind which the member was in none."""
+    fleet, bytes_of = DrawnFleet("fedavg", 6, Cohort(2, 6, 2), 2, 60), []
+    for member in fleet.members:
+        member.observe = lambda exchanged: bytes_of.append(exchanged.sent_bytes)
+    fleet.run()
+    assert len(bytes_of) > 10
+    assert set(bytes_of) == {4 * fleet.initial.size}
+
+
 def test_a_drawn_member_that_is_off_keeps_no_round_open():
     cohort = Cohort(2, 6, 2)
     fleet = DrawnFleet("fedavg", 6, cohort, 2, 40, policy={"lost_after_s": 5.0, "deadline_s": 60.0})
