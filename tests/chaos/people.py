@@ -10,11 +10,14 @@ the hub may be down. Pure; what they reach the hub over is the caller's.
 from __future__ import annotations
 
 import functools
+import sys
 from collections import deque
 from collections.abc import Iterator
 
 from chaos.schedule import Happening
 from edgetrain.exchange.hub.orders import Answer, Order
+
+STOPPING = "the job is ending"
 
 
 class People:
@@ -53,5 +56,9 @@ class People:
     def _hear(self, words: tuple[str, ...], answer: Answer) -> None:
         if self._unanswered and self._unanswered[0] is words:
             self._unanswered.popleft()
-        if answer.get("course") == "stopped" and self.stopped_at is None:
+        if self.stopped_at is not None:
+            return
+        if answer.get("course") == "stopped":
             self.stopped_at = answer["round"]
+        elif STOPPING in str(answer.get("error", "")):
+            self.stopped_at = sys.maxsize  # it obeyed and crashed; at which round it did not say
