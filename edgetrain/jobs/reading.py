@@ -54,8 +54,9 @@ _TABLES: dict[str, Any] = {
     for name, hint in typing.get_type_hints(Job).items()
     if dataclasses.is_dataclass(hint)
 }
-_SHORT = {"strategy": "strategy.name", "privacy": "privacy.unit", "clip": "privacy.clip"}
-"""Tables that may be said in one word, and keys that were there before others of their names."""
+_SHORT = {"strategy": "strategy.name", "privacy": "privacy.unit", "clip": "privacy.clip",
+          "partition": "data.partition"}  # fmt: skip
+"""Tables and keys that may be said in one word, though others have such a key or none is listed."""
 
 
 def keys() -> dict[str, dataclasses.Field[Any]]:

@@ -89,6 +89,7 @@ def test_what_cannot_be_is_named_with_the_file(table, hint):
 @pytest.mark.parametrize(
     ("override", "key", "value"),
     [
+        ("partition=dirichlet(0.3)", "data.partition", "dirichlet(0.3)"),
         ("steps=7", "train.steps", 7),
         ("network=wan-200ms", "fleet.network", "wan-200ms"),
         ("network='wifi:4, 4g-bad:4'", "fleet.network", "wifi:4, 4g-bad:4"),
