@@ -240,8 +240,10 @@ class Town(Fleet):
         if self.first.hub is None:
             self.hub = site.hub
         for sender, resume in replica.waiting.items():
-            site.carry_out(site.hub.handle(sender, resume, self.now))
-        site.carry_out(site.hub.tick(self.now))
+            if site.hub is not None:  # what it wrote may have found its disk full
+                site.carry_out(site.hub.handle(sender, resume, self.now))
+        if site.hub is not None:
+            site.carry_out(site.hub.tick(self.now))
 
     def arrive(self, member: TwoWayMember, wire: Wire, site: Site) -> None:
         message = unpack(wire.to_hub.popleft())
