@@ -28,7 +28,7 @@ import calibration
 from calibration import CalibratedPair
 
 from edgetrain.__main__ import carry_out
-from edgetrain.cli import common
+from edgetrain.cli import common, pictures
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 from edgetrain.runs.reports import units
@@ -100,9 +100,9 @@ def _report(arguments: argparse.Namespace, pairs: list[CalibratedPair], folder: 
 
     if not arguments.json:
         common.say(calibration.text(pairs))
-    picture = common.picture(folder / "calibration.png", calibration.draw_calibration, pairs)
+    picture = pictures.picture(folder / "calibration.png", calibration.draw_calibration, pairs)
     answer = calibration.as_json(pairs, picture)
-    common.say_end(arguments, answer, [picture], folder)
+    pictures.say_end(arguments, answer, [picture], folder)
     return common.saved(lambda: write_summary(folder, {"name": folder.name, "calibration": answer}))
 
 

@@ -12,7 +12,7 @@ import codecs
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import argparse
@@ -29,6 +29,31 @@ def _spell_plainly(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     text = error.object[error.start : error.end].translate(_PLAIN)
     return "".join(each if each.isascii() else "?" for each in text), error.end
+
+
+class _Output(io.FileIO):
+    """The standard output, which remembers that a write failed: argparse goes on without a word."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            _Output.failure = error
+            raise
+
+
+def _print_in_any_encoding() -> None:
+    """Let Latin-1 and ASCII streams take any text, and watch the standard output."""
+    codecs.register_error("edgetrain", _spell_plainly)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
+        encoding, lines = sys.stdout.encoding, sys.stdout.line_buffering
+        binary = io.BufferedWriter(_Output(1, "wb", closefd=False))
+        sys.stdout = io.TextIOWrapper(binary, encoding, line_buffering=lines)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="edgetrain")
 
 
 def _joined(argv: list[str]) -> list[str]:
@@ -72,17 +97,33 @@ def _say_error(text: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns its exit status."""
+    """Run one command; returns its exit status: 74 if the standard output takes nothing (a full
+    disk, or closed), 141 if it is a pipe that nobody reads."""
+    if sys.stdout is None:
+        print("edgetrain: the standard output is closed", file=sys.stderr)
+        return 74
+    _print_in_any_encoding()
+    try:
+        try:
+            return _main(argv)
+        finally:
+            sys.stdout.flush()
+    except (OSError, SystemExit):
+        if (failure := _Output.failure) is None:
+            raise
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left is not tried again
+    if isinstance(failure, BrokenPipeError):
+        return 141
+    print(f"edgetrain: the standard output: {failure.strerror}", file=sys.stderr)
+    return 74
+
+
+def _main(argv: list[str] | None) -> int:
     words = sys.argv[1:] if argv is None else argv
     if argv is None and "_ARGCOMPLETE" in os.environ:
         from edgetrain.cli.completion import answer_tab
 
         answer_tab()
-    # Let Latin-1 and ASCII streams take any text
-    codecs.register_error("edgetrain", _spell_plainly)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="edgetrain")
     # On a terminal, say what goes on before the first import: these can take seconds
     silent = {"-h", "--help", "--json", "--print-commands"} & set(words)
     if words and words[0] in _TAKE_WHILE and not silent and sys.stdout.isatty():
@@ -118,9 +159,6 @@ def carry_out(run: Callable[[], int], arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("edgetrain: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 141
     except Exception as error:
         lacks = isinstance(error, ImportError) and (error.name or "").split(".")[0] == "torch"
         if arguments.debug or not (lacks or own_frames(error)):

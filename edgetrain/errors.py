@@ -56,9 +56,9 @@ class TaskError(EdgetrainError):
 def require(what: str, extra: str, *packages: str) -> None:
     """ConfigError unless these packages, which come with an extra of edgetrain, are installed."""
     if missing := [name for name in packages if find_spec(name) is None]:
-        raise ConfigError(
-            f"{what} needs {' and '.join(missing)}", f"pip install 'edgetrain[{extra}]'"
-        )
+        from edgetrain.extras import install_command
+
+        raise ConfigError(f"{what} needs {' and '.join(missing)}", install_command(extra))
 
 
 class NetworkError(EdgetrainError):
@@ -140,7 +140,11 @@ RENAMED = {
 """Former names of keys, values and verbs: errors say what they are called now."""
 
 
-MEANT = {"gpu": "cuda", "rtt": "network"}
+MEANT = {
+    "gpu": "cuda", "learning_rate": "lr", "clients": "members", "workers": "members",
+    "epochs": "steps", "rounds": "steps", "compression": "codec", "model": "task",
+    "train": "run", "start": "run", "demo": "compare", "list": "runs", "--port": "--bind",
+}  # fmt: skip
 """What others call it, or where it stands."""
 
 

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.cli import common
+from edgetrain.cli import common, pictures
 from edgetrain.jobs.capacity.question import Options, question_of
 from edgetrain.jobs.defaults import SIMULATED
 from edgetrain.jobs.job import Job
@@ -134,7 +134,7 @@ def _report(
     row, rows = _plain(found), [_plain(each) for each in table]
     if not arguments.json:
         common.say(capacity_text(heading, row, rows))
-    picture = common.picture(folder / "capacity.png", draw_capacity, rows, heading)
+    picture = pictures.picture(folder / "capacity.png", draw_capacity, rows, heading)
     answer = row | {
         "heading": heading,
         "round_seconds": list(found.round_seconds),
@@ -142,7 +142,7 @@ def _report(
         "picture": None if picture is None else str(picture),
         "folder": str(folder),
     }
-    common.say_end(arguments, answer, [picture], folder)
+    pictures.say_end(arguments, answer, [picture], folder)
     return common.saved(lambda: write_summary(folder, answer))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.errors import EdgetrainError
+from edgetrain.errors import ConfigError, EdgetrainError
 from edgetrain.runs.reports import units
 from edgetrain.training.simulated import require_simulator
 
@@ -36,8 +36,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
 def job_of(arguments: argparse.Namespace, defaults: tuple[str, ...] = ()) -> tuple[Job, Path]:
     """The job, and the folder of its file or else the current one. Raises ConfigError.
     `defaults` apply if no file is given."""
-    words: list[str] = list(arguments.job)
-    path = words.pop(0) if words and "=" not in words[0] else None
+    path, words = split_job(arguments.job)
     overrides = words if path else [*defaults, *words]
     from edgetrain.jobs.job import AUTO
     from edgetrain.jobs.reading import load
@@ -52,6 +51,19 @@ def job_of(arguments: argparse.Namespace, defaults: tuple[str, ...] = ()) -> tup
         job, why = choosing.named(job)
         warn(why)
     return job, beside
+
+
+def split_job(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The file of a job, wherever it stands among overrides, and those; None: there is none."""
+    files = [word for word in words if "=" not in word]
+    for word, after in zip(words, [*words, "="][1:], strict=True):
+        if word[0] == "=" or (word[-1] == "=" and "=" not in after):
+            raise ConfigError(f"'{word}' has a blank beside it", "a key reads members=4")
+    if len(files) > 1:
+        raise ConfigError(
+            f"{' and '.join(files[:2])}: one job file at most", "keys are said as KEY=VALUE"
+        )
+    return next(iter(files), None), [word for word in words if "=" in word]
 
 
 def add_vmap(parser: argparse.ArgumentParser) -> None:
@@ -273,55 +285,9 @@ def warn(text: str) -> None:
     print(units.printable_lines(text), file=sys.stderr, flush=True)
 
 
-def picture(path: Path, draw: Callable[..., Any], *arguments: Any) -> Path | None:
-    """Save what `draw` makes of these arguments and return its path, or say in one line on stderr
-    why there is no picture."""
-    from edgetrain.runs.reports.plot import save
-
-    try:
-        with _while_waiting("drawing the picture …"):
-            return save(lambda: draw(*arguments), path)
-    except Exception as error:
-        told = error if isinstance(error, EdgetrainError) else f"{type(error).__name__}: {error}"
-        warn(f"no picture: {' '.join(str(told).split())}")
-        return None
-
-
-@contextlib.contextmanager
-def _while_waiting(text: str) -> Iterator[None]:
-    """Show a line on a terminal within the block; it is wiped behind it."""
-    shown = sys.stderr.isatty()
-    if shown:
-        print(text, end="", file=sys.stderr, flush=True)
-    try:
-        yield
-    finally:
-        if shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
 def status_of(summaries: Iterable[Mapping[str, Any]]) -> int:
     """The exit status of runs that came to their end: 1 if one of them is incomplete."""
     return int(any(summary["status"] != "finished" for summary in summaries))
-
-
-def say_pictures(pictures: Iterable[Path | None]) -> None:
-    for path in pictures:
-        if path is not None:
-            say(f"picture: {path}")
-
-
-def say_end(
-    arguments: argparse.Namespace,
-    answer: Mapping[str, Any],
-    pictures: Iterable[Path | None],
-    folder: Path,
-) -> None:
-    if arguments.json:
-        say(json.dumps({**answer, "folder": str(folder)}))
-    else:
-        say_pictures(pictures)
-        say(f"run folder: {folder}")
 
 
 def saved(write: Callable[[], object]) -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgetrain.cli import common
+from edgetrain.cli import common, pictures
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.defaults import DEMO
 from edgetrain.jobs.reading import load
@@ -130,6 +130,6 @@ def _report(
     if not summaries:
         return status
     drawn = folders[: len(summaries)]
-    picture = common.picture(folder / "compare.png", draw_comparison, drawn)
-    common.say_end(arguments, compared.as_json(picture), [picture], folder)
+    picture = pictures.picture(folder / "compare.png", draw_comparison, drawn)
+    pictures.say_end(arguments, compared.as_json(picture), [picture], folder)
     return status

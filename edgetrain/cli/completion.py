@@ -25,7 +25,7 @@ examples:
   edgetrain completion fish > ~/.config/fish/completions/edgetrain.fish
 
 Then TAB knows verbs, flags, keys and names: edgetrain run network=wan-<TAB>. It is argcomplete's
-script, which asks the command itself: pip install 'edgetrain[completion]'.
+script, which asks the command itself (pip install argcomplete).
 """
 
 
@@ -42,9 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from argcomplete.shell_integration import shellcode
     except ImportError:
-        raise ConfigError(
-            "completion needs argcomplete", "pip install 'edgetrain[completion]'"
-        ) from None
+        from edgetrain.extras import install_command
+
+        raise ConfigError("completion needs argcomplete", install_command("completion")) from None
     common.say(shellcode(["edgetrain"], shell=arguments.shell))
     return 0
 

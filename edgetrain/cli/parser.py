@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from edgetrain import __version__
-from edgetrain.errors import did_you_mean
 
 _EPILOG = """\
 start here:
@@ -76,32 +75,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with status 2 and one line: what is wrong, the nearest choice, where help is."""
-        hint = self.hint_for(message)
+        from edgetrain.cli.hints import hint_for
+
+        hint = hint_for(self, message)
         found = re.sub(r" \(choose from .*\)", "", message) if hint else message
         told = f"{found}; {hint}" if hint else found
         print(f"{self.prog}: error: {told} (see `{self.prog} --help`)", file=sys.stderr)
         raise SystemExit(2)
-
-    def hint_for(self, message: str) -> str:
-        """What to write in place of a verb, choice or flag that does not exist; "": not known."""
-        if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
-            return did_you_mean(choice[1], re.findall(r"[^\s',]+", choice[2]))
-        if unknown := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
-            if key := self._key_for(unknown[1]):
-                return f"a key of the job has no dashes: {key}=…"
-            if (self.prog, unknown[1]) == ("edgetrain run", "--simulate"):
-                return "it is `edgetrain simulate` now"
-            options = [flag for action in self._actions for flag in action.option_strings]
-            return did_you_mean(unknown[1], sorted(each for each in options if each[:2] == "--"))
-        return ""
-
-    def _key_for(self, flag: str) -> str:
-        """The key of a job that a flag names, where a job is an argument; "": none."""
-        from edgetrain.jobs.reading import keys
-
-        key = flag[2:].replace("-", "_")
-        takes_job = any(action.dest in ("job", "overrides") for action in self._actions)
-        return key if takes_job and any(f".{full}".endswith(f".{key}") for full in keys()) else ""
 
 
 def chosen(

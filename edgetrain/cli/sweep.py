@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.cli import common
+from edgetrain.cli import common, pictures
 from edgetrain.errors import ConfigError
 from edgetrain.training.simulated import require_simulator
 
@@ -179,8 +179,8 @@ def sweep_of(arguments: argparse.Namespace) -> tuple[Sweep, Path | None]:
                 "leave the rest of the command line out",
             )
         return resume(arguments.resume), arguments.resume
-    words = list(arguments.job)
-    path = Path(words.pop(0)) if words and "=" not in words[0] else None
+    file, words = common.split_job(arguments.job)
+    path = None if file is None else Path(file)
     if path is not None and is_sweep(path):
         found = load(path)
     else:
@@ -241,12 +241,12 @@ def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: li
         title = summary["title"] or f"{about}, along {axis}"
         name = "".join(char if char.isalnum() or char in "-_" else "-" for char in axis)
         what = (axis, axes, summary["points"], summary["metric"], title)
-        if picture := common.picture(folder / f"{name}.png", draw_sweep, *what):
+        if picture := pictures.picture(folder / f"{name}.png", draw_sweep, *what):
             drawn.append(picture)
     if arguments.json:
         answer = summary | {"rows": rows, "pictures": list(map(str, drawn)), "folder": str(folder)}
         common.say(json.dumps(answer))
     else:
         common.say(f"rows: {path}")
-        common.say_pictures(drawn)
+        pictures.say_pictures(drawn)
     return int(bool(failed) or not whole)

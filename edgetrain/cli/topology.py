@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from edgetrain.cli import common
+from edgetrain.cli import common, pictures
 from edgetrain.cli.capacity import add_model, add_ports, asked, heading_of
 from edgetrain.jobs.defaults import SIMULATED
 
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     answer = {"heading": heading, "table": plain, "auto": choice}
     common.answer(arguments, answer, topology_text(heading, plain, choice))
     if arguments.picture:
-        picture = common.picture(arguments.picture, draw_topologies, plain, heading, choice)
+        picture = pictures.picture(arguments.picture, draw_topologies, plain, heading, choice)
         if not arguments.json:
-            common.say_pictures([picture])
+            pictures.say_pictures([picture])
     return 0

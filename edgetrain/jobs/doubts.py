@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -30,4 +31,7 @@ def doubts(strategy: Strategy, optimizers: Iterable[str], partition: str = "") -
 def doubts_of(found: Resolved) -> list[str]:
     job = found.job
     name, partition = job.train.optimizer.get("name", "sgd"), job.data.get("partition", "")
-    return doubts(found.strategy, [str(name)], str(partition))
+    listed = doubts(found.strategy, [str(name)], str(partition))
+    if re.match(r"(topk|dgc|randk)\(1(\.0*)?[,)]", codec := job.strategy.codec):
+        listed.append(f"codec {codec} keeps every element: 0.01 is 1 % of them, 1 is all")
+    return listed

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain import strategies
-from edgetrain.errors import ConfigError, did_you_mean, explain_os_errors
+from edgetrain.errors import ConfigError, did_you_mean, explain_os_errors, nearest
 from edgetrain.files.toml import read_toml, to_toml
 from edgetrain.files.writing import write_text
 from edgetrain.jobs import reading
-from edgetrain.jobs.job import AUTO, Job
+from edgetrain.jobs.job import AUTO, TOPOLOGIES, Job
 
 FILE = "sweep.toml"
 
@@ -51,7 +51,7 @@ def axis(name: str, values: Sequence[Any]) -> Axis:
     """An axis over a key of the job, or `rtt`. A value that is a table sets several keys at once.
 
     >>> axis("rtt", [0, 50]).values[1]
-    Value(label='50', overrides=('fleet.network=rtt-50ms',))
+    Value(label='50', overrides=('rtt=50',))
     >>> axis("case", [{"label": "K=9", "strategy": "fedavg", "local_steps": 9}]).values[0].overrides
     ('strategy=fedavg', 'local_steps=9')
 
@@ -75,7 +75,7 @@ def _value(name: str, value: Any) -> Value:
         return Value(str(value.get(LABEL, said)), overrides)
     text = text_of(value)
     if name == "rtt":
-        return Value(text, (f"fleet.network=rtt-{text}ms",))
+        return Value(text.removesuffix("ms"), (f"rtt={text}",))
     return Value(text, (f"{_key(name)}={text}",))
 
 
@@ -88,7 +88,8 @@ def _key(name: str) -> str:
             keys = reading.keys()
             known = {full.rpartition(".")[2] for full in keys} | {*SHORT}
             raise ConfigError(
-                f"no axis '{name}': a job has no such key", did_you_mean(name, known)
+                f"no axis '{name}': a job has no such key",
+                nearest(name, known) or "docs/reference/jobs.md lists them",
             ) from None
     return key
 
@@ -178,7 +179,9 @@ class Sweep:
         count = self.seeds
         for each in self.axes:
             count *= len(each.values)
-        if not self.axes or not 1 <= count <= MOST_CELLS or self.seeds < 1:
+        if not self.axes:
+            raise ConfigError("a sweep needs an axis", "as in --rtt 0,50,100")
+        if not 1 <= count <= MOST_CELLS or self.seeds < 1:
             raise ConfigError(
                 f"a sweep over {len(self.axes)} axes and {self.seeds} seeds has {count} cells",
                 f"allowed are 1 to {MOST_CELLS:,}: --rtt 0,50,100 --seeds 3",
@@ -273,6 +276,9 @@ def in_topologies(job: Job, names: Sequence[str]) -> list[Job]:
                 f"--topologies {','.join(names)}: '{name}' is there twice, or says another",
                 "name each once: star,direct",
             )
+        if name not in (*TOPOLOGIES, "gateways"):
+            known = did_you_mean(name, [*TOPOLOGIES, "gateways"])
+            raise ConfigError(f"--topologies: no topology '{name}'", known)
     fleets = [
         replace(job.fleet, topology="star", gateways=True)
         if name == "gateways"

@@ -39,7 +39,7 @@ def _read(path: str | Path | None) -> dict[str, Any]:
     try:
         return read_toml(Path(path))
     except FileNotFoundError:
-        raise ConfigError(f"no job file '{path}'", "write one with `edgetrain init`") from None
+        raise ConfigError(f"no job file '{path}'", "`edgetrain init` writes one") from None
 
 
 def placed(path: str, beside: Path | None) -> Path:
@@ -86,7 +86,7 @@ def _full_key(key: str) -> str:
         return short[0]
     if short:
         raise ConfigError(f"the key '{key}' is in several tables", " or ".join(short))
-    choices = {*known, *(full.rsplit(".", 1)[-1] for full in known)}
+    choices = {"lr", "rtt", *known, *(full.rsplit(".", 1)[-1] for full in known)}
     if near := nearest(key, choices):
         raise ConfigError(f"no key '{key}' in a job", near)
     raise ConfigError(
@@ -104,6 +104,8 @@ def _split(override: str) -> tuple[list[str], str]:
             f"'{key[:LONGEST_SHOWN]}…' has {key.count('.') + 1} parts",
             f"a key has at most {MOST_DEPTH}, as strategy.codec has two",
         )
+    if key.strip() in ("rtt", "fleet.rtt"):
+        key, text = "network", f"rtt-{text.strip().removesuffix('ms').strip()}ms"
     path, text = _full_key(key.strip()).split("."), text.strip()
     if path == ["train", "optimizer"] and not text.startswith("{"):
         text = f'{{ name = "{text}" }}'  # another optimizer has other settings

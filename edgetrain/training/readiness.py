@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from edgetrain.errors import EdgetrainError
+from edgetrain.extras import install_command
 
 Verdict = Literal["yes", "limited", "no"]
 
@@ -129,9 +130,7 @@ def _namespaces() -> Check:
 def _extra(module: str, what: str, extra: str, without: Verdict = "no") -> Check:
     if find_spec(module) is not None:
         return Check(module, "yes", f"installed, for {what}")
-    return Check(
-        module, without, f"not installed; {what} need it", f"pip install 'edgetrain[{extra}]'"
-    )
+    return Check(module, without, f"not installed; {what} need it", install_command(extra))
 
 
 def _memory(needed: int, whom: str) -> Check:

@@ -13,7 +13,7 @@ from command_line import edgetrain, write_tiny
 
 from edgetrain import errors
 from edgetrain.__main__ import main
-from edgetrain.cli import common
+from edgetrain.cli import pictures
 from edgetrain.files import writing
 from edgetrain.runs import folder
 from edgetrain.runs.folder import read_summary
@@ -286,6 +286,6 @@ def test_a_terminal_is_told_that_a_picture_is_drawn_and_the_line_is_wiped(monkey
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr("edgetrain.runs.reports.plot.save", lambda draw, path: draw() or path)
-    assert common.picture(Path("run.png"), draw) == (None if fails else Path("run.png"))
+    assert pictures.picture(Path("run.png"), draw) == (None if fails else Path("run.png"))
     told = "no picture: OSError: no room\n" if fails else ""
     assert terminal.getvalue() == "drawing the picture …\r\x1b[K" + told

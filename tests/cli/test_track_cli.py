@@ -99,7 +99,7 @@ def test_a_tracker_that_is_killed_changes_nothing(tmp_path, how):
     [
         ("nosuch", "no tracker 'nosuch'"),
         ("", "no tracker ''"),
-        ("wandb", "--to wandb needs the package wandb (pip install 'edgetrain[wandb]')"),
+        ("wandb", "--to wandb needs the package wandb (pip install -e "),
         ("kept --ofline", "unrecognized arguments: --ofline"),
         ("kept other", "unrecognized arguments: other"),
         ("'kept", "No closing quotation"),

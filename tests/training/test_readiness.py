@@ -13,6 +13,7 @@ import pytest
 from edgetrain.__main__ import main
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.zeromq.curve import new_pair
+from edgetrain.extras import install_command
 from edgetrain.training import readiness
 from edgetrain.training.readiness import PURPOSES, checks
 
@@ -97,7 +98,7 @@ def test_the_exit_status_says_whether_what_is_asked_for_is_there(tmp_path, monke
     assert main([*words, "--for", "simulate"]) == 1
     said = json.loads(capsys.readouterr().out)
     missing = next(check for check in said["checks"] if check["verdict"] == "no")
-    assert missing["way_out"] == "pip install 'edgetrain[lab]'"
+    assert missing["way_out"] == install_command("lab")
     assert main([*words, "--for", "hub"]) == 0
 
 

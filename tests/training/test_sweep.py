@@ -152,7 +152,7 @@ def test_any_key_can_be_an_axis():
         ([("members", [])], "has the values none"),
         ([("members", [2, 2])], "has the values 2, 2"),
         ([("members", ["many"])], "fleet.members = 'many'"),
-        ([], "0 axes"),
+        ([], "a sweep needs an axis"),
         ([("members", list(range(1, 401))), ("delay", list(range(400)))], "160000 cells"),
     ],
 )
@@ -448,7 +448,7 @@ def test_axes_of_the_command_line_win_over_those_of_the_file(faked, capsys):
     ("words", "says"),
     [
         (["--rtt", "0", "--set", "lr"], "--set lr: no axis"),
-        ([], "0 axes"),
+        ([], "needs an axis"),
         (["nowhere.toml", "--rtt", "0"], "no file 'nowhere.toml'"),
         (["--resume", "nowhere"], "is no sweep"),
     ],
@@ -481,6 +481,6 @@ def test_a_sweep_of_the_built_in_job_is_simulatable():
     """Its device has a speed."""
     job = reading.load(None)
     assert job.fleet.device == "host"
-    from edgetrain.cli.run import SIMULATED
+    from edgetrain.jobs.defaults import SIMULATED
 
     assert any(word.startswith("device=") for word in SIMULATED)

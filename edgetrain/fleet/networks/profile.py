@@ -159,7 +159,8 @@ def load(name: str) -> Profile:
         match = _PARAMETRIC.fullmatch(name)
         if match is None or float(match[1]) > 2 * MOST_DELAY_MS:
             raise ConfigError(
-                f"network '{name}' is not a round trip from rtt-0ms to rtt-120000ms", "rtt-500ms"
+                f"network '{name}' is not a round trip from rtt-0ms to rtt-120000ms",
+                "milliseconds: rtt=500, or network=rtt-500ms",
             )
         way = Direction(delay_ms=float(match[1]) / 2)
         return Profile(name, f"a bare round trip of {match[1]} ms", way, way)

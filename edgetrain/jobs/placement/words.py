@@ -267,7 +267,9 @@ def _value(name: str, text: str) -> object:
             return tuple(int(part) for part in text.split(","))
         return int(text)
     except ValueError:
-        raise ConfigError(f"placement: {name}={text}", "a whole number from 1") from None
+        raise ConfigError(
+            f"placement: {name}={text}", 'a whole number from 1, as in "data=2 pipeline=2"'
+        ) from None
 
 
 def check_group_beside(job: Job) -> None:

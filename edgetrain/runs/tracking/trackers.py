@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self
 
 from edgetrain import extensions
 from edgetrain.errors import ConfigError
+from edgetrain.extras import install_command
 from edgetrain.runs.folder import metrics_path, read_job, read_summary
 from edgetrain.runs.metrics.lines import HUB, Follower, Record, figures, told_evaluation
 
@@ -265,7 +266,7 @@ def find_tracker(name: str) -> Callable[[About], Tracker]:
 
 
 def _missing(name: str, package: str) -> ConfigError:
-    way_out = f"pip install 'edgetrain[{name}]'" if name in OWN else f"pip install {name}"
+    way_out = install_command(name) if name in OWN else f"pip install {name}"
     return ConfigError(f"--to {name} needs the package {package}", way_out)
 
 

@@ -1,7 +1,7 @@
 """The parts of the simulator: virtual time, links in it, and many members' gradients at once.
 
 `simulation` puts them together. Not for use on a device: needs greenlet
-(pip install edgetrain[lab]).
+(the extra "lab").
 """
 
 from edgetrain.errors import require
