@@ -60,9 +60,8 @@ def split_job(words: Sequence[str]) -> tuple[str | None, list[str]]:
         if word[0] == "=" or (word[-1] == "=" and "=" not in after):
             raise ConfigError(f"'{word}' has a blank beside it", "a key reads members=4")
     if len(files) > 1:
-        raise ConfigError(
-            f"{' and '.join(files[:2])}: one job file at most", "keys are said as KEY=VALUE"
-        )
+        what = f"'{files[1]}' is not an override, and there is one job file at most"
+        raise ConfigError(what, "it reads key=value, as steps=200")
     return next(iter(files), None), [word for word in words if "=" in word]
 
 

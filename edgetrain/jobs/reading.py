@@ -39,7 +39,8 @@ def _read(path: str | Path | None) -> dict[str, Any]:
     try:
         return read_toml(Path(path))
     except FileNotFoundError:
-        raise ConfigError(f"no job file '{path}'", "`edgetrain init` writes one") from None
+        way_out = "`edgetrain init` writes one; a key reads steps=200"
+        raise ConfigError(f"no job file '{path}'", way_out) from None
 
 
 def placed(path: str, beside: Path | None) -> Path:

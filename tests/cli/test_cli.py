@@ -95,8 +95,8 @@ def assert_one_clear_line(status: int, stderr: str, *says: str) -> None:
     [
         (["steps=0"], ["steps = 0", "from 1 to"]),
         (["netwrok=none"], ["'netwrok'", "did you mean 'network'?"]),
-        (["steps"], ["'steps' is not an override", "as steps=200"]),
-        (["steps=2", "more"], ["'more' is not an override", "key=value"]),
+        (["steps"], ["no job file 'steps'", "a key reads steps=200"]),
+        (["steps=2", "more"], ["no job file 'more'", "a key reads"]),
         (["strategy=dgaa"], ["'dgaa'", "did you mean 'dga'?"]),
         (
             ["local_steps=5", "strategy=sync-sgd"],

@@ -40,7 +40,7 @@ SLIPS = {
     "run rtt=abc": "milliseconds: rtt=500, or network=rtt-500ms",
     "run rtt=200ms steps=x": "train.steps = 'x'",
     "run strategy=dga steps=2 nowhere.toml": "no job file 'nowhere.toml'",
-    "run a.toml b.toml": "one job file at most",
+    "run a.toml b.toml": "'b.toml' is not an override, and there is one job file at most",
     "run members = 4": "a key reads members=4",
     "run members= 4": "a key reads members=4",
     "run members=four": "allowed is an integer from 1",
