@@ -241,8 +241,7 @@ class Driver:
         self.wait_s = self.idle_s = self.exchange_s = 0.0
         self.observe: Callable[[Exchanged], None] | None = None
         """Called after each exchange."""
-        self.is_mid_step = self.is_drained = False
-        self.is_drawn = entry.is_drawn
+        self.is_mid_step, self.is_drained, self.is_drawn = False, False, entry.is_drawn
         self.optimizer, self.clock, self.release = optimizer, clock, release
         self._weight = float(request.weight) if self.strategy.weighted else 1.0
         self._meter = DelayMeter() if entry.delay.is_measured or is_auto else None

@@ -28,7 +28,8 @@ welcomed   Start                training   training begins
 welcomed   Beat, other epoch    joining    ask again: the hub restarted without this member
 welcomed   Refuse "unknown"     joining    ask again
 (both)     Base, Fixed          the same   the link takes in what the member begins with
-(both)     Start, old attempt   the same   ignored, as are replies to a member that comes back
+(both)     Start, old attempt   the same   ignored, as are replies to a member that comes back,
+           or asks again (Rekey and Assign, too): a Start was lost, and another one follows
 training   Reply                training   to the inbox
 training   Beat, other epoch    returning  ask
 training   Refuse "unknown"     returning  ask
@@ -60,6 +61,7 @@ from typing import Literal, NoReturn, cast
 from edgetrain.errors import BadMessage, Diverged, HubUnreachable, Refused
 from edgetrain.exchange.messages import (
     PROTOCOL,
+    Assign,
     Base,
     Beat,
     Evaluate,
@@ -69,6 +71,7 @@ from edgetrain.exchange.messages import (
     Masking,
     Message,
     Refuse,
+    Rekey,
     Reply,
     Resume,
     Start,
@@ -244,8 +247,8 @@ class Session:
                 self.next_round = self.given = message.round
                 self.resend = message.resend
                 return message
-            case Reply() if self._past is not None:
-                return None
+            case Reply() | Rekey() | Assign() if self._past is not None or self._questions > 1:
+                return None  # the hub's `Start` was lost: it takes the member to be in training
             case Beat() if self.state == "joining" or message.epoch == self.epoch:
                 return None
             case Evaluate() | Map():

@@ -168,8 +168,7 @@ class Member:
 
     @property
     def steps(self) -> int:
-        """Local steps, including those before a restart: the next batch is number `steps`, from
-        0."""
+        """Local steps, with those before a restart: the next batch is number `steps`, from 0."""
         return self._driver.steps
 
     @property

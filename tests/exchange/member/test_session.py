@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from edgetrain.errors import BadMessage, Diverged, HubUnreachable, Refused
 from edgetrain.exchange.member.session import Ask, Back, Session, Silence
 from edgetrain.exchange.messages import (
+    Assign,
     Base,
     Beat,
     Contribute,
@@ -143,6 +144,16 @@ def test_a_join_that_was_sent_twice_may_be_answered_twice():
     accept(session, start())
     assert [accept(session, each) for each in (welcome(), Base(0, 1, b""), start())] == [None] * 3
     assert session.state == "training"
+
+
+@pytest.mark.parametrize("message", [reply(), Rekey(0, 0, 1), Assign(0, 1, False, ())])
+def test_a_member_whose_start_was_lost_ignores_what_it_is_sent_in_training(message):
+    session = session_in("joining")
+    session.ask(0, 1)
+    assert accept(session, message) is None
+    accept(session, welcome())
+    assert accept(session, message) is None
+    assert isinstance(accept(session, start()), Start)
 
 
 def test_a_question_says_where_the_member_stands():
