@@ -11,7 +11,9 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import signal
 import sys
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -143,6 +145,17 @@ def carry_out(run: Callable[[], int], arguments: argparse.Namespace) -> int:
 
     from edgetrain.errors import EdgetrainError, Stopped, in_words, own_frames
 
+    ended: list[int] = []
+    before, here = signal.getsignal(signal.SIGTERM), os.getpid()
+
+    def end(signum: int, _: object) -> None:
+        if os.getpid() != here:  # a fork of this process
+            os._exit(128 + signum)
+        ended.append(signum)
+        raise KeyboardInterrupt
+
+    if is_ours := before == signal.SIG_DFL and current_thread() is main_thread():
+        signal.signal(signal.SIGTERM, end)
     try:
         return run()
     except EdgetrainError as error:
@@ -151,14 +164,13 @@ def carry_out(run: Callable[[], int], arguments: argparse.Namespace) -> int:
         _say_error(str(error))
         return getattr(arguments, "passing_status", 2) if error.passing else 2
     except Stopped as stopped:
-        import signal
-
         name = signal.Signals(stopped.signum).name
         print(f"edgetrain: stopped, as asked ({name})", file=sys.stderr)
         return 128 + stopped.signum
     except KeyboardInterrupt:
-        print("edgetrain: interrupted", file=sys.stderr)
-        return 130
+        said = "stopped, as asked (SIGTERM)" if ended else "interrupted"
+        print(f"edgetrain: {said}", file=sys.stderr)
+        return 128 + (ended[0] if ended else signal.SIGINT)
     except Exception as error:
         lacks = isinstance(error, ImportError) and (error.name or "").split(".")[0] == "torch"
         if arguments.debug or not (lacks or own_frames(error)):
@@ -168,6 +180,9 @@ def carry_out(run: Callable[[], int], arguments: argparse.Namespace) -> int:
             said = "torch is not installed, and this needs it (README says which build to take)"
         _say_error(said if lacks else in_words(error))
         return 2
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

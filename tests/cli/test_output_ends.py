@@ -1,4 +1,5 @@
-"""A standard output that takes nothing: one line and status 74; a pipe that nobody reads: 141."""
+"""A standard output that takes nothing: one line and status 74; a pipe that nobody reads: 141;
+SIGTERM: one line and 143."""
 
 from __future__ import annotations
 
@@ -54,3 +55,18 @@ def test_an_error_is_told_although_the_output_is_full(tmp_path):
     with FULL.open("wb") as full:
         status, said = status_and_words(["run", "nowhere.toml"], tmp_path, stdout=full)
     assert (status, said.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("verb", ["run", "simulate"])
+def test_a_job_that_is_terminated_says_so_and_leaves_nothing_behind(verb, tmp_path):
+    """No process that holds its streams, and no semaphore, of which Python would warn."""
+    job = [verb, "members=2", "steps=100000"]
+    begun = subprocess.Popen(
+        [*EDGETRAIN, *job], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while "joined" not in begun.stdout.readline():
+        assert begun.poll() is None
+    begun.terminate()
+    _, said = begun.communicate()
+    assert (begun.returncode, said) == (143, "edgetrain: stopped, as asked (SIGTERM)\n")
