@@ -60,7 +60,7 @@ def test_masks_without_their_packages_name_what_to_install(monkeypatch):
     monkeypatch.setattr(
         errors, "find_spec", lambda name: None if name == "cryptography" else real(name)
     )
-    with pytest.raises(ConfigError, match=r"edgetrain\[private\]"):
+    with pytest.raises(ConfigError, match=r"\[private\]"):
         resolve(load(None, ["secure=true"]))
 
 

@@ -303,4 +303,4 @@ except Exception as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "edgetrain[private]" in done.stdout
+    assert "[private]" in done.stdout

@@ -744,7 +744,7 @@ def test_a_token_file_is_a_secret_and_no_short_one(tmp_path):
 
 def test_without_its_packages_it_says_how_to_get_them(tmp_path, monkeypatch):
     monkeypatch.setattr(errors, "find_spec", lambda name: None)
-    assert "edgetrain[dashboard]" in refused(tmp_path, ListensAt("127.0.0.1:0"))
+    assert "[dashboard]" in refused(tmp_path, ListensAt("127.0.0.1:0"))
 
 
 # -- strangers ---------------------------------------------------------------------------------

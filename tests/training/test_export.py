@@ -368,7 +368,7 @@ def test_formats_and_packages_that_are_not_there(line, monkeypatch):
     with pytest.raises(ConfigError, match=r"no format 'onx'.*did you mean 'onnx'"):
         export(line, ["onx"])
     monkeypatch.setattr(errors, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs onnx and .* \(pip install 'edgetrain\[exp"):
+    with pytest.raises(ConfigError, match=r"needs onnx and .* \(pip install -e '.*\[exp"):
         export(line, ["onnx"])
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 470.0, 270.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 14.0, 30.0, 42.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 14.0, 30.0, 42.0
 SERIES = 7
 _DASHES = ("", "7 4", "2 3", "9 3 2 3")
 _MOST_POINTS = 400
