@@ -63,7 +63,8 @@ what goes wrong (--kinds):
                  a message arrives damaged at the hub, at a member (connections are encrypted: it is
                  noticed, and the connection broken off)
   control-pause     people pause the job, and let it go on
-  control-remove    people remove a member; its process is started anew (gateways have none)
+  control-remove    people remove a member; its process is started anew (gateways and
+                    strategies out of step have none)
   control-stop      people end the job: every schedule that it is in is shorter
 
   strangers      --processes: strangers hold connections, and the hub has few descriptors left
@@ -278,6 +279,10 @@ def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcom
         way, able = among_members, among_members.KINDS
     elif found.strategy.deals:  # its laws know no pause
         able = schedule.FAULTS
+    elif not found.strategy.is_synchronous:
+        # Who comes back after it was removed is a newcomer, and may have numbers that it had
+        # before: the laws could not tell two contributions of one name and number apart.
+        able = tuple(kind for kind in schedule.KINDS if kind != "control-remove")
     if not (kinds := tuple(kind for kind in kinds if kind in able)):
         raise ConfigError(
             f"--kinds {arguments.kinds} cannot happen to this topology here",
