@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 from harness import Measured, measure
 
+from edgetrain.exchange.further_messages import Masking
 from edgetrain.exchange.masks.aggregator import Aggregator, Outgoing
 from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.masker import Masker, parts
 from edgetrain.exchange.masks.terms import MaskTerms, default_threshold
-from edgetrain.exchange.messages import Masking
 
 ROUNDS = 16
 """In a block, as a hub asks for them."""

@@ -33,7 +33,7 @@ TRAINED = {
 UNUSED = (
     *(f"codecs.{name}" for name in ("auto", "blocks", "deep", "lowrank", "pieces", "rules")),
     "codecs.sparse", "codecs.table",
-    *(f"exchange.{name}" for name in ("gateway", "masks", "peers", "pipeline")),
+    *(f"exchange.{name}" for name in ("further_messages", "gateway", "masks", "peers", "pipeline")),
     *(f"exchange.hub.{name}" for name in ("collective", "deal", "density", "direct", "fallback",
                                           "lead", "masked_rounds", "reducer", "replicated",
                                           "shared")),

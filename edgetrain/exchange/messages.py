@@ -4,10 +4,10 @@ On the wire a message is `[kind, header]` or `[kind, header, payload]`: one byte
 the fields in order, and for the kinds that carry a vector one raw buffer. Nothing is ever
 unpickled. `unpack` raises only BadMessage, and checks sizes before it allocates memory. What each
 field means, and its bytes, is in docs/reference/wire.md and nowhere else. Arrays travel as
-`memoryview(array)`, without a copy. This module knows no sockets, no torch and no numpy.
+`memoryview(array)`, without a copy. This module knows no sockets, no torch and no numpy; kinds that
+a plain star does not use are in `further_messages`.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from operator import ge, le
@@ -28,16 +28,12 @@ MAX_LONG_HEADER_BYTES = 1 << 20
 """Limit of a header with a list of members."""
 MAX_ELEMENTS = 1 << 40
 
-MAX_BLOCK_ROUNDS = 1 << 10
-"""Rounds in a block, whose masks are set up together; at most."""
 
 MAX_COUNT = (1 << 63) - 1
 """Largest number of a round, or of a block of rounds."""
 MOST_FIGURE = 1e300
 MOST_OWN = 256
 """Figures of a member's own data in one message."""
-MAX_STAGES = 1 << 12
-MAX_MICROBATCHES = 1 << 12
 MAX_CHECKSUM = (1 << 64) - 1
 MOST_MS = 1 << 45
 """A thousand years."""
@@ -52,9 +48,6 @@ MAX_ADDRESS = 128
 """Characters of an address."""
 CLIENT = "client"
 """In place of its address: other members cannot connect to this one."""
-MOST_SLICES = 1 << 20
-MOST_AT_ONCE = 16
-"""Slices in one `Assign`."""
 
 
 class Domain(NamedTuple):
@@ -120,13 +113,6 @@ Counts = Annotated[
     tuple[tuple[str, int], ...],
     rows("pairs of a printable name of at most 64 characters and a number", _NAME, _COUNT),
 ]
-Weights = Annotated[
-    tuple[tuple[str, float], ...],
-    rows(
-        "weights: a printable name of at most 64 characters, and a float above 0 and at most 1e15",
-        _NAME, number(math.nextafter(0.0, 1.0), 1e15),
-    ),
-]  # fmt: skip
 _PEERS = rows(
     f"peers: a name of at most 64, an address of at most {MAX_ADDRESS} and a key of at most "
     f"64 printable characters, and two integers from 0 to {MAX_RANGES}",
@@ -135,13 +121,6 @@ _PEERS = rows(
 Peers = Annotated[
     tuple[tuple[str, str, str, int, int], ...],
     Domain(lambda value: _PEERS.check(value) and all(r[3] <= r[4] for r in value), _PEERS.said),
-]
-_SLICES = listed(
-    whole(0, MOST_SLICES - 1).check, f"up to {MOST_AT_ONCE} integers from 0 to {MOST_SLICES - 1}"
-)
-Slices = Annotated[
-    tuple[int, ...],
-    Domain(lambda value: _SLICES.check(value) and len(value) <= MOST_AT_ONCE, _SLICES.said),
 ]
 
 _OWN = rows(
@@ -167,7 +146,7 @@ class Peer(NamedTuple):
     """The ranges of the vector that it reduces, [first, end)."""
 
 
-def _optional(default: Any) -> Any:
+def optional(default: Any) -> Any:
     """A field at the end of a message, left out while it and all behind it have defaults."""
     return field(default=default, metadata={"optional": True})
 
@@ -177,7 +156,7 @@ KINDS: "dict[bytes, type[Message]]" = {}
 
 
 @dataclass_transform(frozen_default=True)
-class _Kind:
+class Message:
     """A kind of message: what each class below begins with."""
 
     kind: ClassVar[bytes]
@@ -207,7 +186,7 @@ class _Kind:
         return f"{type(self).__name__}({said})"
 
 
-class Join(_Kind, kind=b"J"):
+class Join(Message, kind=b"J"):
     """member -> hub: asks to take part. Protocol, job and model are compared before a tensor is
     sent."""
 
@@ -222,13 +201,13 @@ class Join(_Kind, kind=b"J"):
     fixed_bytes: Annotated[int, whole(0, 4 * MAX_ELEMENTS)] = 0
     fixed: Name = ""
     steps: Count = 0
-    address: Address = _optional("")
-    behind: Count20 = _optional(0)
-    optimizer: Annotated[str, text(256)] = _optional("")
+    address: Address = optional("")
+    behind: Count20 = optional(0)
+    optimizer: Annotated[str, text(256)] = optional("")
     payload: "Buffer" = b""
 
 
-class Welcome(_Kind, kind=b"W"):
+class Welcome(Message, kind=b"W"):
     """hub -> member: the member takes part; the terms of the job."""
 
     name: Name
@@ -245,13 +224,13 @@ class Welcome(_Kind, kind=b"W"):
     threshold: Count20 = 0
     clip_range: Weight = 1.0
     status_ms: Annotated[int, whole(0, 3_600_000)] = 0
-    ranges: Annotated[int, whole(1, 1 << 20)] = _optional(1)
-    first: Count20 = _optional(0)
-    end: Count20 = _optional(1)
-    drawn: Flag = _optional(False)
+    ranges: Annotated[int, whole(1, 1 << 20)] = optional(1)
+    first: Count20 = optional(0)
+    end: Count20 = optional(1)
+    drawn: Flag = optional(False)
 
 
-class Refuse(_Kind, kind=b"N"):
+class Refuse(Message, kind=b"N"):
     """hub -> member: the member does not take part (any longer). `code` is one of CODES."""
 
     code: Annotated[str, text(32)]
@@ -291,7 +270,7 @@ CODES = {
 """Every reason for a refusal, with its meaning."""
 
 
-class Base(_Kind, kind=b"B"):
+class Base(Message, kind=b"B"):
     """Both ways, before `Start`: a part of the base, as float32."""
 
     part: Count32
@@ -299,7 +278,7 @@ class Base(_Kind, kind=b"B"):
     payload: "Buffer"
 
 
-class Fixed(_Kind, kind=b"F"):
+class Fixed(Message, kind=b"F"):
     """Both ways, behind the base: a part of the values of tensors that are not trained, as raw
     bytes. The hub passes them on unread."""
 
@@ -308,7 +287,7 @@ class Fixed(_Kind, kind=b"F"):
     payload: "Buffer"
 
 
-class Start(_Kind, kind=b"S"):
+class Start(Message, kind=b"S"):
     """hub -> member: train from the base that was sent, or from the member's own."""
 
     applied: Count
@@ -322,12 +301,12 @@ class Start(_Kind, kind=b"S"):
     steps: Count = 0
     t_ms: Ms = 0
     fixed: Name = ""
-    merged: Count = _optional(0)
-    complete: Count = _optional(0)
-    each: Counts = _optional(())
+    merged: Count = optional(0)
+    complete: Count = optional(0)
+    each: Counts = optional(())
 
 
-class Resume(_Kind, kind=b"A"):
+class Resume(Message, kind=b"A"):
     """member -> hub: asks to go on after the connection, or the hub, was lost. Answered like a
     Join, with what the member missed."""
 
@@ -344,12 +323,12 @@ class Resume(_Kind, kind=b"A"):
     lacks_base: Flag = False
     fixed: Name = ""
     steps: Count = 0
-    address: Address = _optional("")
-    map: Count = _optional(0)
-    skips: Count = _optional(0)
+    address: Address = optional("")
+    map: Count = optional(0)
+    skips: Count = optional(0)
 
 
-class Contribute(_Kind, kind=b"C"):
+class Contribute(Message, kind=b"C"):
     """member -> hub: one part of a contribution to a round."""
 
     round: Count
@@ -361,10 +340,10 @@ class Contribute(_Kind, kind=b"C"):
     wanted_delay: Count32
     payload: "Buffer"
     step_s: Annotated[float, number(1e-9, 1e9)] = 1.0
-    members: Count20 = _optional(0)
+    members: Count20 = optional(0)
 
 
-class Reply(_Kind, kind=b"R", most_bytes=MAX_LONG_HEADER_BYTES):
+class Reply(Message, kind=b"R", most_bytes=MAX_LONG_HEADER_BYTES):
     """hub -> member: one part of a round's merged contribution."""
 
     round: Count
@@ -376,8 +355,8 @@ class Reply(_Kind, kind=b"R", most_bytes=MAX_LONG_HEADER_BYTES):
     settled: Flag
     payload: "Buffer"
     local_steps: Count32 = 0
-    complete: Count = _optional(0)
-    merged: Counts = _optional(())
+    complete: Count = optional(0)
+    merged: Counts = optional(())
 
     def merged_of(self, name: str) -> int:
         """Out of step: below which number all contributions of this member are in this reply or in
@@ -385,22 +364,22 @@ class Reply(_Kind, kind=b"R", most_bytes=MAX_LONG_HEADER_BYTES):
         return self.complete if self.settled else dict(self.merged).get(name, 0)
 
 
-class Beat(_Kind, kind=b"H"):
+class Beat(Message, kind=b"H"):
     """Both ways: a sign of life."""
 
     epoch: Count32 = 0
     merged: Count = 0
     here: Count20 = 0
-    last: Count = _optional(0)
+    last: Count = optional(0)
 
 
-class Leave(_Kind, kind=b"L"):
+class Leave(Message, kind=b"L"):
     """member -> hub: the member stops; do not wait for it."""
 
     reason: Annotated[str, text(256)]
 
 
-class Telemetry(_Kind, kind=b"T"):
+class Telemetry(Message, kind=b"T"):
     """member -> hub: how the member is doing. Numbers that people look at; nothing depends on them,
     and none of them is a loss or a figure of the task (see Figure).
 
@@ -423,15 +402,15 @@ class Telemetry(_Kind, kind=b"T"):
     throttled: Annotated[int, whole(-1, 1)] = -1
     joules: Annotated[int, whole(-1, 1 << 50)] = -1
     versions: Annotated[str, text(40)] = ""
-    disk_mb: Annotated[int, whole(-1, 1 << 40)] = _optional(-1)
-    swap_mb: Annotated[int, whole(-1, 1 << 40)] = _optional(-1)
-    mhz: Count20 = _optional(0)
-    under_voltage: Annotated[int, whole(-1, 1)] = _optional(-1)
-    wifi_dbm: Annotated[int, whole(-200, 0)] = _optional(0)
-    unix_ms: Annotated[int, whole(0, 1 << 50)] = _optional(0)
+    disk_mb: Annotated[int, whole(-1, 1 << 40)] = optional(-1)
+    swap_mb: Annotated[int, whole(-1, 1 << 40)] = optional(-1)
+    mhz: Count20 = optional(0)
+    under_voltage: Annotated[int, whole(-1, 1)] = optional(-1)
+    wifi_dbm: Annotated[int, whole(-200, 0)] = optional(0)
+    unix_ms: Annotated[int, whole(0, 1 << 50)] = optional(0)
 
 
-class Figure(_Kind, kind=b"G", most_bytes=MAX_LONG_HEADER_BYTES):
+class Figure(Message, kind=b"G", most_bytes=MAX_LONG_HEADER_BYTES):
     """member -> hub: this member evaluates, and how good the model is; what it found on data of its
     own, as sums. For people. In a job with privacy or masks `metric` is empty and the rest 0."""
 
@@ -440,8 +419,8 @@ class Figure(_Kind, kind=b"G", most_bytes=MAX_LONG_HEADER_BYTES):
     lower: Flag = False
     step: Count = 0
     t_ms: Ms = 0
-    own_step: Count = _optional(0)
-    own: OwnFigures = _optional(())
+    own_step: Count = optional(0)
+    own: OwnFigures = optional(())
 
     @property
     def is_fleets(self) -> bool:
@@ -449,62 +428,12 @@ class Figure(_Kind, kind=b"G", most_bytes=MAX_LONG_HEADER_BYTES):
         return bool(self.metric) or not self.own
 
 
-class Evaluate(_Kind, kind=b"D"):
+class Evaluate(Message, kind=b"D"):
     """hub -> member: the member that evaluated is gone: evaluate in its place. Where the hub draws
     members of those that are there: evaluate in the round that this one is drawn for."""
 
 
-class Rekey(_Kind, kind=b"K"):
-    """hub -> member: asks for keys for a block of rounds, whose contributions will be masked."""
-
-    block: Count
-    first: Count
-    rounds: Annotated[int, whole(1, MAX_BLOCK_ROUNDS)]
-
-
-class Advertise(_Kind, kind=b"P"):
-    """member -> hub: the member's public keys for a block, for the others in it."""
-
-    block: Count
-    payload: "Buffer"
-
-
-class KeyList(_Kind, kind=b"O"):
-    """hub -> member: the public keys of all members in a block, in the order of their places."""
-
-    block: Count
-    place: Count16
-    members: Annotated[int, whole(1, 1 << 16)]
-    unit: Weight
-    payload: "Buffer"
-
-
-class Shares(_Kind, kind=b"X"):
-    """Both ways: shares of a block's secrets, encrypted from member to member. To the hub: the
-    sender's for all others. From the hub: all others' for the receiver."""
-
-    block: Count
-    payload: "Buffer"
-
-
-class Unmask(_Kind, kind=b"U"):
-    """hub -> member: the contributions of these places are in the sum. Asks for a share of the own
-    mask of each of them, and of the key of every other place."""
-
-    block: Count
-    round: Count
-    payload: "Buffer"
-
-
-class Reveal(_Kind, kind=b"V"):
-    """member -> hub: the shares that Unmask asked for."""
-
-    block: Count
-    round: Count
-    payload: "Buffer"
-
-
-class Map(_Kind, kind=b"M", most_bytes=MAX_LONG_HEADER_BYTES):
+class Map(Message, kind=b"M", most_bytes=MAX_LONG_HEADER_BYTES):
     """hub -> member: who takes part, where they can be reached, and who reduces which ranges."""
 
     number: Count
@@ -514,7 +443,7 @@ class Map(_Kind, kind=b"M", most_bytes=MAX_LONG_HEADER_BYTES):
     first: Border
     end: Border
     rows: Peers
-    round: Count = _optional(0)
+    round: Count = optional(0)
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -522,92 +451,7 @@ class Map(_Kind, kind=b"M", most_bytes=MAX_LONG_HEADER_BYTES):
         return tuple(Peer(*row) for row in self.rows)
 
 
-class Reached(_Kind, kind=b"Y", most_bytes=MAX_LONG_HEADER_BYTES):
-    """member -> hub: the answer to a `Map` that asks to try."""
-
-    number: Count
-    reached: Counts
-
-
-class Takeover(_Kind, kind=b"Q"):
-    """Both ways: the reducer of the ranges [first, end) is lost, and another member takes over."""
-
-    stage: Annotated[int, whole(0, 3)]
-    first: Border
-    end: Border
-    applied: Count = 0
-    hosts: Flag = False
-    address: Address = ""
-    payload: "Buffer" = b""
-
-
-class Hello(_Kind, kind=b"I"):
-    """Member -> member: the first message of a connection, and its answer."""
-
-    ticket: Checksum
-    name: Name
-    to: Name
-
-
-class Segment(_Kind, kind=b"E"):
-    """Member -> member: a part of a sum, or of the mean, in a ring, butterfly or tree."""
-
-    round: Count
-    attempt: Count32
-    number: Count32
-    adds: Flag
-    payload: "Buffer"
-
-
-class RunRound(_Kind, kind=b"q", most_bytes=MAX_LONG_HEADER_BYTES):
-    """hub -> member: average a round among yourselves, in a ring, butterfly or tree."""
-
-    round: Count
-    attempt: Count32
-    topology: Annotated[str, text(32)]
-    is_base: Flag
-    places: Weights
-
-
-class Ran(_Kind, kind=b"z"):
-    """member -> hub: what came of a `RunRound`."""
-
-    round: Count
-    attempt: Count32
-    checksum: Checksum
-    lost: Name
-    silent: Count32 = 0
-
-
-class Follow(_Kind, kind=b"f"):
-    """replica -> hub: send me what you journal; or, once it has taken over, that it has."""
-
-    protocol: Count16
-    agreed: Annotated[str, text(800)]
-    position: Count
-    epoch: Count32 = 0
-
-
-class Copy(_Kind, kind=b"c"):
-    """hub -> replica: a part of a record or snapshot of the hub's journal."""
-
-    position: CountFrom1
-    part: Count32
-    parts: Count32From1
-    begins: Flag
-    whole: Flag
-    header_bytes: Annotated[int, whole(0, 1 << 26)]
-    payload: "Buffer"
-
-
-class Stored(_Kind, kind=b"h"):
-    """replica -> hub: what it holds, written to its disk."""
-
-    position: Count
-    parts: Count
-
-
-class Standby(_Kind, kind=b"s"):
+class Standby(Message, kind=b"s"):
     """hub -> member, with its beats: where the hub's replica is, and how far it is."""
 
     address: Address
@@ -619,126 +463,17 @@ class Standby(_Kind, kind=b"s"):
     out: Flag
 
 
-class Offer(_Kind, kind=b"o"):
+class Offer(Message, kind=b"o"):
     """replica -> member: the hub is silent: may I take over from this position?"""
 
     position: CountFrom1
 
 
-class Agree(_Kind, kind=b"v"):
+class Agree(Message, kind=b"v"):
     """member -> hub or replica: yes, to Standby.asks or to an Offer, for this position only."""
 
     position: CountFrom1
     takes_over: Flag
-
-
-class Handover(_Kind, kind=b"m"):
-    """lead -> hub, and the answer: ranges move from one hub of a job to another."""
-
-    protocol: Count16
-    stage: Annotated[int, whole(0, 11)]
-    number: Count
-    round: Count = 0
-    first: Border = 0
-    end: Border = 0
-    part: Count32 = 0
-    parts: Count32From1 = 1
-    agreed: Annotated[str, text(800)] = ""
-    why: Annotated[str, text(200)] = ""
-    session: Checksum = 0
-    payload: "Buffer" = b""
-
-
-class Assign(_Kind, kind=b"w"):
-    """hub -> member: slices of a batch, to be computed on the base that the replies lead to."""
-
-    round: Count
-    of: Annotated[int, whole(1, MOST_SLICES)]
-    gradient: Flag
-    slices: Slices
-
-
-class Computed(_Kind, kind=b"a"):
-    """member -> hub: one part of what a slice came to. It is not kept for sending again."""
-
-    round: Count
-    slice: Annotated[int, whole(0, MOST_SLICES - 1)]
-    samples: CountFrom1
-    loss: Finite
-    part: Count32
-    parts: Count32From1
-    checksum: Checksum
-    payload: "Buffer"
-
-
-class Products(_Kind, kind=b"n"):
-    """Both ways, passed on unread between hubs of several: what a search decides by, of the ranges
-    [first, end) of the vector."""
-
-    round: Count
-    first: Border
-    end: Border
-    payload: "Buffer"
-
-
-class StageBegin(_Kind, kind=b"p"):
-    """hub -> member: you hold this stage of a pipeline; go on after `step` steps."""
-
-    generation: CountFrom1
-    """Goes up each time that all stages begin: messages of an earlier one no longer count."""
-    stage: Annotated[int, whole(0, MAX_STAGES - 1)]
-    stages: Annotated[int, whole(1, MAX_STAGES)]
-    step: Count
-    """Steps of the job that the stage's state is after."""
-    parts: Count32
-    """`StageState` that follow; 0: none, the stage begins as the job's seed has it."""
-
-
-class Activation(_Kind, kind=b"x"):
-    """Both ways: what a stage passes to the next one for a micro-batch, or the gradient of the loss
-    by that, to the one before. The hub passes it on unread."""
-
-    generation: CountFrom1
-    step: Count
-    """Steps of the job before this one."""
-    micro: Annotated[int, whole(0, MAX_MICROBATCHES - 1)]
-    """The micro-batch, from 0."""
-    backward: Flag
-    """It is a gradient."""
-    loss: Finite
-    """With a gradient: the micro-batch's part of the step's loss."""
-    payload: "Buffer"
-    """Bytes of a length known to both stages (docs/reference/wire.md)."""
-    squares: Annotated[float, number(0.0, MOST_FIGURE)] = _optional(0.0)
-    """Where gradients are clipped. With the last gradient of a step: the sum of the squares of all
-    gradients of the stages behind; with the first activation of the next: of all stages."""
-
-
-class StageState(_Kind, kind=b"k"):
-    """Both ways: one part of a stage's parameters and optimizer after `step` steps."""
-
-    generation: CountFrom1
-    step: CountFrom1
-    part: Count32
-    parts: Count32From1
-    payload: "Buffer"
-    """What they hold is the members' business: the hub keeps it unread."""
-
-
-Replicating = Follow | Copy | Stored | Standby | Offer | Agree
-"""Messages that occur only if the hub has a replica."""
-
-Masking = Rekey | Advertise | KeyList | Shares | Unmask | Reveal
-"""Messages that occur only if contributions are masked."""
-
-Piping = StageBegin | Activation | StageState
-"""Messages that occur only if the members are the stages of a pipeline."""
-
-Message = (
-    Join | Welcome | Refuse | Base | Fixed | Start | Resume | Contribute | Reply | Beat | Leave
-    | Telemetry | Figure | Evaluate | Masking | Map | Reached | Takeover | Hello | Segment
-    | RunRound | Ran | Replicating | Handover | Assign | Computed | Products | Piping
-)  # fmt: skip
 
 
 def pack(message: Message) -> "list[Buffer]":
@@ -752,7 +487,7 @@ def pack(message: Message) -> "list[Buffer]":
         values.pop()
     frames: list[Buffer] = [cls.kind, msgpack.packb(values)]
     if cls.carries:
-        frames.append(message.payload)  # type: ignore[union-attr]
+        frames.append(message.payload)  # type: ignore[attr-defined]
     return frames
 
 
@@ -760,8 +495,10 @@ def unpack(frames: "Sequence[Buffer]") -> Message:
     """The message in these frames; its payload is the caller's buffer. Raises BadMessage alone."""
     if len(frames) not in (2, 3):
         raise BadMessage(f"{len(frames)} frames: a message has 2 or 3")
-    cls = KINDS.get(bytes(frames[0][:2]))
-    if cls is None:
+    kind = bytes(frames[0][:2])
+    if kind not in KINDS:
+        import edgetrain.exchange.further_messages  # noqa: F401
+    if (cls := KINDS.get(kind)) is None:
         raise BadMessage(f"no message kind {bytes(frames[0][:8])!r}")
     if len(frames) != 2 + cls.carries:
         raise BadMessage(f"{cls.__name__} in {len(frames)} frames")

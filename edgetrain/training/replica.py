@@ -16,6 +16,7 @@ from pathlib import Path
 
 from edgetrain.errors import BadMessage, ConfigError, EdgetrainError
 from edgetrain.exchange.addresses import split_address, wait_to_listen
+from edgetrain.exchange.further_messages import Follow
 from edgetrain.exchange.hub.copies import PART_BYTES
 from edgetrain.exchange.hub.effects import Effect, Note, Save, Send, Write
 from edgetrain.exchange.hub.journal import Journal
@@ -24,7 +25,7 @@ from edgetrain.exchange.hub.records import Restarted
 from edgetrain.exchange.hub.replica import HUB, Replica
 from edgetrain.exchange.keys.credentials import credentials
 from edgetrain.exchange.keys.pairs import Credentials
-from edgetrain.exchange.messages import PROTOCOL, Follow, pack, unpack
+from edgetrain.exchange.messages import PROTOCOL, pack, unpack
 from edgetrain.exchange.transport import HubTransport, Reconnecting
 from edgetrain.exchange.zeromq.hub_socket import HubSocket
 from edgetrain.exchange.zeromq.member_socket import MemberSocket

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from chaos.schedule import Happening, Kind
-from edgetrain.exchange.messages import Assign, Computed
+from edgetrain.exchange.further_messages import Assign, Computed
 from edgetrain.exchange.transport import SILENCE_S
 
 NOTICED_S: dict[Kind, float] = {"kill": 0.0, "power": SILENCE_S}

@@ -33,11 +33,12 @@ from chaos.laws import Judged, Merging, Outcome, Witness
 from chaos.people import People
 from chaos.schedule import ORDERS, Happening, Kind
 from edgetrain.errors import EdgetrainError
+from edgetrain.exchange.further_messages import Follow
 from edgetrain.exchange.hub.effects import Save, Write
 from edgetrain.exchange.hub.records import Round
 from edgetrain.exchange.hub.terms import Policy
 from edgetrain.exchange.member.standby import StandbyEnd
-from edgetrain.exchange.messages import PROTOCOL, Contribute, Follow, unpack
+from edgetrain.exchange.messages import PROTOCOL, Contribute, unpack
 from edgetrain.exchange.transport import SILENCE_S
 from edgetrain.fleet.networks import Profile
 from edgetrain.jobs.resolved import Resolved

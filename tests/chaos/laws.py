@@ -27,9 +27,9 @@ from edgetrain.codecs import Codec
 from edgetrain.codecs.auto import OnRungs, rung_of
 from edgetrain.codecs.pieces import in_pieces
 from edgetrain.errors import BadPayload, ConfigError
+from edgetrain.exchange.further_messages import Computed
 from edgetrain.exchange.hub.deal import BatchMean, SliceSums
 from edgetrain.exchange.hub.records import Round
-from edgetrain.exchange.messages import Computed
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.strategies.lbfgs import Lbfgs, joined
 from edgetrain.strategies.merging.rule import SliceRule

@@ -34,12 +34,13 @@ from chaos.laws import Answers, Merging, Outcome, Witness
 from chaos.machines import FailingSimulation, damage_next_message, kill
 from chaos.schedule import Happening
 from edgetrain.errors import EdgetrainError
+from edgetrain.exchange.further_messages import Assign, Computed
 from edgetrain.exchange.hub.collective import BASE_GONE
 from edgetrain.exchange.hub.journal import Journal, JournalDisk, JournalSettings
 from edgetrain.exchange.hub.records import Record, Round
 from edgetrain.exchange.member.doubled import Doubled
 from edgetrain.exchange.member.driver import Flat
-from edgetrain.exchange.messages import Assign, Computed, Contribute, unpack
+from edgetrain.exchange.messages import Contribute, unpack
 from edgetrain.fleet.networks import Fault
 from edgetrain.fleet.networks.nodes import hub_node
 from edgetrain.jobs.building import hub_of

@@ -20,11 +20,11 @@ from chaos.laws import Ended, Merging, Witness, judge
 from chaos.schedule import Happening
 from edgetrain import codecs
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.further_messages import Assign
 from edgetrain.exchange.hub.deal import SliceSums
 from edgetrain.exchange.hub.journal import Journal
 from edgetrain.exchange.hub.records import CountedOnce, Round
 from edgetrain.exchange.hub.steering import Steering
-from edgetrain.exchange.messages import Assign
 from edgetrain.jobs import reading
 from edgetrain.jobs.plan import plan
 from edgetrain.jobs.resolved import look_up

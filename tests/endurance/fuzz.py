@@ -41,6 +41,7 @@ from edgetrain import codecs
 from edgetrain.codecs import Codec
 from edgetrain.errors import EdgetrainError
 from edgetrain.exchange.delay import AT_ONCE, Delay
+from edgetrain.exchange.further_messages import Advertise, Reveal, Shares
 from edgetrain.exchange.hub.effects import Evaluated, Note, Observed, Reported
 from edgetrain.exchange.hub.journal import Fsync, Journal, JournalSettings
 from edgetrain.exchange.hub.members import MemberRecord
@@ -55,7 +56,6 @@ from edgetrain.exchange.messages import (
     KINDS,
     MAX_HEADER_BYTES,
     PROTOCOL,
-    Advertise,
     Base,
     Beat,
     Contribute,
@@ -66,8 +66,6 @@ from edgetrain.exchange.messages import (
     Message,
     Refuse,
     Resume,
-    Reveal,
-    Shares,
     Telemetry,
     pack,
     unpack,

@@ -18,7 +18,19 @@ from codec_mutations import mutate
 from fakes.town import REPLICA, town
 
 from edgetrain.errors import BadMessage, EdgetrainError, Refused
-from edgetrain.exchange import messages
+from edgetrain.exchange import further_messages, messages
+from edgetrain.exchange.further_messages import (
+    Copy,
+    Follow,
+    Handover,
+    Hello,
+    Ran,
+    Reached,
+    RunRound,
+    Segment,
+    Stored,
+    Takeover,
+)
 from edgetrain.exchange.hub.lead import LeadPart
 from edgetrain.exchange.hub.shared import SharedPart
 from edgetrain.exchange.member.standby import Ballot
@@ -26,21 +38,11 @@ from edgetrain.exchange.messages import (
     PROTOCOL,
     Agree,
     Contribute,
-    Copy,
-    Follow,
-    Handover,
-    Hello,
     Join,
     Map,
     Offer,
-    Ran,
-    Reached,
     Reply,
-    RunRound,
-    Segment,
     Standby,
-    Stored,
-    Takeover,
     pack,
     unpack,
 )
@@ -73,7 +75,9 @@ def examples() -> dict[type, list[bytes]]:
     found = {}
     for vector in block.strip().split("\n\n"):
         spelled, *frames = vector.split("\n")
-        found[getattr(messages, spelled.partition("(")[0])] = [bytes.fromhex(f) for f in frames]
+        name = spelled.partition("(")[0]
+        kind = getattr(messages, name, None) or getattr(further_messages, name)
+        found[kind] = [bytes.fromhex(f) for f in frames]
     return found
 
 

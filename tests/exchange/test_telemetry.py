@@ -17,6 +17,7 @@ from loopback import Loopback
 from torch import nn
 
 from edgetrain import codecs, strategies
+from edgetrain.exchange.further_messages import Masking
 from edgetrain.exchange.hub.effects import Reported
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
@@ -24,7 +25,7 @@ from edgetrain.exchange.masks.aggregator import Aggregator
 from edgetrain.exchange.masks.terms import MaskTerms
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.member.telemetry import Readings, SlowReadings, Sums, Telemeter
-from edgetrain.exchange.messages import PROTOCOL, Base, Join, Masking, Telemetry, pack, unpack
+from edgetrain.exchange.messages import PROTOCOL, Base, Join, Telemetry, pack, unpack
 from edgetrain.exchange.seam import Request
 from edgetrain.exchange.transport import Traffic
 from edgetrain.jobs.job import Privacy

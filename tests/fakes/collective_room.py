@@ -8,10 +8,10 @@ import time
 import numpy as np
 
 from edgetrain.errors import Refused
+from edgetrain.exchange.further_messages import RunRound, Segment
 from edgetrain.exchange.hub.collective import CollectivePart
 from edgetrain.exchange.hub.effects import Send, Write
 from edgetrain.exchange.hub.records import Round
-from edgetrain.exchange.messages import RunRound, Segment
 from edgetrain.exchange.peers.dialled import Dialled
 from edgetrain.exchange.peers.listener import Listener
 from edgetrain.exchange.peers.peering import Peering

@@ -13,6 +13,7 @@ import typing
 from dataclasses import Field
 from pathlib import Path
 
+import edgetrain.exchange.further_messages  # noqa: F401
 from edgetrain.exchange.messages import CODES, KINDS
 from edgetrain.jobs.grid import text_of
 from edgetrain.jobs.job import Job

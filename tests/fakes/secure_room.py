@@ -8,11 +8,12 @@ from collections.abc import Collection
 
 import numpy as np
 
+from edgetrain.exchange.further_messages import Masking, Unmask
 from edgetrain.exchange.masks.aggregator import Aggregator, Outgoing, Sum
 from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.masker import Masker, parts
 from edgetrain.exchange.masks.terms import MaskTerms
-from edgetrain.exchange.messages import Masking, Unmask, pack, unpack
+from edgetrain.exchange.messages import pack, unpack
 from tests.fakes.patience import patience
 
 PATIENCE_S = patience(60.0)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from edgetrain.exchange.further_messages import Ran
 from edgetrain.exchange.hub.direct import DirectPart
 from edgetrain.exchange.hub.effects import Effect, Send, refusal
 from edgetrain.exchange.hub.members import MemberRecord
@@ -25,7 +26,7 @@ from edgetrain.exchange.hub.protocol import FindDue, GoOn, Hub, Records, Restore
 from edgetrain.exchange.hub.records import State
 from edgetrain.exchange.hub.rounds import FoundDue
 from edgetrain.exchange.hub.turns import Turns, in_places
-from edgetrain.exchange.messages import CLIENT, NO_WEIGHT, Beat, Join, Message, Ran, Resume
+from edgetrain.exchange.messages import CLIENT, NO_WEIGHT, Beat, Join, Message, Resume
 from edgetrain.exchange.peers.schedules import places_of
 from edgetrain.strategies.closing import ClosingRule, RoundView
 

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from edgetrain.exchange.further_messages import Copy, Stored
 from edgetrain.exchange.hub import records
 from edgetrain.exchange.hub.records import Record, State
-from edgetrain.exchange.messages import Copy, Stored
 
 PART_BYTES = 1 << 20
 """A record is sent in parts of at most this many bytes."""

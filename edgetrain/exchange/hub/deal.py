@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from edgetrain.exchange.further_messages import MOST_AT_ONCE
 from edgetrain.exchange.hub.contributions import BatchMean
-from edgetrain.exchange.messages import MOST_AT_ONCE
 from edgetrain.strategies.lbfgs import UNUSABLE
 from edgetrain.vectors.vector import Vector
 

@@ -35,6 +35,7 @@ from dataclasses import replace
 import numpy as np
 
 from edgetrain.errors import BadPayload
+from edgetrain.exchange.further_messages import Assign, Computed, Products
 from edgetrain.exchange.hub.contributions import NOT_FINITE, BatchMean, Contribution
 from edgetrain.exchange.hub.deal import Deal
 from edgetrain.exchange.hub.effects import Closed, Dealt, Effect, Note, Send, Write
@@ -43,18 +44,7 @@ from edgetrain.exchange.hub.open_rounds import OpenRound
 from edgetrain.exchange.hub.protocol import FindDue, GoOn, Hub, HubPart
 from edgetrain.exchange.hub.records import Round, Sent
 from edgetrain.exchange.hub.rounds import Due, FoundDue
-from edgetrain.exchange.messages import (
-    Assign,
-    Beat,
-    Computed,
-    Contribute,
-    Figure,
-    Join,
-    Message,
-    Products,
-    Resume,
-    Telemetry,
-)
+from edgetrain.exchange.messages import Beat, Contribute, Figure, Join, Message, Resume, Telemetry
 from edgetrain.strategies.lbfgs import Lbfgs, Numbers, joined
 from edgetrain.vectors.ranges import Stretch
 from edgetrain.vectors.vector import Buffer, Vector, all_finite

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.further_messages import Reached, Takeover
 from edgetrain.exchange.hub.effects import Effect, Note, Save, Send, Write, refusal
 from edgetrain.exchange.hub.evaluators import DONE
 from edgetrain.exchange.hub.members import MemberRecord
@@ -26,17 +27,7 @@ from edgetrain.exchange.hub.membership import turn_away
 from edgetrain.exchange.hub.places import LEAD, Assign, Places, Reach
 from edgetrain.exchange.hub.protocol import GoOn, Hub, HubPart, Records, Restore
 from edgetrain.exchange.hub.records import Charted, Record, State, pack_state
-from edgetrain.exchange.messages import (
-    CODES,
-    Join,
-    Leave,
-    Map,
-    Message,
-    Reached,
-    Resume,
-    Takeover,
-    Welcome,
-)
+from edgetrain.exchange.messages import CODES, Join, Leave, Map, Message, Resume, Welcome
 from edgetrain.vectors.ranges import Stretch
 
 if TYPE_CHECKING:

@@ -31,22 +31,13 @@ from dataclasses import replace
 from typing import Any
 
 from edgetrain.errors import BadMessage, EdgetrainError
+from edgetrain.exchange.further_messages import Handover
 from edgetrain.exchange.hub.effects import Effect, Note, Send, Write
 from edgetrain.exchange.hub.orders import Order
 from edgetrain.exchange.hub.protocol import GoOn, Records, Restore
 from edgetrain.exchange.hub.records import Sharing, State
 from edgetrain.exchange.hub.shared import SharedPart
-from edgetrain.exchange.messages import (
-    PROTOCOL,
-    Handover,
-    Join,
-    Map,
-    Message,
-    Refuse,
-    Resume,
-    pack,
-    unpack,
-)
+from edgetrain.exchange.messages import PROTOCOL, Join, Map, Message, Refuse, Resume, pack, unpack
 from edgetrain.exchange.transport import MemberTransport
 from edgetrain.vectors.ranges import Stretch
 

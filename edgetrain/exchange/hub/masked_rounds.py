@@ -14,14 +14,15 @@ masks. Pure: no socket, no clock; imports no cryptography.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from edgetrain.errors import BadMessage
+from edgetrain.exchange.further_messages import MAX_BLOCK_ROUNDS, Advertise, Masking, Reveal, Shares
 from edgetrain.exchange.hub.delay import AgreedDelay
 from edgetrain.exchange.hub.effects import Effect, refusal
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.open_rounds import OpenRounds, Seen, expected
-from edgetrain.exchange.messages import MAX_BLOCK_ROUNDS, Masking
+from edgetrain.exchange.messages import Message
 from edgetrain.strategies.closing import ClosingRule
 
 if TYPE_CHECKING:
@@ -106,6 +107,9 @@ class MaskedRounds:
         return (expected(self._members, round) & able) - set(entry.members if entry else ())
 
     # -- what happens -------------------------------------------------------------------------
+
+    def takes(self, message: Message) -> TypeGuard[Advertise | Shares | Reveal]:
+        return isinstance(message, Advertise | Shares | Reveal)
 
     def accept_message(self, name: str, message: Masking) -> tuple[str, str] | None:
         """A member's message about masks; returns what is wrong with it: (code, reason)."""

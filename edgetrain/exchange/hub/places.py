@@ -28,10 +28,11 @@ from typing import Literal
 
 import msgpack
 
+from edgetrain.exchange.further_messages import Reached
 from edgetrain.exchange.hub.effects import Effect, Note, Send
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.keys.pairs import spell
-from edgetrain.exchange.messages import CLIENT, Map, Peer, Reached
+from edgetrain.exchange.messages import CLIENT, Map, Peer
 from edgetrain.exchange.transport import owner_of
 
 TRY_S = 20.0

@@ -39,7 +39,6 @@ from edgetrain.exchange.hub.steering import Steering
 from edgetrain.exchange.hub.telemetry import observe_sign
 from edgetrain.exchange.hub.terms import Policy, Terms, check_same_job
 from edgetrain.exchange.messages import (
-    Advertise,
     Agree,
     Base,
     Beat,
@@ -50,8 +49,6 @@ from edgetrain.exchange.messages import (
     Leave,
     Message,
     Resume,
-    Reveal,
-    Shares,
     Telemetry,
 )
 from edgetrain.exchange.transport import owner_of
@@ -308,8 +305,8 @@ class Hub:
                 return observe_sign(member, message, self.policy.status_s, now)
             case Base() | Fixed():
                 problem, then = self.membership.accept_base(member, message), self.start_if_ready
-            case Advertise() | Shares() | Reveal() if self.rounds.masks is not None:
-                problem = self.rounds.masks.accept_message(member.name, message)
+            case _ if (masks := self.rounds.masks) is not None and masks.takes(message):
+                problem = masks.accept_message(member.name, message)
                 then = self.close_rounds
             case _:
                 name = type(message).__name__

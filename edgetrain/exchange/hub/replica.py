@@ -21,20 +21,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgetrain.errors import BadMessage, Refused
+from edgetrain.exchange.further_messages import Copy, Follow, Stored
 from edgetrain.exchange.hub import records
 from edgetrain.exchange.hub.effects import Effect, Note, Save, Send, Write
 from edgetrain.exchange.hub.records import Departed, Entered, Record, Restarted, Round, Seat, State
-from edgetrain.exchange.messages import (
-    PROTOCOL,
-    Agree,
-    Copy,
-    Follow,
-    Message,
-    Offer,
-    Refuse,
-    Resume,
-    Stored,
-)
+from edgetrain.exchange.messages import PROTOCOL, Agree, Message, Offer, Refuse, Resume
 from edgetrain.exchange.transport import owner_of
 from edgetrain.vectors.vector import Buffer
 

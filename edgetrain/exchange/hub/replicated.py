@@ -30,6 +30,7 @@ from dataclasses import replace
 from typing import Literal
 
 from edgetrain.errors import EdgetrainError
+from edgetrain.exchange.further_messages import Follow, Stored
 from edgetrain.exchange.hub.copies import CopyStream, Voter
 from edgetrain.exchange.hub.effects import (
     Effect,
@@ -51,12 +52,10 @@ from edgetrain.exchange.messages import (
     PROTOCOL,
     Agree,
     Beat,
-    Follow,
     Join,
     Message,
     Resume,
     Standby,
-    Stored,
 )
 from edgetrain.exchange.transport import owner_of
 

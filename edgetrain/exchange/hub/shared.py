@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from edgetrain.errors import BadMessage, ConfigError, EdgetrainError
+from edgetrain.exchange.further_messages import Handover
 from edgetrain.exchange.hub.cutting import (
     cut,
     from_elsewhere,
@@ -46,7 +47,7 @@ from edgetrain.exchange.hub.records import (
     unpack_state,
 )
 from edgetrain.exchange.hub.rounds import FoundDue
-from edgetrain.exchange.messages import CODES, PROTOCOL, Handover, Join, Message, Resume
+from edgetrain.exchange.messages import CODES, PROTOCOL, Join, Message, Resume
 from edgetrain.vectors.parts import BASE_PART_ELEMENTS
 from edgetrain.vectors.ranges import WHOLE, Stretch
 

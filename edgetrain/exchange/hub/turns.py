@@ -35,10 +35,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edgetrain.exchange.further_messages import Ran, RunRound
 from edgetrain.exchange.hub.effects import Effect, Note, Send
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.places import Reach
-from edgetrain.exchange.messages import Ran, RunRound
 from edgetrain.exchange.peers.schedules import places_of
 
 if TYPE_CHECKING:

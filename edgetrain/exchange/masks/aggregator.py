@@ -28,6 +28,15 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from edgetrain.errors import BadMessage, BadPayload
+from edgetrain.exchange.further_messages import (
+    Advertise,
+    KeyList,
+    Masking,
+    Rekey,
+    Reveal,
+    Shares,
+    Unmask,
+)
 from edgetrain.exchange.keys.pairs import KEY_BYTES
 from edgetrain.exchange.masks import primitives
 from edgetrain.exchange.masks.fixed_point import FixedPoint, Words
@@ -45,7 +54,6 @@ from edgetrain.exchange.masks.payloads import (
     write_table,
 )
 from edgetrain.exchange.masks.terms import MaskTerms
-from edgetrain.exchange.messages import Advertise, KeyList, Masking, Rekey, Reveal, Shares, Unmask
 from edgetrain.vectors.vector import Buffer, Vector
 
 Outgoing: TypeAlias = list[tuple[str, Masking]]

@@ -32,7 +32,6 @@ from edgetrain.exchange.messages import (
     Fixed,
     Leave,
     Map,
-    Masking,
     Message,
     Refuse,
     Reply,
@@ -51,6 +50,7 @@ from edgetrain.vectors.vector import Buffer, Layout, Vector
 
 if TYPE_CHECKING:
     from edgetrain.codecs.lowrank import PowerSGD
+    from edgetrain.exchange.further_messages import Masking
 
 log = logging.getLogger("edgetrain")
 

@@ -15,7 +15,7 @@ import numpy as np
 from edgetrain import codecs
 from edgetrain.codecs import Codec, Feedback
 from edgetrain.errors import ConfigError, Refused, require
-from edgetrain.exchange.messages import Contribute, Masking, Reply, Welcome
+from edgetrain.exchange.messages import Contribute, Reply, Welcome
 from edgetrain.exchange.seam import Request
 from edgetrain.vectors.pool import VectorPool
 from edgetrain.vectors.ranges import Ranges
@@ -23,6 +23,7 @@ from edgetrain.vectors.vector import Buffer, Vector
 
 if TYPE_CHECKING:
     from edgetrain.codecs.lowrank import PowerSGD
+    from edgetrain.exchange.further_messages import Masking
     from edgetrain.exchange.masks.masker import Masker
 
 log = logging.getLogger("edgetrain")

@@ -56,22 +56,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Literal, NoReturn, cast
 
 from edgetrain.errors import BadMessage, Diverged, HubUnreachable, Refused
 from edgetrain.exchange.messages import (
     PROTOCOL,
-    Assign,
     Base,
     Beat,
     Evaluate,
     Fixed,
     Join,
     Map,
-    Masking,
     Message,
     Refuse,
-    Rekey,
     Reply,
     Resume,
     Start,
@@ -80,6 +77,9 @@ from edgetrain.exchange.messages import (
 from edgetrain.exchange.seam import Past, Request
 from edgetrain.exchange.transport import MemberTransport, Reconnecting
 from edgetrain.vectors.vector import Buffer
+
+if TYPE_CHECKING:
+    from edgetrain.exchange.further_messages import Masking
 
 SILENT_BEATS = 20
 """Missed beats after which a silent hub counts as lost (at least 20 s), over a transport that
@@ -247,8 +247,8 @@ class Session:
                 self.next_round = self.given = message.round
                 self.resend = message.resend
                 return message
-            case Reply() | Rekey() | Assign() if self._past is not None or self._questions > 1:
-                return None  # the hub's `Start` was lost: it takes the member to be in training
+            case Message(kind=b"R" | b"K" | b"w") if self._past is not None or self._questions > 1:
+                return None  # Reply, Rekey, Assign: a `Start` was lost, the hub goes on
             case Beat() if self.state == "joining" or message.epoch == self.epoch:
                 return None
             case Evaluate() | Map():
@@ -289,8 +289,11 @@ class Session:
                 return self._accept_answer(message)
             case Welcome() | Base() | Fixed() | Start() if self._questions > 1:
                 return None
-        if self.is_masked and isinstance(message, Masking):
-            return message
+        if self.is_masked:
+            from edgetrain.exchange.further_messages import Masking
+
+            if isinstance(message, Masking):
+                return message
         raise BadMessage(f"the hub sent {type(message).__name__} during training")
 
     def _accept_answer(self, message: Welcome | Base | Fixed | Start) -> Welcome | Back | None:

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from edgetrain.exchange.further_messages import Assign, Computed, Products
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.member.ranges import PAUSE_S, RangedExchange
-from edgetrain.exchange.messages import MOST_FIGURE, Assign, Computed, Message, Products
+from edgetrain.exchange.messages import MOST_FIGURE, Message
 from edgetrain.exchange.seam import CatchUp, RoundReply
 from edgetrain.vectors.vector import Buffer, Vector, all_finite
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from edgetrain.errors import BadMessage, NetworkError, Refused
-from edgetrain.exchange.messages import Refuse, Segment, pack, unpack
+from edgetrain.exchange.further_messages import Segment
+from edgetrain.exchange.messages import Refuse, pack, unpack
 from edgetrain.exchange.peers.dialled import Clock, Dial, Dialled
 from edgetrain.exchange.peers.listener import Listener
 from edgetrain.exchange.peers.neighbours import Neighbours

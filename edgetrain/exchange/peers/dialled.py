@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from edgetrain.errors import NetworkError, Refused
+from edgetrain.exchange.further_messages import Hello
 from edgetrain.exchange.keys.pairs import Credentials, Pair, decode_base64url
-from edgetrain.exchange.messages import Beat, Hello, Join, Peer, Refuse, Resume, pack, unpack
+from edgetrain.exchange.messages import Beat, Join, Peer, Refuse, Resume, pack, unpack
 from edgetrain.exchange.peers.neighbours import Neighbours
 from edgetrain.exchange.peers.wrapped import WrappedEnd
 from edgetrain.exchange.transport import MemberTransport

@@ -22,13 +22,14 @@ import logging
 from collections.abc import Callable
 
 from edgetrain.errors import BadMessage, EdgetrainError, Refused
+from edgetrain.exchange.further_messages import Takeover
 from edgetrain.exchange.hub.evaluators import DONE
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import State, unpack_state
 from edgetrain.exchange.hub.reducer import take_over
 from edgetrain.exchange.member.link import Link
 from edgetrain.exchange.member.ranges import RangedExchange
-from edgetrain.exchange.messages import Peer, Takeover
+from edgetrain.exchange.messages import Peer
 from edgetrain.exchange.peers.dialled import Dialled
 from edgetrain.exchange.peers.listener import Listener
 from edgetrain.exchange.peers.neighbours import Neighbours

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from edgetrain.errors import BadMessage
+from edgetrain.exchange.further_messages import Hello
 from edgetrain.exchange.keys.pairs import Pair, Public, short, spell
 from edgetrain.exchange.limits import CONNECTIONS_REMEMBERED, Refusals
-from edgetrain.exchange.messages import Hello, Join, Leave, Refuse, Resume, pack, unpack
+from edgetrain.exchange.messages import Join, Leave, Refuse, Resume, pack, unpack
 from edgetrain.exchange.peers.neighbours import Neighbours
 from edgetrain.exchange.transport import HubTransport, MemberTransport, Traffic, owner_of
 from edgetrain.exchange.zeromq.hub_socket import HubSocket

@@ -8,8 +8,9 @@ from functools import cached_property
 
 from edgetrain.errors import BadMessage, NetworkError
 from edgetrain.exchange.addresses import split_address
+from edgetrain.exchange.further_messages import Hello
 from edgetrain.exchange.keys.pairs import KEY_BYTES, Public, decode_base64url
-from edgetrain.exchange.messages import Hello, Map, Peer
+from edgetrain.exchange.messages import Map, Peer
 
 
 @dataclass(frozen=True)

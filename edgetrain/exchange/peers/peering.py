@@ -13,11 +13,12 @@ from collections.abc import Callable
 from functools import partial
 
 from edgetrain.errors import EdgetrainError
+from edgetrain.exchange.further_messages import Reached, Takeover
 from edgetrain.exchange.hub.effects import Note, Observed
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.serve import Observer, serve
 from edgetrain.exchange.keys.pairs import Pair
-from edgetrain.exchange.messages import Map, Peer, Reached, Refuse, Takeover, pack, unpack
+from edgetrain.exchange.messages import Map, Peer, Refuse, pack, unpack
 from edgetrain.exchange.peers.beside import THREADS, Beside
 from edgetrain.exchange.peers.dialled import Clock, Dial, Dialled, dialling, try_all
 from edgetrain.exchange.peers.listener import Listener

@@ -16,8 +16,9 @@ from dataclasses import replace
 import numpy as np
 
 from edgetrain.errors import BadMessage, Diverged, Refused
+from edgetrain.exchange.further_messages import Ran, RunRound
 from edgetrain.exchange.member.link import OUTAGE_S, PATIENCE_S, Link
-from edgetrain.exchange.messages import NO_WEIGHT, Ran, RunRound, pack, unpack
+from edgetrain.exchange.messages import NO_WEIGHT, pack, unpack
 from edgetrain.exchange.peers.beside import THREADS, Beside
 from edgetrain.exchange.peers.circle import Circle, PeerLost, Turn
 from edgetrain.exchange.peers.dialled import Clock

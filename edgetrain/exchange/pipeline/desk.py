@@ -28,14 +28,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from edgetrain.errors import BadMessage, Refused
-from edgetrain.exchange.messages import (
-    Activation,
-    Figure,
-    Message,
-    Refuse,
-    StageBegin,
-    StageState,
-)
+from edgetrain.exchange.further_messages import Activation, StageBegin, StageState
+from edgetrain.exchange.messages import Figure, Message, Refuse
 from edgetrain.vectors.vector import Buffer
 
 PART_BYTES = 1 << 18

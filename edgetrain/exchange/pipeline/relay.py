@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from edgetrain.errors import ConfigError, did_you_mean
+from edgetrain.exchange.further_messages import MAX_MICROBATCHES, Activation, StageBegin, StageState
 from edgetrain.exchange.hub.effects import (
     Answered,
     Closed,
@@ -50,16 +51,12 @@ from edgetrain.exchange.hub.steering import COURSES, NEWS
 from edgetrain.exchange.messages import (
     CODES,
     MAX_ELEMENTS,
-    MAX_MICROBATCHES,
     PROTOCOL,
-    Activation,
     Beat,
     Figure,
     Join,
     Leave,
     Message,
-    StageBegin,
-    StageState,
     Telemetry,
 )
 from edgetrain.exchange.pipeline.desk import PART_BYTES, cut_state

@@ -12,24 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain import codecs, strategies
+from edgetrain.exchange.further_messages import Assign, Computed
 from edgetrain.exchange.hub.deal import Deal, SliceSums
 from edgetrain.exchange.hub.dealing import DealingPart
 from edgetrain.exchange.hub.effects import Save, Write
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import pack_state, unpack_state
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.messages import (
-    Assign,
-    Base,
-    Beat,
-    Computed,
-    Contribute,
-    Leave,
-    Refuse,
-    Reply,
-    Resume,
-    Start,
-)
+from edgetrain.exchange.messages import Base, Beat, Contribute, Leave, Refuse, Reply, Resume, Start
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.vector import checksum
 

@@ -9,13 +9,14 @@ import pytest
 from fakes.hub_desk import Desk, raw, refusal
 
 from edgetrain import codecs, strategies
+from edgetrain.exchange.further_messages import Assign, Computed, Products
 from edgetrain.exchange.hub.deal import SliceSums
 from edgetrain.exchange.hub.dealing import DealingPart
 from edgetrain.exchange.hub.effects import Save, Write
 from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Round, Sent, pack_state, unpack_state
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.messages import PROTOCOL, Assign, Base, Computed, Products, Reply, Resume
+from edgetrain.exchange.messages import PROTOCOL, Base, Reply, Resume
 from edgetrain.strategies.lbfgs import joined
 from edgetrain.strategies.merging.rule import Mean
 from edgetrain.vectors.ranges import shared

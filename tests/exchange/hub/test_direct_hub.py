@@ -9,6 +9,7 @@ import pytest
 from hub_desk import Desk, lost, refusal, the
 
 from edgetrain import codecs
+from edgetrain.exchange.further_messages import Reached, Takeover
 from edgetrain.exchange.hub.direct import DirectPart, share_out
 from edgetrain.exchange.hub.effects import Save, Write
 from edgetrain.exchange.hub.protocol import Hub
@@ -20,9 +21,7 @@ from edgetrain.exchange.messages import (
     Contribute,
     Leave,
     Map,
-    Reached,
     Resume,
-    Takeover,
     Welcome,
 )
 from edgetrain.strategies.merging.rule import Mean

@@ -7,13 +7,13 @@ import pytest
 
 from edgetrain import codecs
 from edgetrain.errors import BadMessage
+from edgetrain.exchange.further_messages import Advertise
 from edgetrain.exchange.hub.effects import Note, Replay, Send
 from edgetrain.exchange.hub.protocol import MOST_GAPS, Hub
 from edgetrain.exchange.hub.terms import Policy, Terms
 from edgetrain.exchange.limits import MOST_UNREQUITED, Unrequited
 from edgetrain.exchange.messages import (
     PROTOCOL,
-    Advertise,
     Base,
     Beat,
     Contribute,

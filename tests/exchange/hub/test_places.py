@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgetrain.exchange.further_messages import Reached
 from edgetrain.exchange.hub.places import LEAD, TRY_S, Reach
 from edgetrain.exchange.keys.pairs import spell
-from edgetrain.exchange.messages import CLIENT, Base, Join, Leave, Map, Reached, Resume, Start
+from edgetrain.exchange.messages import CLIENT, Base, Join, Leave, Map, Resume, Start
 from edgetrain.exchange.transport import owned
 from tests.fakes.hub_desk import ELEMENTS, ZEROS, Desk, raw, refusal, the
 

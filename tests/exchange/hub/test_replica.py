@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgetrain.errors import BadMessage, EdgetrainError
+from edgetrain.exchange.further_messages import Copy, Follow
 from edgetrain.exchange.hub.replica import Replica
-from edgetrain.exchange.messages import PROTOCOL, Agree, Copy, Follow, Resume
+from edgetrain.exchange.messages import PROTOCOL, Agree, Resume
 
 JOBS = [
     (strategy, codec)

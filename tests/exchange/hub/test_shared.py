@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edgetrain import codecs, strategies
 from edgetrain.errors import ConfigError
+from edgetrain.exchange.further_messages import Handover
 from edgetrain.exchange.hub import records
 from edgetrain.exchange.hub.cutting import cut, joined, why_not_joined
 from edgetrain.exchange.hub.effects import Send, Write
@@ -20,7 +21,7 @@ from edgetrain.exchange.hub.protocol import Hub
 from edgetrain.exchange.hub.records import Seat, Sharing, State
 from edgetrain.exchange.hub.shared import SharedPart
 from edgetrain.exchange.hub.terms import Policy, Terms
-from edgetrain.exchange.messages import PROTOCOL, Beat, Handover, Join, Leave, Refuse
+from edgetrain.exchange.messages import PROTOCOL, Beat, Join, Leave, Refuse
 from edgetrain.vectors.ranges import Ranges, Stretch
 
 RANGES, ELEMENTS = 4, 4 * 256 + 30

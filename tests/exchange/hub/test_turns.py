@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgetrain.exchange.further_messages import Ran, RunRound
 from edgetrain.exchange.hub.members import MemberRecord, Members
 from edgetrain.exchange.hub.places import Reach
 from edgetrain.exchange.hub.turns import MOST_DIFFERENT, Turns
-from edgetrain.exchange.messages import Ran, RunRound
 
 NAMES = ("a", "b", "c")
 ALL = dict.fromkeys(NAMES, 1.0)

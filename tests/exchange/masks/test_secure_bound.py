@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from secure_room import Room, over_the_wire, vector
 
+from edgetrain.exchange.further_messages import Unmask
 from edgetrain.exchange.masks import primitives
 from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.masker import pair_key
 from edgetrain.exchange.masks.payloads import read_table, round_context, write_places
 from edgetrain.exchange.masks.terms import colluders, default_threshold
-from edgetrain.exchange.messages import Unmask
 
 SEED = 16
 VICTIM = 0

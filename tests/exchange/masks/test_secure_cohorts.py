@@ -9,10 +9,10 @@ import pytest
 from drawn_fleet import DrawnFleet
 from fleet import Disk
 
+from edgetrain.exchange.further_messages import Masking
 from edgetrain.exchange.hub.drawing import CohortPart
 from edgetrain.exchange.hub.effects import Send
 from edgetrain.exchange.masks.terms import MaskTerms
-from edgetrain.exchange.messages import Masking
 from edgetrain.strategies.cohort import Cohort
 
 TERMS = MaskTerms(4, 3, 8.0)

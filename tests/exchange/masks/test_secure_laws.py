@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from secure_room import PATIENCE_S, Room, vector
 
 from edgetrain.errors import BadMessage, ConfigError, Diverged, EdgetrainError
+from edgetrain.exchange.further_messages import KeyList, Rekey, Reveal, Shares, Unmask
 from edgetrain.exchange.masks import primitives
 from edgetrain.exchange.masks.fixed_point import LARGEST, FixedPoint
 from edgetrain.exchange.masks.masker import Masker, pair_key
@@ -20,7 +21,6 @@ from edgetrain.exchange.masks.payloads import (
     write_table,
 )
 from edgetrain.exchange.masks.terms import MaskTerms, default_threshold, why_not
-from edgetrain.exchange.messages import KeyList, Rekey, Reveal, Shares, Unmask
 
 PHASES = ("advertise", "share", "contribute", "unmask")
 

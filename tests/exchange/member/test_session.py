@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.errors import BadMessage, Diverged, HubUnreachable, Refused
+from edgetrain.exchange.further_messages import Assign, Rekey
 from edgetrain.exchange.member.session import Ask, Back, Session, Silence
 from edgetrain.exchange.messages import (
-    Assign,
     Base,
     Beat,
     Contribute,
     Fixed,
     Join,
     Refuse,
-    Rekey,
     Reply,
     Resume,
     Start,

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from patience import patience
 
+from edgetrain.exchange.further_messages import Segment
 from edgetrain.exchange.keys.pairs import spell
-from edgetrain.exchange.messages import Map, Peer, Segment, pack
+from edgetrain.exchange.messages import Map, Peer, pack
 from edgetrain.exchange.peers.circle import Circle, PeerLost, Turn
 from edgetrain.exchange.peers.dialled import dialling
 from edgetrain.exchange.peers.listener import listen

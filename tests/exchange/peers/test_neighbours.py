@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain.errors import BadMessage
+from edgetrain.exchange.further_messages import Hello
 from edgetrain.exchange.keys.pairs import spell
-from edgetrain.exchange.messages import Hello, Map, Peer
+from edgetrain.exchange.messages import Map, Peer
 from edgetrain.exchange.peers.neighbours import Neighbours
 from edgetrain.vectors.ranges import shared
 

@@ -12,6 +12,7 @@ from patience import patience
 
 from edgetrain import codecs, strategies
 from edgetrain.errors import Refused
+from edgetrain.exchange.further_messages import Hello
 from edgetrain.exchange.hub.direct import MappedPart
 from edgetrain.exchange.hub.places import LEAD
 from edgetrain.exchange.hub.protocol import Hub
@@ -21,17 +22,7 @@ from edgetrain.exchange.keys.gate import Gate
 from edgetrain.exchange.keys.keyring import Keyring
 from edgetrain.exchange.keys.pairs import Credentials, spell
 from edgetrain.exchange.member.link import Link
-from edgetrain.exchange.messages import (
-    CLIENT,
-    PROTOCOL,
-    Beat,
-    Hello,
-    Join,
-    Map,
-    Peer,
-    pack,
-    unpack,
-)
+from edgetrain.exchange.messages import CLIENT, PROTOCOL, Beat, Join, Map, Peer, pack, unpack
 from edgetrain.exchange.peers.dialled import Dialled, dialling, try_all
 from edgetrain.exchange.peers.listener import Listener, listen
 from edgetrain.exchange.peers.neighbours import Neighbours

@@ -11,18 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgetrain.errors import BadMessage, ConfigError, Refused
+from edgetrain.exchange.further_messages import Activation, StageBegin, StageState
 from edgetrain.exchange.hub.effects import Answered, Note, Send
 from edgetrain.exchange.hub.orders import Order
-from edgetrain.exchange.messages import (
-    Activation,
-    Beat,
-    Contribute,
-    Figure,
-    Leave,
-    Refuse,
-    StageBegin,
-    StageState,
-)
+from edgetrain.exchange.messages import Beat, Contribute, Figure, Leave, Refuse
 from edgetrain.exchange.pipeline.desk import StageDesk, window_of
 from edgetrain.exchange.pipeline.relay import Relay, RelayTerms
 from edgetrain.exchange.transport import owned
