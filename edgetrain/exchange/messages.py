@@ -10,6 +10,7 @@ a plain star does not use are in `further_messages`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from operator import ge, le
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, dataclass_transform
 
@@ -497,7 +498,7 @@ def unpack(frames: "Sequence[Buffer]") -> Message:
         raise BadMessage(f"{len(frames)} frames: a message has 2 or 3")
     kind = bytes(frames[0][:2])
     if kind not in KINDS:
-        import edgetrain.exchange.further_messages  # noqa: F401
+        import_module("edgetrain.exchange.further_messages")  # which begins with this module
     if (cls := KINDS.get(kind)) is None:
         raise BadMessage(f"no message kind {bytes(frames[0][:8])!r}")
     if len(frames) != 2 + cls.carries:

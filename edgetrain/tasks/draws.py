@@ -8,11 +8,12 @@ A generator that a task makes for itself is left alone.
 
 from __future__ import annotations
 
+import hashlib
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,10 +21,25 @@ from torch import nn
 
 from edgetrain.errors import TaskError
 from edgetrain.tasks.protocol import Task, modes_kept
-from edgetrain.vectors.noise import seeded
+
+if TYPE_CHECKING:
+    from edgetrain.vectors.noise import Source
 
 DRAWING = threading.RLock()
 """Held while the generators are in use, where several threads use them."""
+
+
+def seeded(*words: int | str) -> Source:
+    """A stream of bytes derived from `words` (SHAKE-256), for tests and simulations."""
+    key = hashlib.sha256(repr(words).encode()).digest()
+    turn = 0
+
+    def more(count: int) -> bytes:
+        nonlocal turn
+        turn += 1
+        return hashlib.shake_256(key + turn.to_bytes(8, "little")).digest(count)
+
+    return more
 
 
 def seed_generators(seed: int) -> None:

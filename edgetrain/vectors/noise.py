@@ -5,7 +5,6 @@ Pure except for the source of random bits, which is an argument. No torch, no ac
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Callable
@@ -31,19 +30,6 @@ roundings together must not lengthen the vector beyond the limit."""
 
 system: Source = os.urandom
 """The operating system's cryptographic generator, for real members and hubs."""
-
-
-def seeded(*words: int | str) -> Source:
-    """A stream of bytes derived from `words` (SHAKE-256), for tests and simulations."""
-    key = hashlib.sha256(repr(words).encode()).digest()
-    turn = 0
-
-    def more(count: int) -> bytes:
-        nonlocal turn
-        turn += 1
-        return hashlib.shake_256(key + turn.to_bytes(8, "little")).digest(count)
-
-    return more
 
 
 def normal(count: int, source: Source) -> Doubles:

@@ -31,10 +31,11 @@ from edgetrain.jobs.rules import resolve
 from edgetrain.strategies import merging
 from edgetrain.strategies.merging.private import PrivateMean
 from edgetrain.strategies.merging.rule import Mean
+from edgetrain.tasks.draws import seeded
 from edgetrain.tasks.flat import FlatModel
 from edgetrain.tasks.private_work import shares
 from edgetrain.training.member.member import Member, release_of
-from edgetrain.vectors.noise import Gaussian, chosen, length, normal, seeded, share, system
+from edgetrain.vectors.noise import Gaussian, chosen, length, normal, share, system
 
 ANY = arrays(
     np.float32,

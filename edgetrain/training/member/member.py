@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -43,13 +44,13 @@ from edgetrain.training.member.optimizers import each_of, parameters_of, plain_o
 from edgetrain.training.member.readings import readings_of, versions
 from edgetrain.training.stopping import GRACE_S, Stop
 from edgetrain.vectors import layout as layouts
-from edgetrain.vectors.noise import Gaussian, Source, system
 from edgetrain.vectors.vector import Vector, checksum, flushes_tiny
 
 if TYPE_CHECKING:
     from edgetrain.exchange.member.checkpoint import Saved
     from edgetrain.training.member.keeping import Keeping
     from edgetrain.training.member.recording import Recording
+    from edgetrain.vectors.noise import Source
 
 log = logging.getLogger("edgetrain")
 
@@ -492,7 +493,7 @@ def _has(optimizer: Stepper, kind: type[torch.optim.Optimizer]) -> bool:
     return any(isinstance(each, kind) for each in each_of(optimizer))
 
 
-def release_of(table: Privacy | None, source: Source = system) -> Release | None:
+def release_of(table: Privacy | None, source: Source = os.urandom) -> Release | None:
     """What a member does to contributions under [privacy], if anything. ConfigError."""
     if table is None or table.unit != "member" or table.where != "member":
         return None
@@ -501,6 +502,8 @@ def release_of(table: Privacy | None, source: Source = system) -> Release | None
             f"privacy.epsilon = {table.epsilon:g}: the noise depends on the number of rounds",
             "`edgetrain privacy --epsilon … --rounds …` says which it is",
         )
+    from edgetrain.vectors.noise import Gaussian
+
     mechanism = Gaussian(table.clip, table.noise)
     return lambda vector, out: mechanism.released(vector, source, out)
 

@@ -7,6 +7,7 @@ a slower device), evaluation and metrics. It knows nothing of how its process wa
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,13 +52,13 @@ from edgetrain.training.member.pacing import HeatCap, Pace
 from edgetrain.training.member.readings import readings_of
 from edgetrain.training.member.service import Service
 from edgetrain.training.stopping import Stop
-from edgetrain.vectors.noise import Source, system
 
 if TYPE_CHECKING:
     from edgetrain.exchange.member.ranges import RangedExchange
     from edgetrain.runs.metrics.log import MetricsLog
     from edgetrain.tasks.own_data import FigureSums
     from edgetrain.training.member.keeping import Keeping
+    from edgetrain.vectors.noise import Source
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def train(
     clock: Callable[[], float] = time.monotonic,
     credentials: Credentials | Sequence[Credentials | None] | None = None,
     checkpoint: Path | None = None,
-    source: Source = system,
+    source: Source = os.urandom,
     stop: Stop | None = None,
     keeps_model: bool = False,
     metrics_bytes: int = 0,

@@ -14,11 +14,11 @@ from edgetrain.jobs.job import Job
 from edgetrain.jobs.lookup import buffers_of, tuning_of, work_of
 from edgetrain.jobs.resolved import Resolved
 from edgetrain.tasks import Task
-from edgetrain.tasks.draws import model_of
+from edgetrain.tasks.draws import model_of, seeded
 from edgetrain.tasks.flat import FlatModel, with_parameters
 from edgetrain.tasks.work import Local, OwnDraws, begin_at, optimizer_for, tune
 from edgetrain.training.simulated.batched import Rows, convolves, why_not_batched
-from edgetrain.vectors.noise import Source, seeded
+from edgetrain.vectors.noise import Source
 from edgetrain.vectors.vector import Vector
 
 BATCHED_FROM = 32

@@ -35,7 +35,7 @@ def wire_bytes(frames: Frames) -> int:
 
 
 @dataclass
-class Message:
+class Queued:
     """A message to be sent, of which `left` bytes have not been put on the way yet."""
 
     frames: Frames
@@ -155,7 +155,7 @@ class Stream:
         """No window ever is the limit: a message is there in the instant in which it is sent."""
         rtt = path.mean_delay + back.mean_delay
         self.window = Window(congestion, rtt, SEND_LIMIT_BYTES, path.restarts, path.first_window)
-        self._backlog: deque[Message] = deque()
+        self._backlog: deque[Queued] = deque()
         self._acks: deque[tuple[int, int, int, int]] = deque()
         self._last = 0
         self._opens = 0
@@ -172,7 +172,7 @@ class Stream:
             self.sent_bytes += size
             self._world.at(self._world.now, lambda: self._arrive(frames, size))
             return
-        self._backlog.append(Message(frames, size))
+        self._backlog.append(Queued(frames, size))
         if not self._waits:
             self._pump()
 

@@ -23,7 +23,8 @@ from edgetrain.jobs.reading import load
 from edgetrain.jobs.rules import resolve
 from edgetrain.strategies.cohort import Cohort
 from edgetrain.strategies.merging.private import PrivateMean
-from edgetrain.vectors.noise import Gaussian, seeded
+from edgetrain.tasks.draws import seeded
+from edgetrain.vectors.noise import Gaussian
 
 
 def naive(cohort, initial, local_steps, rounds, weights):

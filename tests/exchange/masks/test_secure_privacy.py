@@ -17,7 +17,8 @@ from edgetrain.exchange.masks.fixed_point import FixedPoint
 from edgetrain.exchange.masks.terms import default_threshold
 from edgetrain.jobs.reading import parse
 from edgetrain.jobs.rules import check, resolve
-from edgetrain.vectors.noise import Gaussian, seeded
+from edgetrain.tasks.draws import seeded
+from edgetrain.vectors.noise import Gaussian
 
 MEMBERS, ELEMENTS = 10, 20
 
