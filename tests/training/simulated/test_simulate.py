@@ -59,10 +59,11 @@ def test_a_simulated_run_ends_with_the_bits_of_an_emulated_one(tmp_path, strateg
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("sampling", ["uniform", "available"])
-def test_a_cohort_is_drawn_alike_emulated_and_simulated(tmp_path, sampling):
-    words = [*DIGITS, "steps=30", "strategy=fedavg", "local_steps=3", "cohort=3"]
-    words.append(f"strategy.sampling={sampling}")
+@pytest.mark.parametrize(
+    "word", ["strategy.sampling=uniform", "strategy.sampling=available", "secure=true"]
+)
+def test_a_cohort_is_drawn_alike_emulated_and_simulated(tmp_path, word):
+    words = [*DIGITS, "steps=30", "strategy=fedavg", "local_steps=3", "cohort=3", word]
     inside = create(tmp_path, "emulated")
     real = emulated.run(plan(reading.load(None, [*words, "pace_s=0.001"])), inside)
     virtual, folder = simulated(tmp_path, *words, "network=wan-200ms")
