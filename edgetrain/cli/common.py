@@ -104,6 +104,14 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_verbose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-v", "--verbose", action="store_true",
+        help="routine news, too: members that join, finish, leave or are off, corrections chosen "
+        "(the run folder always has them)",
+    )  # fmt: skip
+
+
 def add_json(parser: argparse.ArgumentParser, help: str = "print JSON") -> None:
     parser.add_argument("--json", action="store_true", help=help)
 
@@ -186,6 +194,7 @@ def view(arguments: argparse.Namespace, heading: str, metric: str) -> View:
             metric=metric,
             out=sys.stderr if arguments.json else sys.stdout,
             simulated=arguments.simulate,
+            verbose=arguments.verbose,
         )
         with beside(arguments, folders[0], live.say_above), live:
             yield live.refresh

@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "strategies` (default: %(default)s)",
     )  # fmt: skip
     common.add_output(parser)
+    common.add_verbose(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

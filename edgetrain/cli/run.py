@@ -39,6 +39,7 @@ the run is "incomplete" (exit status 1). `edgetrain simulate` does the same in v
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     common.add_output(parser)
+    common.add_verbose(parser)
     common.add_dashboard(parser)
     common.add_track(parser)
     parser.add_argument(

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     common.add_vmap(parser)
     common.add_output(parser)
+    common.add_verbose(parser)
     common.add_dashboard(parser)
     common.add_track(parser)
     parser.set_defaults(simulate=True)

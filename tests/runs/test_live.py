@@ -279,7 +279,7 @@ class SlowTerminal(io.StringIO):
 def test_where_drawing_is_slow_it_is_done_more_rarely(tmp_path: Path) -> None:
     clock = Clock()
     out = SlowTerminal(clock)
-    view = LiveView([tmp_path], clock=clock, cpu=clock, out=out)
+    view = LiveView([tmp_path], clock=clock, cpu=clock, out=out, verbose=True)
     write_run(tmp_path, DGA, upto=10)
     view.refresh()
     assert out.writes > 0
@@ -298,7 +298,7 @@ def test_on_a_busy_machine_it_is_drawn_as_often_as_on_an_idle_one(tmp_path: Path
     """What a look takes by the clock is not what it costs: others had the processor."""
     clock, cpu = Clock(), Clock()
     out = SlowTerminal(clock)
-    view = LiveView([tmp_path], clock=clock, cpu=cpu, out=out)
+    view = LiveView([tmp_path], clock=clock, cpu=cpu, out=out, verbose=True)
     write_run(tmp_path, DGA, upto=10)
     view.refresh()
     writes, clock.now = out.writes, 0.3
@@ -382,7 +382,9 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(
 def test_plain_lines_come_at_most_every_two_seconds_and_events_at_once(tmp_path: Path) -> None:
     clock, out, story = Clock(), io.StringIO(), replace(DGA, steps=400, members=3, lost="m1")
     write_job(tmp_path, {"task": "t:t", "train": {"steps": 400}})
-    with LiveView([tmp_path], clock=clock, cpu=no_cpu, heading="digits", out=out) as view:
+    with LiveView(
+        [tmp_path], clock=clock, cpu=no_cpu, heading="digits", out=out, verbose=True
+    ) as view:
         for now in write_metrics(tmp_path, story):
             clock.now = now
             view.refresh()
@@ -413,7 +415,7 @@ def test_a_slow_member_is_counted_and_not_told_every_round(tmp_path: Path) -> No
         for _ in range(7):
             log.event("late", "round 3 closed at its deadline without it", about="m2")
         log.event("started", "8 members")
-    with LiveView([folder], clock=clock, cpu=no_cpu, out=out) as view:
+    with LiveView([folder], clock=clock, cpu=no_cpu, out=out, verbose=True) as view:
         view.refresh()
         assert {m.name: m.standing for m in view.watches[0].state().members}["m2"] == "late"
     lines = out.getvalue().splitlines()
@@ -565,3 +567,39 @@ def test_members_that_come_and_go_are_told_in_one_line_with_names_if_they_are_fe
     assert news("far", [gone(1, 1.0, "off for 3.5 s"), gone(3, 1.2, "off for 40 s")]) == [
         "far: m1 and m3 were lost at 1.0 s to 1.2 s: off for 3.5 to 40 s"
     ]
+
+
+_ROUTINE_EVENTS = ("joined", "started", "finished", "left", "correction", "absence")
+_WARNINGS = ("refused", "removed", "error", "overrun", "gone", "back", "pace")
+
+
+@given(events=st.lists(st.sampled_from((*_ROUTINE_EVENTS, *_WARNINGS)), max_size=12))
+def test_without_routine_there_are_the_warnings_and_nothing_else(events: list[str]) -> None:
+    """Each warning that is told with details is told without them, in the same words."""
+    records = [
+        {"kind": "event", "t": 1.0, "member": f"m{place}", "event": event, "reason": "decay: why"}
+        for place, event in enumerate(events)
+    ]
+    warnings = [each for each in records if each["event"] in _WARNINGS]
+    assert news("far", records, routine=False) == news("far", warnings)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_routine_news_is_shown_to_those_who_ask(tmp_path: Path, terminal: bool) -> None:
+    folder = write_run(tmp_path / "dga", replace(DGA, steps=40, members=3, lost="m1"), upto=30)
+    with MetricsLog(metrics_path(folder), "m0", Clock(), 0.0) as log:
+        log.event("correction", "decay: similar data")
+    said = {}
+    for verbose in (False, True):
+        out = io.StringIO()
+        console = Console(file=out, width=100, height=30, force_terminal=True, color_system=None)
+        with LiveView(
+            [folder], clock=Clock(), cpu=no_cpu, out=out, verbose=verbose,
+            console=console if terminal else None,
+        ) as view:  # fmt: skip
+            view.refresh()
+        said[verbose] = out.getvalue()
+    assert 'm0 chose the correction "decay"' in said[True]
+    assert "chose" not in said[False]
+    assert "joined" not in said[False]
+    assert all("dga" in text for text in said.values())

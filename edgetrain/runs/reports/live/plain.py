@@ -16,6 +16,8 @@ ODD_CLOCK_S = 1.0
 """A clock that is off by less is not worth a word."""
 _ROUTINE = ("joined", "started", "finished", "left")
 """Events of every member of a healthy run: counted together, not shown one by one."""
+_DETAILS = (*_ROUTINE, "correction", "absence")
+"""What a healthy run does as its job has it: news only for those who ask for details."""
 _TOGETHER = ("correction", "absence", "gone", "back")
 """Events that many members of a large fleet have at about the same time."""
 MOST_NAMED = 3
@@ -122,7 +124,8 @@ def _split_in_words(state: RunState) -> str:
 def news(name: str, records: Iterable[Record], *, routine: bool = True) -> list[str]:
     """A line for each event of the run `name` that people should see.
 
-    Events of every member of a healthy run are counted together, or left out without `routine`.
+    Events of every member of a healthy run are counted together. Without `routine` they are left
+    out, as are corrections and absences that the job itself asks for.
     Of several members that come and go, or choose a correction, for reasons that differ in numbers
     alone there is one line, with the range of each number. A late member is not reported: a slow
     one is late in every round. States and plain lines have the count.
@@ -133,6 +136,8 @@ def news(name: str, records: Iterable[Record], *, routine: bool = True) -> list[
         if record["kind"] != "event" or record.get("event") == "late":
             continue
         about, event, reason = event_in_words(record)
+        if event in _DETAILS and not routine:
+            continue
         if event in _ROUTINE and about != HUB:
             counts[event] += 1
             continue
@@ -142,7 +147,7 @@ def news(name: str, records: Iterable[Record], *, routine: bool = True) -> list[
         alike.setdefault(key, []).append((about, when, pieces[1::2]))
     lines = [f"{name}: {_told(key[0], key, those)}" for key, those in alike.items()]
     counted = [f"{name}: {n} member{'s' * (n > 1)} {event}" for event, n in counts.items()]
-    return counted + lines if routine else lines
+    return counted + lines
 
 
 def _told(event: str, key: Sequence[str], those: Sequence[tuple[str, str, list[str]]]) -> str:
