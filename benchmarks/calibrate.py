@@ -28,7 +28,7 @@ import calibration
 from calibration import CalibratedPair
 
 from edgetrain.__main__ import carry_out
-from edgetrain.cli import common, pictures
+from edgetrain.cli import common, pictures, running
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 from edgetrain.runs.reports import units
@@ -70,13 +70,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--draws {arguments.draws}", "allowed are 1 to 1000")
     jobs, beside = jobs_of(arguments)
     require_simulator()
-    checked = common.check_before_torch(arguments, jobs.values())
+    checked = running.check_before_torch(arguments, jobs.values())
     from edgetrain.jobs.plan import with_task
     from edgetrain.runs.folder import create
     from edgetrain.training import emulated
 
     emulated.warm_up()
-    checked = [common.with_host_pace(arguments, each, beside) for each in checked]
+    checked = [running.with_host_pace(arguments, each, beside) for each in checked]
     planned = {name: with_task(each, beside) for name, each in zip(jobs, checked, strict=True)}
     folder = create(arguments.runs, "calibrate")
     pairs: list[CalibratedPair] = []
@@ -103,7 +103,8 @@ def _report(arguments: argparse.Namespace, pairs: list[CalibratedPair], folder: 
     picture = pictures.picture(folder / "calibration.png", calibration.draw_calibration, pairs)
     answer = calibration.as_json(pairs, picture)
     pictures.say_end(arguments, answer, [picture], folder)
-    return common.saved(lambda: write_summary(folder, {"name": folder.name, "calibration": answer}))
+    answer = {"name": folder.name, "calibration": answer}
+    return running.saved(lambda: write_summary(folder, answer))
 
 
 def jobs_of(arguments: argparse.Namespace) -> tuple[dict[str, Job], Path | None]:

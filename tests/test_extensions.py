@@ -24,6 +24,7 @@ from edgetrain.errors import BadPayload, ConfigError
 from edgetrain.exchange.hub.admission import Admission
 from edgetrain.exchange.hub.terms import Terms
 from edgetrain.exchange.messages import Join
+from edgetrain.extensions import modules
 from edgetrain.jobs import bundles
 from edgetrain.jobs.grid import variants
 from edgetrain.jobs.reading import parse
@@ -419,5 +420,5 @@ def test_the_page_runs(monkeypatch):
 
 
 def test_the_page_has_every_kind():
-    for group in extensions.GROUPS.values():
+    for group in modules.GROUPS.values():
         assert f"`{group}`" in PAGE

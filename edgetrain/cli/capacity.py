@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.cli import common, pictures
+from edgetrain.cli import common, pictures, running
 from edgetrain.jobs.capacity.question import Options, question_of
 from edgetrain.jobs.defaults import SIMULATED
 from edgetrain.jobs.job import Job
@@ -86,9 +86,9 @@ def asked(
     if hasattr(arguments, "merge_rate"):
         options = dataclasses.replace(options, merge_bytes_per_s=arguments.merge_rate * 1e9)
     if options.measures(found.job):
-        common.say_loading(arguments)
+        running.say_loading(arguments)
     if not options.step_s:
-        found = common.with_host_pace(arguments, found, beside)
+        found = running.with_host_pace(arguments, found, beside)
     return question_of(found, options, beside), found
 
 
@@ -143,7 +143,7 @@ def _report(
         "folder": str(folder),
     }
     pictures.say_end(arguments, answer, [picture], folder)
-    return common.saved(lambda: write_summary(folder, answer))
+    return running.saved(lambda: write_summary(folder, answer))
 
 
 def count(text: str) -> int:

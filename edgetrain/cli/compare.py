@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgetrain.cli import common, pictures
+from edgetrain.cli import common, pictures, running
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.defaults import DEMO
 from edgetrain.jobs.reading import load
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--simulate", action="store_true", help="in virtual time, as `edgetrain simulate` does"
     )
-    common.add_vmap(parser)
+    running.add_vmap(parser)
     parser.add_argument(
         "--topologies", metavar="NAMES",
         help="comma-separated, as star,gateways: the job's own strategy with each of them, instead",
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "strategies` (default: %(default)s)",
     )  # fmt: skip
     common.add_output(parser)
-    common.add_verbose(parser)
+    running.add_verbose(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,16 +62,16 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _refuse_strategy(arguments.job)
         jobs = variants(job, split_list(arguments.strategies))
-    found = common.check_before_torch(arguments, jobs)
+    found = running.check_before_torch(arguments, jobs)
     from edgetrain.api import run_several
     from edgetrain.jobs.plan import with_task
     from edgetrain.training import emulated
 
-    run_planned = common.runner(arguments)
+    run_planned = running.runner(arguments)
     if not arguments.simulate:
         emulated.warm_up()
     else:
-        found = [common.with_host_pace(arguments, each, beside) for each in found]
+        found = [running.with_host_pace(arguments, each, beside) for each in found]
     planned = [with_task(each, beside) for each in found]
     first = planned[0]
     if arguments.topologies:
@@ -83,9 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
         f"{first.name}: {job.fleet.members} members, network {job.fleet.network}, "
         f"{job.train.steps} steps each: {', '.join(names)}"
     )
-    common.say_choices(arguments, planned)
-    common.say_start(arguments, first.job.fleet.members)
-    view = common.view(arguments, heading, first.metric)
+    running.say_choices(arguments, planned)
+    running.say_start(arguments, first.job.fleet.members)
+    view = running.view(arguments, heading, first.metric)
     leave = partial(_report, arguments)
     return run_several(job, planned, names, arguments.runs, run_planned, view, leave)
 
@@ -126,8 +126,8 @@ def _report(
         found["comparison"] = compared.as_json()
         if not arguments.json:
             common.say(f"{text(compared)}result: {message(compared)}\n")
-    whole = common.saved(lambda: write_summary(folder, found))
-    status = max(common.status_of(summaries), int(not whole))
+    whole = running.saved(lambda: write_summary(folder, found))
+    status = max(running.status_of(summaries), int(not whole))
     if not summaries:
         return status
     drawn = folders[: len(summaries)]

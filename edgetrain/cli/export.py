@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from edgetrain.cli import common
+from edgetrain.cli import common, running
 
 HELP = "the trained model of a run as files: ONNX, int8, torch"
 ABOUT = "Write the trained model of a run as files that run without edgetrain, and evaluate them."
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     from edgetrain.training.export import FILES, export
 
     folder = arguments.folder or newest(arguments.runs)
-    common.say_loading(arguments)
+    running.say_loading(arguments)
     said = export(folder, arguments.formats or tuple(FILES), arguments.output)
     below = [row["file"] for row in said["files"] if not row["holds"]]
     common.answer(

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.cli import common
+from edgetrain.cli import common, running
 from edgetrain.errors import ConfigError
 from edgetrain.jobs.job import Job
 from edgetrain.jobs.reading import load
@@ -39,7 +39,7 @@ the run is "incomplete" (exit status 1). `edgetrain simulate` does the same in v
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
     common.add_output(parser)
-    common.add_verbose(parser)
+    running.add_verbose(parser)
     common.add_dashboard(parser)
     common.add_track(parser)
     parser.add_argument(
@@ -68,12 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
 
         return desk.run_on_cluster(arguments)
     job, beside = _job(arguments)
-    (found,) = common.check_before_torch(arguments, [job])
+    (found,) = running.check_before_torch(arguments, [job])
     from edgetrain.jobs.plan import with_task
     from edgetrain.runs.folder import create
     from edgetrain.training import emulated
 
-    run_planned = common.runner(arguments)
+    run_planned = running.runner(arguments)
     emulated.warm_up()
     planned = with_task(found, beside)
     asked = _group(arguments, planned)
@@ -88,8 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"{planned.name}: {placement.ranks} ranks, {placement}, {planned.job.train.steps} steps"
         )
         count, what, run_planned = placement.ranks, "ranks", partial(_run_group, *asked)
-    common.say_choices(arguments, [planned])
-    common.say_start(arguments, count, what)
+    running.say_choices(arguments, [planned])
+    running.say_start(arguments, count, what)
     return train(arguments, planned, folder, run_planned, about)
 
 
@@ -104,7 +104,7 @@ def train(
     from edgetrain.api import run_one
     from edgetrain.runs.summary import interrupted
 
-    view = common.view(arguments, about, planned.metric)
+    view = running.view(arguments, about, planned.metric)
     try:
         resumed = getattr(arguments, "resume", None) is not None
         summary = run_one(planned, folder, run, view, keep=resumed)
@@ -113,7 +113,7 @@ def train(
             _report(arguments, interrupted(folder), folder)
         raise
     _report(arguments, summary, folder)
-    return common.status_of([summary])
+    return running.status_of([summary])
 
 
 def _job(arguments: argparse.Namespace) -> tuple[Job, Path | None]:
@@ -208,7 +208,7 @@ def _report(arguments: argparse.Namespace, summary: dict[str, Any], folder: Path
         if summary.get("privacy"):
             common.say(said(summary["privacy"]))
         common.say(f"run folder: {folder}")
-    if common.saved(lambda: Run(folder).report()) and not arguments.json:
+    if running.saved(lambda: Run(folder).report()) and not arguments.json:
         common.say(f"page: {folder / 'report.html'}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from edgetrain.cli import common
+from edgetrain.cli import common, running
 from edgetrain.cli.run import heading, train
 from edgetrain.jobs.defaults import SIMULATED
 
@@ -23,9 +23,9 @@ Without a job file members are Raspberry Pis 4B, 200 ms from their hub.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_job(parser)
-    common.add_vmap(parser)
+    running.add_vmap(parser)
     common.add_output(parser)
-    common.add_verbose(parser)
+    running.add_verbose(parser)
     common.add_dashboard(parser)
     common.add_track(parser)
     parser.set_defaults(simulate=True)
@@ -34,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Simulate and report. After Ctrl-C report what was trained; the interrupt is raised again."""
     job, beside = common.job_of(arguments, SIMULATED)
-    (found,) = common.check_before_torch(arguments, [job])
+    (found,) = running.check_before_torch(arguments, [job])
     from edgetrain.jobs.plan import with_task
     from edgetrain.runs.folder import create
 
-    run_planned = common.runner(arguments)
-    planned = with_task(common.with_host_pace(arguments, found, beside), beside)
+    run_planned = running.runner(arguments)
+    planned = with_task(running.with_host_pace(arguments, found, beside), beside)
     folder = create(arguments.runs, planned.job.name)
-    common.say_choices(arguments, [planned])
+    running.say_choices(arguments, [planned])
     return train(arguments, planned, folder, run_planned, heading(planned))

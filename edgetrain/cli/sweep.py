@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgetrain.cli import common, pictures
+from edgetrain.cli import common, pictures, running
 from edgetrain.errors import ConfigError
 from edgetrain.training.simulated import require_simulator
 
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_names(job)
     if chosen.how == "simulated":
         require_simulator()
-    common.say_loading(arguments)
+    running.say_loading(arguments)
     run_cell = driver_of(arguments, chosen)
     if folder is None:
         folder = create(arguments.runs, f"sweep-{chosen.called}")
@@ -145,7 +145,7 @@ def driver_of(arguments: argparse.Namespace, chosen: Sweep) -> sweep.Run:
 
     is_simulated = chosen.how == "simulated"
     if is_simulated:
-        run = common.simulator()
+        run = running.simulator()
     else:
         from edgetrain.training import emulated
 
@@ -155,7 +155,7 @@ def driver_of(arguments: argparse.Namespace, chosen: Sweep) -> sweep.Run:
     def run_cell(job: Job, inside: Path) -> dict[str, Any]:
         found = check(job)
         if is_simulated:
-            found = common.with_host_pace(arguments, found, chosen.beside)
+            found = running.with_host_pace(arguments, found, chosen.beside)
         return run(with_task(found, chosen.beside), inside)
 
     return run_cell
@@ -230,8 +230,8 @@ def _report(arguments: argparse.Namespace, chosen: Sweep, folder: Path, rows: li
             told = row["error"] or row["status"]
             common.say(f"failed: {' '.join(row[name] for name in axes)}: {told}")
     path = folder / CSV
-    whole = common.saved(lambda: write_text(path, to_csv(rows)))
-    whole = common.saved(lambda: write_summary(folder, summary)) and whole
+    whole = running.saved(lambda: write_text(path, to_csv(rows)))
+    whole = running.saved(lambda: write_summary(folder, summary)) and whole
     job, varied = chosen.cells()[0].job, {each.name.rpartition(".")[2] for each in chosen.axes}
     about = chosen.called
     about += f", {job.fleet.members} members" if "members" not in varied else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgetrain.errors import EdgetrainError, TaskError, did_you_mean, quoted
-from edgetrain.extensions import GROUPS, attribute_of, check_origin, module_of
+from edgetrain.extensions.modules import GROUPS, attribute_of, check_origin, module_of
 from edgetrain.tasks import spelling
 from edgetrain.tasks.protocol import MEMBERS_OF_TASK, METHODS_OF_TASK, Task
 

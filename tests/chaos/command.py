@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgetrain.__main__ import carry_out
-from edgetrain.cli import common
+from edgetrain.cli import common, running
 from edgetrain.cli.parser import Parser
 from edgetrain.errors import ConfigError
 from edgetrain.training.simulated import require_simulator
@@ -257,7 +257,7 @@ def _simulated(arguments: argparse.Namespace, kinds: tuple[Kind, ...]) -> Outcom
     from edgetrain.jobs.rules import refuse_fallback
 
     refuse_fallback(job, "`make test-groups` has 50 schedules for it, a simulation cannot have")
-    found = common.with_host_pace(arguments, check(job), beside)
+    found = running.with_host_pace(arguments, check(job), beside)
     from chaos import (
         among_members,
         averaging,

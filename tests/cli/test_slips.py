@@ -284,11 +284,11 @@ def test_the_first_lines_say_what_is_waited_for(tmp_path):
 def test_the_first_line_comes_without_torch():
     code = """
 import sys
-from edgetrain.cli import common
+from edgetrain.cli import running
 def loading(arguments):
     print([name for name in ("torch", "matplotlib") if name in sys.modules])
     raise SystemExit
-common.say_loading = loading
+running.say_loading = loading
 from edgetrain.__main__ import main
 from edgetrain import strategies
 from edgetrain.cli.parser import VERBS, parser

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgetrain import strategies
-from edgetrain.cli.common import check_before_torch
+from edgetrain.cli.running import check_before_torch
 from edgetrain.errors import BadMessage, ConfigError
 from edgetrain.exchange.hub.terms import Policy
 from edgetrain.jobs import reading
