@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import shlex
 import statistics
 from collections import Counter
@@ -103,7 +104,7 @@ def document(stories: Sequence[Story]) -> str:
     title = message(comparison)
     style = files(__package__).joinpath("page.css").read_text("utf-8")
     body = [
-        f"<h1>{_text(title)}</h1>",
+        "<h1>" + re.sub(r"(?<=\d) (?=%|m?s\b)", "&nbsp;", _text(title)) + "</h1>",
         f'<p class="about">{_text(_about(stories))}</p>',
         _notes(comparison, stories),
         _table(columns_of(comparison)),
@@ -236,7 +237,7 @@ def _seconds(stories: Sequence[Story]) -> str:
     whose = "run" if len(stories) > 1 else "member, the busiest first"
     return (
         f"<section><h2>Where the time of a step goes, by {whose}</h2>"
-        f"{part_key(charts.PARTS)}{drawn}</section>"
+        f'{part_key(charts.PARTS)}<div class="wide">{drawn}</div></section>'
     )
 
 
