@@ -238,8 +238,8 @@ def why_not_topology(name: str, found: Resolved) -> Refusal | None:
     if name == DIRECT and (refused := _why_not_direct(found)):
         return refused
     if name in ("hubs", DIRECT) and found.job.strategy.ranges < 2:
-        what = "strategy.ranges = 1, and reducers share ranges of the vector"
-        return what, "strategy.ranges = 16"
+        what = "strategy.ranges = 1 leaves several reducers nothing to share"
+        return what, "set strategy.ranges = 16"
     return None
 
 

@@ -114,11 +114,11 @@ def choose(rows: Sequence[TopologyRow], trusts: bool) -> TopologyChoice:
     taken = first if soonest.averaging_s >= (1 - MUCH) * first.averaging_s else soonest
     others = [_beside(row, taken) for row in allowed if row is not taken]
     others += [
-        f"{row.name} is left out ({row.refused or 'fleet.topology_trust = false'})"
+        f"{row.name} is left out, because {row.refused or 'fleet.topology_trust = false'}"
         for row in rows
         if row.topology in _ALIKE and row not in allowed
     ]
-    why = "; ".join([_figures(taken), *others])
+    why = "; ".join([f"with {_figures(taken)}", *others])
     return TopologyChoice(taken, taken.topology, f"topology auto: {taken.name}, {why}")
 
 
@@ -140,13 +140,13 @@ def _with(found: Resolved, topology: str, why: str) -> Resolved:
 
 
 def _figures(row: TopologyRow) -> str:
-    return f"{row.averaging_s:.3g} s an averaging, {row.steps_per_second:.3g} steps a second"
+    return f"averaging in {row.averaging_s:.3g} s and {row.steps_per_second:.3g} steps a second"
 
 
 def _beside(row: TopologyRow, taken: TopologyRow) -> str:
     """What another row has, in so many words as are needed."""
     same = "no sooner" if row.averaging_s >= taken.averaging_s else "hardly sooner"
-    return f"{row.name} is {same} ({_figures(row)})"
+    return f"{row.name} is {same}, with {_figures(row)}"
 
 
 def _row(name: str, topology: str, question: CapacityQuestion, found: Resolved) -> TopologyRow:

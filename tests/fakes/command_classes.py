@@ -167,7 +167,7 @@ NIGHTLY = {
     "edgetrain topology --parameters 11e6 --step-seconds 0.4 members=8"
     " network=wan-200ms": "topology auto: star",
     "edgetrain topology --parameters 325000 --step-seconds 0.4 members=8 strategy=fedavg ranges=16"
-    " delay=0 network=wan-100ms hub_network=wan-100ms": r"butterfly .*790 ms +5\.5 s",
+    " delay=0 network=wan-100ms hub_network=wan-100ms": r"butterfly .*1\.1 s +3\.7 s",
     "edgetrain topology --parameters 11e6 --step-seconds 0.4 members=8 strategy=fedavg ranges=16"
     " delay=0 network=ethernet hub_network=ethernet": r"star +5\.9 s",
     "edgetrain topology --parameters 325000 --step-seconds 0.4 members=16 strategy=fedavg"

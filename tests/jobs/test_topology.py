@@ -89,10 +89,10 @@ def test_of_equally_fast_ones_auto_takes_the_star_unless_another_is_much_sooner(
 def test_auto_takes_direct_only_with_trust_and_says_so():
     found = choose([row("star", 0.6), row("direct", 0.1, 99)], trusts=False)
     assert found.topology == "star"
-    assert "direct is left out (fleet.topology_trust = false)" in found.why
+    assert "direct is left out, because fleet.topology_trust = false" in found.why
     refused = choose([row("star", 0.6), row("direct", 0.1, 99, "masks")], trusts=True)
     assert refused.topology == "star"
-    assert "direct is left out (masks)" in refused.why
+    assert "direct is left out, because masks" in refused.why
 
 
 @given(st.lists(st.sampled_from(["ring", "butterfly", "tree", "2 hubs"]), unique=True))
@@ -104,7 +104,7 @@ def test_auto_never_takes_what_has_other_bits_or_other_machines(names):
 def test_a_planned_job_has_the_topology_that_auto_took(monkeypatch):
     found = plan(load(None, [*WORDS, "topology=auto"]))
     assert found.job.fleet.topology == "star"
-    assert found.topology_choice.startswith("topology auto: star, 0.")
+    assert found.topology_choice.startswith("topology auto: star, with averaging in 0.")
     assert plan(load(None, WORDS)).topology_choice == ""
     out = plan(load(None, [*WORDS, "topology=auto", "strategy=ssp(1)"]))
     assert "star, because members are out of step" in out.topology_choice
@@ -143,6 +143,8 @@ def test_the_command_prints_the_table_and_draws_it(tmp_path, monkeypatch, capsys
     assert "topology auto: star" in said
     assert (tmp_path / "a.png").stat().st_size > 10_000
     assert max(map(len, said.splitlines())) <= 92
+    why = "2 hubs, 4 hubs, direct: strategy.ranges = 1 leaves several reducers nothing to share"
+    assert " ".join(said.split()).count(f"{why} (set strategy.ranges = 16)") == 1
 
 
 @pytest.mark.real

@@ -15,7 +15,7 @@ from edgetrain.jobs.rules import resolve
     ("words", "said"),
     [
         (["topology=rign"], "fleet.topology = 'rign' (did you mean 'ring'?)"),
-        (["topology=direct"], "strategy.ranges = 1, and reducers share ranges of the vector"),
+        (["topology=direct"], "strategy.ranges = 1 leaves several reducers nothing to share"),
         (["topology=direct", "ranges=4", "strategy=fedbuff(2, 0.5)"], "are out of step"),
         (["topology=direct", "ranges=4", "merge=median"], "compares members"),
         (["topology=direct", "ranges=4", "fleet.gateways=true"], "fleet.gateways = true"),

@@ -161,11 +161,13 @@ def _ranks(plan: Row) -> list[Any]:
 
 def topology_text(heading: str, rows: Sequence[Row], choice: str) -> str:
     """The table, what is refused in it, and what `auto` takes."""
+    against: dict[str, list[str]] = {}
+    for row in rows:
+        if row["refused"]:
+            why = f"{row['refused']} ({row['way_out']})"
+            against.setdefault(why, []).append(row["name"])
     refused = [
-        line
-        for row in rows
-        if row["refused"]
-        for line in wrap(f"{row['name']}: {row['refused']} ({row['way_out']})", WIDTH)
+        line for why, names in against.items() for line in wrap(f"{', '.join(names)}: {why}", WIDTH)
     ]
     columns = [
         column("", (f"{row['name']}{' *' if row['refused'] else ''}" for row in rows)),
