@@ -203,11 +203,11 @@ def _network_config(network: DeviceNetwork) -> dict[str, Any]:
     }
     if network.ssid:
         point: dict[str, Any] = {"hidden": True} if network.hidden else {}
-        # WPA3 needs the passphrase itself, in place of the key made of it.
+        # WPA3 needs the passphrase itself. Beside a key without a kind netplan 1 permits WPA3.
         if network.security == "wpa3":
             point["auth"] = {"key-management": "sae", "password": network.passphrase}
         elif network.security == "wpa2":
-            point["password"] = network.psk
+            point["auth"] = {"key-management": "psk", "password": network.psk}
         config["wifis"] = {
             "wlan0": {
                 **addressing,

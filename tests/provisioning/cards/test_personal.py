@@ -206,6 +206,13 @@ def test_the_key_of_a_wireless_network_is_the_standards():
     assert network.psk == "f42c6fc52df0ebef9ebb4b90b38a5f902e83fe1b135a70e23aed762e9710a12e"
 
 
+def test_a_key_stands_beside_its_kind_of_network():
+    """Without it netplan 1 permits SAE, for which no key will do: findings/ has the script."""
+    access = json.loads(personal.files(device("wifi-static"), "cloud-init")["network-config"])
+    (point,) = access["wifis"]["wlan0"]["access-points"].values()
+    assert point == {"auth": {"key-management": "psk", "password": NETWORKS["wifi-static"].psk}}
+
+
 def test_wpa3_has_the_passphrase_itself_in_files_that_are_blanked_and_nowhere_else():
     """Its backslash, blanks and dollar sign come through JSON, the shell and a key file."""
     word = NETWORKS["wifi-wpa3"].passphrase
