@@ -221,9 +221,15 @@ def finisher(device: Personal, load_for: Callable[[ImageDescription], Load]) -> 
 
 def check_network(cluster: Cluster, look: ImageDescription) -> None:
     """Raises ConfigError for a network that the image's system cannot join: netplan knows WPA3
-    since 0.107, and with a file that it does not know a device has not even its cable."""
-    is_wpa3 = cluster.wifi is not None and cluster.wifi.security == "wpa3"
-    if is_wpa3 and (look.release, look.first_boot) == ("debian-12", looking.CLOUD_INIT):
+    since 0.107, and with a file that it does not know a device has not even its cable. Version 1
+    has names read with escapes, and writes their backslashes as they are."""
+    wifi, kind = cluster.wifi, (look.release, look.first_boot)
+    if wifi and "\\" in wifi.ssid and kind == ("debian-13", looking.CLOUD_INIT):
+        raise ConfigError(
+            f"wifi.ssid has a backslash, which netplan 1 of {look.describe()} loses",
+            "give the network another name, or take a cable",
+        )
+    if wifi and wifi.security == "wpa3" and kind == ("debian-12", looking.CLOUD_INIT):
         raise ConfigError(
             f"{look.describe()} has netplan 0.106, which knows no WPA3",
             "take an image of Debian 13, or a network with WPA2",

@@ -396,3 +396,25 @@ def test_a_network_that_the_images_netplan_does_not_know_is_refused(
         return
     with pytest.raises(ConfigError, match=r"netplan 0\.106, which knows no WPA3"):
         flashing.check_network(cluster, image)
+
+
+@pytest.mark.parametrize(
+    ("release", "first_boot", "ssid", "fits"),
+    [
+        ("debian-13", looking.CLOUD_INIT, r"lab\guests", False),
+        ("debian-13", looking.CLOUD_INIT, "lab/guests", True),
+        ("debian-12", looking.CLOUD_INIT, r"lab\guests", True),
+        ("raspberry-pi-os-13", looking.CLOUD_INIT, r"lab\guests", True),  # NetworkManager
+        ("raspberry-pi-os-12", looking.FIRSTRUN, r"lab\guests", True),
+    ],
+)
+def test_a_name_that_the_images_netplan_cannot_write_is_refused(release, first_boot, ssid, fits):
+    """`wpa_cli get_network 0 ssid` answers "ab" for the file that netplan 1.1.2 makes of a\\b."""
+    part = looking.Partition(1, 0, 1)
+    image = looking.ImageDescription(release, (3, 11), "aarch64", first_boot, part, part)
+    cluster = Cluster(Path("c.toml"), wifi=Wifi(ssid, "DE", "env:X"))
+    if fits:
+        flashing.check_network(cluster, image)
+        return
+    with pytest.raises(ConfigError, match=r"a backslash, which netplan 1 of .* loses"):
+        flashing.check_network(cluster, image)
