@@ -11,9 +11,10 @@ import pytest
 import edgetrain
 
 PACKAGE = Path(edgetrain.__file__).parent
-GROUND = {"errors", "files", "extensions"}
+GROUND = {"errors", "extras", "files", "extensions"}
 MAY = {
-    "errors": set(),
+    "extras": set(),
+    "errors": {"extras"},
     "extensions": {"errors"},
     "files": {"errors"},
     "vectors": GROUND,
@@ -89,7 +90,9 @@ def doors(name: str) -> set[str]:
     return {f"edgetrain.{name}.{each.strip()}" for each in listed.split(",") if each.strip()}
 
 
-@pytest.mark.parametrize("name", sorted(MAY.keys() - {"errors", "extensions", "testing", "cli"}))
+@pytest.mark.parametrize(
+    "name", sorted(MAY.keys() - {"errors", "extras", "extensions", "testing", "cli"})
+)
 def test_other_rooms_come_through_the_doors(name):
     known = modules()
     entered = {
