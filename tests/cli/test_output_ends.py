@@ -60,7 +60,7 @@ def test_an_error_is_told_although_the_output_is_full(tmp_path):
 @pytest.mark.parametrize("verb", ["run", "simulate"])
 def test_a_job_that_is_terminated_says_so_and_leaves_nothing_behind(verb, tmp_path):
     """No process that holds its streams, and no semaphore, of which Python would warn."""
-    job = [verb, "members=2", "steps=100000"]
+    job = [verb, "-v", "members=2", "steps=100000"]
     begun = subprocess.Popen(
         [*EDGETRAIN, *job], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
