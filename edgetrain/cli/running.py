@@ -68,8 +68,8 @@ def view(arguments: argparse.Namespace, heading: str, metric: str) -> View:
             metric=metric,
             out=sys.stderr if arguments.json else sys.stdout,
             simulated=arguments.simulate,
-            verbose=arguments.verbose,
         )
+        live.verbose = arguments.verbose
         with common.beside(arguments, folders[0], live.say_above), live:
             yield live.refresh
 

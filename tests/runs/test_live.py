@@ -279,7 +279,8 @@ class SlowTerminal(io.StringIO):
 def test_where_drawing_is_slow_it_is_done_more_rarely(tmp_path: Path) -> None:
     clock = Clock()
     out = SlowTerminal(clock)
-    view = LiveView([tmp_path], clock=clock, cpu=clock, out=out, verbose=True)
+    view = LiveView([tmp_path], clock=clock, cpu=clock, out=out)
+    view.verbose = True
     write_run(tmp_path, DGA, upto=10)
     view.refresh()
     assert out.writes > 0
@@ -298,7 +299,8 @@ def test_on_a_busy_machine_it_is_drawn_as_often_as_on_an_idle_one(tmp_path: Path
     """What a look takes by the clock is not what it costs: others had the processor."""
     clock, cpu = Clock(), Clock()
     out = SlowTerminal(clock)
-    view = LiveView([tmp_path], clock=clock, cpu=cpu, out=out, verbose=True)
+    view = LiveView([tmp_path], clock=clock, cpu=cpu, out=out)
+    view.verbose = True
     write_run(tmp_path, DGA, upto=10)
     view.refresh()
     writes, clock.now = out.writes, 0.3
@@ -382,9 +384,8 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(
 def test_plain_lines_come_at_most_every_two_seconds_and_events_at_once(tmp_path: Path) -> None:
     clock, out, story = Clock(), io.StringIO(), replace(DGA, steps=400, members=3, lost="m1")
     write_job(tmp_path, {"task": "t:t", "train": {"steps": 400}})
-    with LiveView(
-        [tmp_path], clock=clock, cpu=no_cpu, heading="digits", out=out, verbose=True
-    ) as view:
+    with LiveView([tmp_path], clock=clock, cpu=no_cpu, heading="digits", out=out) as view:
+        view.verbose = True
         for now in write_metrics(tmp_path, story):
             clock.now = now
             view.refresh()
@@ -415,7 +416,8 @@ def test_a_slow_member_is_counted_and_not_told_every_round(tmp_path: Path) -> No
         for _ in range(7):
             log.event("late", "round 3 closed at its deadline without it", about="m2")
         log.event("started", "8 members")
-    with LiveView([folder], clock=clock, cpu=no_cpu, out=out, verbose=True) as view:
+    with LiveView([folder], clock=clock, cpu=no_cpu, out=out) as view:
+        view.verbose = True
         view.refresh()
         assert {m.name: m.standing for m in view.watches[0].state().members}["m2"] == "late"
     lines = out.getvalue().splitlines()
@@ -594,9 +596,10 @@ def test_routine_news_is_shown_to_those_who_ask(tmp_path: Path, terminal: bool) 
         out = io.StringIO()
         console = Console(file=out, width=100, height=30, force_terminal=True, color_system=None)
         with LiveView(
-            [folder], clock=Clock(), cpu=no_cpu, out=out, verbose=verbose,
+            [folder], clock=Clock(), cpu=no_cpu, out=out,
             console=console if terminal else None,
         ) as view:  # fmt: skip
+            view.verbose = verbose
             view.refresh()
         said[verbose] = out.getvalue()
     assert 'm0 chose the correction "decay"' in said[True]

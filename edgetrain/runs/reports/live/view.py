@@ -133,8 +133,8 @@ class LiveView:
                 ...
 
     On a terminal the table is redrawn in place; elsewhere it prints a line for each run every two
-    seconds (less often in a run of hours) and one for each event that is worth a warning; with
-    `verbose`, for routine events, too. It starts no thread.
+    seconds (less often in a run of hours) and one for each event that is worth a warning. It starts
+    no thread.
     """
 
     def __init__(
@@ -148,14 +148,14 @@ class LiveView:
         out: TextIO | None = None,
         console: Console | None = None,
         simulated: bool = False,
-        verbose: bool = False,
     ) -> None:
         self.watches = [FolderWatch(folder, metric) for folder in folders]
         self._speeds = {watch.name: Speed() for watch in self.watches} if simulated else {}
         self._clock, self._cpu, self._heading = clock, cpu, units.printable(heading)
         self._out = out or sys.stdout
         self._console = console or _terminal(self._out)
-        self._verbose = verbose
+        self.verbose = False
+        """Whether routine events are shown, too."""
         self._live: Live | None = None
         self._news: list[str] = []
         self._next = clock()
@@ -231,7 +231,7 @@ class LiveView:
             return
         self._drawn = now
         for name, records in fresh.items():
-            self._news += news(name, records, routine=self._verbose)
+            self._news += news(name, records, routine=self.verbose)
         del self._news[:-_NEWS_KEPT]
         self._live.update(self._frame(), refresh=True)
 
@@ -267,7 +267,7 @@ class LiveView:
     def _print(self, fresh: dict[str, list[Record]], now: float) -> None:
         every = max(_PLAIN_LINE_S, (now - self._began) * _PLAIN_LINE_SHARE)
         for watch in self.watches:
-            for line in news(watch.name, fresh[watch.name], routine=self._verbose):
+            for line in news(watch.name, fresh[watch.name], routine=self.verbose):
                 self._say(line)
             moved = any(record["kind"] != "event" for record in fresh[watch.name])
             if moved and now - self._printed_at.get(watch.name, -every) >= every:
