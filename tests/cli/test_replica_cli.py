@@ -86,7 +86,7 @@ def test_a_replica_takes_over_from_a_hub_that_was_killed_with_the_same_bits(tmp_
         (["hub.quorum=1"], r"hub.quorum = 1 and hub.replica: .*say hub.quorum=2 or more"),
         (["hub.replica=nowhere"], "nowhere"),
         (["hub.on_disk_full=go on"], "hub.on_disk_full = 'go on' and hub.replica"),
-        (["strategy.name=ssp(2)", "hub.quorum=2"], r"ssp\(2\) and hub.replica"),
+        (["strategy.name=ssp(2)", "hub.quorum=2"], r"ssp\(2\) and hub.quorum = 2"),
         (["--no-journal"], "hub.replica = .* and --no-journal"),
         (["--any-job"], "hub.replica = .* and --any-job"),
         (["--replica-of", "tcp://localhost:1", "--no-journal"], "--replica-of and --no-journal"),
