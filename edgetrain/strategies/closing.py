@@ -77,7 +77,7 @@ LATE_ALONE = 10
 """Deadlines that a round with late contributions alone waits for one of its own."""
 
 
-def waited_s(round: RoundView, now: float) -> float:
+def waiting_s(round: RoundView, now: float) -> float:
     """Seconds since the first contribution meant for this round; of late ones alone a share. A
     member back at another time sends its late one in the middle of the others' steps."""
     begun = round.begun
@@ -95,11 +95,11 @@ class QuorumAndDeadline:
     quorum: int
     """Fewest contributions with which a round closes at its deadline."""
     deadline_s: float
-    """Of `waited_s`."""
+    """Seconds, as `waiting_s` counts them."""
 
     def due(self, round: RoundView, now: float) -> bool:
         """See ClosingRule. The time first: counting contributions takes as long as there are."""
-        return waited_s(round, now) >= self.deadline_s and round.contributions >= self.quorum
+        return waiting_s(round, now) >= self.deadline_s and round.contributions >= self.quorum
 
 
 ROUNDS = 16
@@ -145,7 +145,7 @@ class LearnedDeadline:
     def due(self, round: RoundView, now: float) -> bool:
         """See ClosingRule. Until every second member's own contribution is there, a round waits for
         `most_s`: one member that is early would otherwise make all others late."""
-        waited = waited_s(round, now)
+        waited = waiting_s(round, now)
         is_over = round.begun is not None and waited >= self.deadline_s
         if not is_over and waited < self.most_s:
             return False  # before contributions are counted, which takes as long as there are

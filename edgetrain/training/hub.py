@@ -320,6 +320,12 @@ def _looked_up(request: HubRequest, say: Say, warn: Say) -> Resolved:
         refuse_pipeline(request.job, "a gateway does not serve")
     if request.any_job:
         refuse_fallback(request.job, "--any-job does not know the members of")
+        if (cohort := request.job.strategy.cohort) != 0:
+            raise ConfigError(
+                f"--any-job and strategy.cohort = {cohort:g}: members that are in no round wait, "
+                "and only train.steps says when there are no more rounds",
+                "leave out --any-job: loops of your own join a hub with a job, too",
+            )
     found = resolve(request.job)
     if found.job.fleet.topology == AUTO:
         from edgetrain.jobs.topology import take_star

@@ -74,6 +74,7 @@ SLIPS = {
     "simulate --emulate": "`edgetrain run` does that",
     "compare --strategy dga": "did you mean '--strategies'?",
     "compare --topologies stars": "did you mean 'star'?",
+    "hub members=4 strategy=fedavg cohort=2 --any-job": "leave out --any-job",
     "hub --port 5555": "did you mean '--bind'?",
     "train job.toml": "did you mean 'run'?",
     "start job.toml": "did you mean 'run'?",

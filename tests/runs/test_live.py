@@ -563,11 +563,11 @@ def test_members_that_come_and_go_are_told_in_one_line_with_names_if_they_are_fe
     records = [gone(place, 60.0 + place) for place in range(7)]
     removed = {**gone(8, 63.0, "its owner asked"), "event": "removed"}
     assert news("far", [*records, removed, removed]) == [
-        "far: 7 members were lost at 1m00s to 1m06s: unreachable for 5 s",
+        "far: 7 members were lost from 1m00s to 1m06s: unreachable for 5 s",
         *["far: m8 was removed at 1m03s: its owner asked"] * 2,
     ]
     assert news("far", [gone(1, 1.0, "off for 3.5 s"), gone(3, 1.2, "off for 40 s")]) == [
-        "far: m1 and m3 were lost at 1.0 s to 1.2 s: off for 3.5 to 40 s"
+        "far: m1 and m3 were lost from 1.0 s to 1.2 s: off for 3.5 to 40 s"
     ]
 
 

@@ -113,11 +113,7 @@ class CohortPart(HubPart):
         return rounds.started and rounds.delay.end_after(rounds.round) <= rounds.round
 
     def _is_in(self, member: MemberRecord, round: int) -> bool:
-        if self._is_over or (masks := self.hub.rounds.masks) is None:
-            return self._is_over or self._number(member) in self.roster(round)
-        # Keys are made once for a round: whoever comes later, or anew, is in none of its sums.
-        is_asked = masks.aggregator.has_asked(member.name, round)
-        return is_asked and self._number(member) in self.roster(round)
+        return self._is_over or self._number(member) in self.roster(round)
 
     def _drawn_here(self, round: int) -> list[MemberRecord]:
         return [m for m in self.hub.members if m.is_waited_for(round) and m.drawn == round]

@@ -307,11 +307,6 @@ class Aggregator:
             for round in range(first, end)
         )
 
-    def has_asked(self, name: str, round: int) -> bool:
-        """Whether a member may be in a round: it was asked for keys, or nobody has been yet."""
-        block = self._covering(round)
-        return block is None or (name in block.weights and name not in block.lost)
-
     def is_closed(self, round: int) -> bool:
         entry = self._open.get(round)
         return entry is not None and (entry.asked is not None or entry.end is not None)

@@ -13,7 +13,12 @@ from edgetrain.exchange.further_messages import Masking
 from edgetrain.exchange.hub.drawing import CohortPart
 from edgetrain.exchange.hub.effects import Send
 from edgetrain.exchange.masks.terms import MaskTerms
+from edgetrain.exchange.member import link
+from edgetrain.jobs import reading
+from edgetrain.jobs.plan import plan
+from edgetrain.runs.folder import create, read_metrics
 from edgetrain.strategies.cohort import Cohort
+from edgetrain.training.simulated import simulation
 
 TERMS = MaskTerms(4, 3, 8.0)
 
@@ -71,6 +76,31 @@ def test_only_those_in_a_round_make_keys_for_it():
     asked = {r: {who for round, who in Watched.sent if round == r} for r in range(12)}
     # What unmasks a round is sent while it is open; the keys of the next go out as it closes.
     assert all(asked[round] == set(cohort.drawn(round)) for round in range(12))
+
+
+def test_no_secrets_stay_of_rounds_that_are_over(monkeypatch):
+    """Though who is drawn for no next round gets no reply to its last one."""
+    maskers, made = [], link.masker_of
+    monkeypatch.setattr(
+        link, "masker_of", lambda *about: maskers.append(made(*about)) or maskers[-1]
+    )
+    fleet(Cohort(3, 9, 4)).run()
+    assert len(maskers) == 9
+    assert not [r for r in range(12) for each in maskers if each.block_of(r) is not None]
+
+
+def test_who_comes_anew_within_its_round_keeps_nobody_waiting(tmp_path):
+    """Its keys are lost with its process: the round closes without it, and without a complaint."""
+    words = "members=6", "strategy=fedavg", "local_steps=4", "cohort=4", "secure=true", "steps=40"
+    words += "pace_s=0.5", "batch=4", "network=wan-200ms", "hub.lost_after_s=0.2", "deadline_s=60"
+    words += ("absences=[{at_s=1, for_s=0.3, members=[0, 1]}, {at_s=8, for_s=0.3, members=[2]}]",)
+    inside = create(tmp_path, "run")
+    summary = simulation.run(plan(reading.load(None, [*words, "hub.heartbeat_s=0.1"])), inside)
+    assert summary["status"] == "finished"
+    events = [*read_metrics(inside, "event")]
+    assert sum(each["event"] == "absence" for each in events) == 3
+    assert not [each for each in events if "masks" in str(each.get("reason"))]
+    assert summary["seconds"] < 60, "no deadline passes"
 
 
 @pytest.mark.parametrize("seed", range(8))

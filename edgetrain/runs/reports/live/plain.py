@@ -145,15 +145,16 @@ def news(name: str, records: Iterable[Record], *, routine: bool = True) -> list[
         pieces = re.split(r"(?<![\w.])(\d+(?:\.\d+)?)", reason)
         key = event, *([] if event in _TOGETHER and about != HUB else [f"{number}"]), *pieces[::2]
         alike.setdefault(key, []).append((about, when, pieces[1::2]))
-    lines = [f"{name}: {_told(key[0], key, those)}" for key, those in alike.items()]
+    lines = [f"{name}: {_told(key, those)}" for key, those in alike.items()]
     counted = [f"{name}: {n} member{'s' * (n > 1)} {event}" for event, n in counts.items()]
     return counted + lines
 
 
-def _told(event: str, key: Sequence[str], those: Sequence[tuple[str, str, list[str]]]) -> str:
-    """What happened to these members, whose reasons are alike but for numbers."""
+def _told(key: Sequence[str], those: Sequence[tuple[str, str, list[str]]]) -> str:
+    """What happened to these members, whose reasons are alike but for numbers: `key` begins with
+    the event, and ends with the texts between them."""
     names, times, numbers = zip(*those, strict=True)
-    texts = key[-len(numbers[0]) - 1 :]
+    event, texts = key[0], key[-len(numbers[0]) - 1 :]
     shown = [*map(_span, zip(*numbers, strict=True)), ""]
     reason = "".join(text + number for text, number in zip(texts, shown, strict=True))
     said = _SAID.get(event, event)
@@ -164,11 +165,11 @@ def _told(event: str, key: Sequence[str], those: Sequence[tuple[str, str, list[s
         if len(names) <= MOST_NAMED:
             who = ", ".join(names[:-1]) + f" and {names[-1]}"
         said = said.replace("was ", "were ")
-    when = times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"
+    when = f"at {times[0]}" if times[0] == times[-1] else f"from {times[0]} to {times[-1]}"
     if event == "correction":
         rule, _, reason = reason.partition(": ")
         said = f'chose the correction "{rule}"'
-    return f"{who} {said} at {when}" + f": {reason}" * bool(reason)
+    return f"{who} {said} {when}" + f": {reason}" * bool(reason)
 
 
 def _span(numbers: Sequence[str]) -> str:
