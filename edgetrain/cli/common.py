@@ -52,7 +52,7 @@ def split_job(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """The file of a job, wherever it stands among overrides, and those; None: there is none."""
     files = [word for word in words if "=" not in word]
     for word, after in zip(words, [*words, "="][1:], strict=True):
-        if word[0] == "=" or (word[-1] == "=" and "=" not in after):
+        if word.startswith("=") or (word.endswith("=") and "=" not in after):
             raise ConfigError(f"'{word}' has a blank beside it", "a key reads members=4")
     if len(files) > 1:
         what = f"'{files[1]}' is not an override, and there is one job file at most"

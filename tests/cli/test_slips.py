@@ -207,6 +207,12 @@ for words in {WANT_TORCH!r}:
     assert not list(tmp_path.glob("runs/*"))
 
 
+@pytest.mark.parametrize("words", [["run", ""], ["simulate", "", "members=2"], ["hub", ""]])
+def test_an_empty_word_is_refused_in_a_line(words, capsys):
+    assert main(words) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_what_the_torch_here_lacks_is_asked_of_it_and_named(capsys):
     def lacks():
         from torch.distributed import NoSuchThing  # noqa: F401
